@@ -1,0 +1,164 @@
+"""EngineConfig: what the operator said. Frozen; an unknown key is an error; facts discovered at
+start (vocabulary, number of blocks, EOS ids) are `messages.Ready`, never written back here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+BUILTIN = "demo"
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Part):
+    """The target model."""
+
+    path: str = Field(BUILTIN, description="model folder, hub name, or `demo` (the built-in pair)")
+    revision: str | None = Field(
+        None, description="branch, tag or commit when `path` is a hub name"
+    )
+    dtype: DTypeName = Field("auto", description="`auto`: float32 on CPU (exact), bfloat16 on CUDA")
+    max_model_len: int | None = Field(
+        None, ge=2, description="longest prompt plus output; default: the model's own"
+    )
+    trust_remote_code: bool = Field(False, description="run Python code found in the model folder")
+
+
+class CacheConfig(Part):
+    """The paged KV cache."""
+
+    block_size: int = Field(16, ge=1, le=256, description="tokens per block")
+    num_blocks: int | None = Field(
+        None, ge=1, description="blocks; default: as many as the memory below holds"
+    )
+    memory_fraction: float = Field(
+        0.85, gt=0, le=1, description="of the GPU's memory, weights included"
+    )
+    cpu_memory_gib: float = Field(
+        1.0, gt=0, description="KV cache memory when the device is the CPU"
+    )
+    prefix_caching: bool = Field(True, description="share the KV of equal prompt prefixes")
+
+
+class ScheduleConfig(Part):
+    """Continuous batching."""
+
+    max_sequences: int = Field(64, ge=1, description="sequences in one step")
+    max_step_tokens: int = Field(
+        512, ge=1, description="target rows in one step; longer prompts are chunked"
+    )
+    max_waiting: int = Field(
+        256, ge=0, description="queued sequences before new requests get a 429"
+    )
+
+
+class NoProposerConfig(Part):
+    kind: Literal["none"] = "none"
+
+
+class DraftModelConfig(Part):
+    """A second, smaller causal language model with the target's vocabulary."""
+
+    kind: Literal["draft_model"] = "draft_model"
+    path: str = Field(BUILTIN, description="draft model folder or hub name")
+    revision: str | None = Field(None, description="as target.revision")
+    dtype: DTypeName = Field("auto", description="as target.dtype")
+    trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
+
+
+class NgramConfig(Part):
+    """Prompt lookup: propose what followed the last occurrence of the present suffix."""
+
+    kind: Literal["ngram"] = "ngram"
+    n_max: int = Field(8, ge=1, le=64, description="longest suffix to look for")
+    n_min: int = Field(2, ge=1, le=64, description="shortest suffix to look for")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> NgramConfig:
+        if self.n_min > self.n_max:
+            raise ValueError(f"n_min ({self.n_min}) must not exceed n_max ({self.n_max})")
+        return self
+
+
+ProposerConfig = Annotated[
+    NoProposerConfig | DraftModelConfig | NgramConfig, Field(discriminator="kind")
+]
+
+
+class FixedConfig(Part):
+    kind: Literal["fixed"] = "fixed"
+    k: int = Field(4, ge=0, le=16, description="tokens proposed in each round; 0 is plain decoding")
+
+
+class AdaptiveConfig(Part):
+    kind: Literal["adaptive"] = "adaptive"
+    k_max: int = Field(8, ge=0, le=16, description="largest K it may choose; 0 is always allowed")
+
+
+ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]
+
+
+class SpeculationConfig(Part):
+    """Who guesses, how guesses are checked, and who chooses K."""
+
+    proposer: ProposerConfig = DraftModelConfig()
+    verifier: Literal["match_sampled"] = Field(
+        "match_sampled", description="keyed Gumbel sample-and-match: exact, same seed same text"
+    )
+    controller: ControllerConfig = AdaptiveConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kinds(cls, data: Any) -> Any:
+        """`controller.k=4` alone means fixed; without kind, both are the default kind."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        controller = data.get("controller")
+        if isinstance(controller, dict) and "kind" not in controller:
+            data["controller"] = {
+                "kind": "fixed" if "k" in controller else "adaptive",
+                **controller,
+            }
+        proposer = data.get("proposer")
+        if isinstance(proposer, dict) and "kind" not in proposer:
+            data["proposer"] = {"kind": "draft_model", **proposer}
+        return data
+
+    @property
+    def k_max(self) -> int:
+        """The largest K any step may use."""
+        if self.proposer.kind == "none":
+            return 0
+        return self.controller.k if self.controller.kind == "fixed" else self.controller.k_max
+
+
+class EngineConfig(Part):
+    """Everything the engine process is told. Field names are the TOML tables."""
+
+    target: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    attention: Literal["auto", "sdpa"] = Field("auto", description="attention backend")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto`: CUDA when there is one"
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of the engine; default: all cores granted"
+    )
+
+
+def model_folder(path: str, role: Literal["target", "draft"]) -> str:
+    """Where a model is: the built-in pair's folder for `demo`, else what was said."""
+    if path == BUILTIN:
+        return str(Path(__file__).parent / "demo" / role)
+    return path

@@ -1,0 +1,30 @@
+"""Errors an operator or a user can meet; the message says what was given and what is allowed.
+
+EngineError
+ +-- ConfigError       the configuration cannot be served (at start; exit code 2)
+ +-- ModelError        a model folder is missing, corrupt, unsupported, or a pair does not fit
+ +-- MemoryPlanError   weights and KV cache do not fit the memory that was granted
+ +-- EngineLost        the engine process died or hung; open requests end with this
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of every error that is meant for a person to read."""
+
+
+class ConfigError(EngineError):
+    """The configuration is contradictory or names something unknown."""
+
+
+class ModelError(EngineError):
+    """A model cannot be loaded, is of an unsupported architecture, or does not fit its partner."""
+
+
+class MemoryPlanError(EngineError):
+    """The memory that was granted cannot hold the weights and one full-length sequence."""
+
+
+class EngineLost(EngineError):
+    """The engine process is gone; raised in the front end for every open request."""

@@ -1,0 +1,162 @@
+"""The wire between the two processes: what the front end may say, and what the engine answers.
+
+Owned by both sides, so it imports neither torch nor HTTP. msgspec tagged unions: a message that
+does not decode is a programming error and fails loudly; nothing here executes what it reads.
+Token ids only: stop strings, `n`, streaming and echo are text or HTTP and never cross.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one sequence is sampled. Ranges are checked by the front end and by the engine.
+
+    `seed` is always set: the front end draws one when the client gave none and returns it, since
+    the token at a position is a function of (target's distribution, seed, position) alone.
+    """
+
+    seed: int  # 0 .. 2**64-1
+    max_tokens: int
+    temperature: float = 1.0  # 0 means argmax, ties to the lowest id
+    top_p: float = 1.0
+    top_k: int = 0  # 0 means off
+    min_p: float = 0.0
+    min_tokens: int = 0  # EOS and stop_token_ids are impossible before that many tokens
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0  # over generated tokens, as OpenAI defines it
+    frequency_penalty: float = 0.0  # over generated tokens
+    repetition_penalty: float = 1.0  # over prompt and generated tokens (CTRL, arXiv:1909.05858)
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # alternatives per generated token; None: no logprobs at all
+    prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
+    cache_salt: str = ""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of one position under the model itself: log_softmax of the raw logits,
+    before penalties, bias, temperature and filters (so they do not depend on sampling fields)."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]  # most likely first; ties to the lower id
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Run one sequence. `id` is unique for the life of the front end."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    arrival: float  # time.time() in the front end
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End these sequences now; each still running gets one Output with finish `abort`."""
+
+    ids: list[str]
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Finish what runs, take nothing new, then exit with code 0."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Exit with code 0 after the present step."""
+
+
+Command = Submit | Abort | Drain | Stop
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step did for one sequence. Exactly one Output per sequence has a `finish`."""
+
+    id: str
+    tokens: list[int] = []  # committed in this step: one to K+1 of them, stop token included
+    logprobs: list[TokenLogprobs] | None = None  # one per entry of `tokens` when asked for
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, first Output only
+    finish: FinishReason | None = None
+    stop_token: int | None = None  # the token that ended it, when finish is `stop`
+    error: str | None = None  # a sentence, when finish is `error`
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache; first Output only
+    rounds: int = 0  # sampling steps of this sequence so far
+    proposed: int = 0  # draft tokens verified for it so far
+    accepted: int = 0  # of those, kept
+
+
+class StepSeconds(msgspec.Struct, array_like=True):
+    """Wall seconds of the parts of one step. `propose_forward` and `verify_forward` are the parts
+    of propose and verify spent inside model forwards; the rest of the step is host overhead."""
+
+    schedule: float = 0.0
+    propose: float = 0.0
+    verify: float = 0.0
+    accept: float = 0.0
+    commit: float = 0.0
+    emit: float = 0.0
+    propose_forward: float = 0.0
+    verify_forward: float = 0.0
+
+
+class StepMetrics(msgspec.Struct, kw_only=True):
+    """Sums over one step; the front end makes counters and histograms, PromQL makes rates."""
+
+    step: int = 0
+    seconds: StepSeconds = msgspec.field(default_factory=StepSeconds)
+    num_running: int = 0
+    num_waiting: int = 0
+    num_prompt_tokens: int = 0  # prompt positions computed
+    num_generated_tokens: int = 0
+    num_sampling: int = 0  # sequences that sampled in this step
+    num_proposed: int = 0
+    num_accepted: int = 0
+    proposed_at: list[int] = []  # [depth-1]: proposals that reached this depth
+    accepted_at: list[int] = []  # [depth-1]: of those, accepted
+    k_counts: list[int] = []  # [k]: sampling sequences for which k was chosen
+    blocks_used: int = 0
+    blocks_total: int = 0
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    queried_tokens: int = 0  # prompt tokens looked up in it
+    preemptions: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Facts discovered at start. Sent once, first."""
+
+    pid: int
+    target: str
+    max_model_len: int
+    vocab_size: int
+    eos_ids: list[int]
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    attention: str
+    proposer: str
+    controller: str
+    k_max: int
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """One step's results, or (empty, once a second while idle) the heartbeat with the gauges."""
+
+    items: list[Output]
+    metrics: StepMetrics
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on and exits; `message` is one sentence for the log."""
+
+    message: str
+
+
+Event = Ready | Outputs | Fatal

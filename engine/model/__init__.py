@@ -1,0 +1,1 @@
+"""Any causal LM of transformers behind one paged forward."""

@@ -1,0 +1,1 @@
+"""Logits to final log-probabilities to keyed draws."""

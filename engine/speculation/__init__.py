@@ -1,0 +1,1 @@
+"""Who guesses, and how guesses are checked."""

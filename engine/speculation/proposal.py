@@ -1,0 +1,68 @@
+"""Proposal: guessed tokens as a tree in two lists. A chain is `parents = [-1, 0, 1, ...]`.
+
+Positions and the attention mask follow from `parents` alone (depth, ancestors), so two lists
+describe every drafter. Pure Python; no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Nodes are in topological order: a parent's index is below its child's, -1 is the last
+    committed token. Nodes from `num_candidates` on are probes: computed, fed back, never accepted.
+    `source` names who guessed."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    num_candidates: int = 0
+    source: str = "none"
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.parents)
+        assert 0 <= self.num_candidates <= len(self.tokens)
+        assert all(-1 <= p < i for i, p in enumerate(self.parents))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(p == i - 1 for i, p in enumerate(self.parents))
+
+    def depths(self) -> list[int]:
+        """Depth of each node; a child of the last committed token has depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def path(self, node: int) -> list[int]:
+        """Node indices from the root's child down to `node`, both included; [] for -1."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        return [self.tokens[i] for i in self.path(node)]
+
+    def trim(self, size: int) -> Proposal:
+        """The first `size` nodes; a prefix of a topological order is itself a tree."""
+        if size >= len(self.tokens):
+            return self
+        return Proposal(
+            self.tokens[:size], self.parents[:size], min(self.num_candidates, size), self.source
+        )
+
+
+def chain(tokens: Sequence[int], source: str) -> Proposal:
+    """A proposal without branches."""
+    return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), len(tokens), source)
+
+
+EMPTY = Proposal()

@@ -1,0 +1,66 @@
+"""What a drafter must offer, and what it is told. Anything may propose: under sample-and-match the
+proposal never enters the output, only the number of steps it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.sequence import Sequence
+from engine.speculation.proposal import EMPTY, Proposal
+from engine.step_plan import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a proposer must be given beyond the tokens. `kv_plane`: its own plane in the KV cache
+    (same block numbering). `tree_mask`: its proposals may branch."""
+
+    kv_plane: bool = False
+    tree_mask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What became of one sequence's proposal in this step, after commit. `num_tokens_before` is the
+    sequence's length when it was proposed."""
+
+    seq: Sequence
+    proposal: Proposal
+    num_accepted: int
+    num_tokens_before: int
+
+
+class Proposer(Protocol):
+    """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
+    k is 0 or the chunk does not sample). `forward_seconds` is the time the last `propose` spent in
+    model forwards."""
+
+    name: str
+    needs: Needs
+    forward_seconds: float
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
+
+    def update(self, feedback: Seq[Feedback]) -> None: ...
+
+    def forget(self, seq: Sequence) -> None: ...
+
+
+class NoProposer:
+    """Speculation off: plain decoding through the same step."""
+
+    name = "none"
+    needs = Needs()
+    forward_seconds = 0.0
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        return [EMPTY for _ in chunks]
+
+    def update(self, feedback: Seq[Feedback]) -> None:
+        return None
+
+    def forget(self, seq: Sequence) -> None:
+        return None

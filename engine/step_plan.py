@@ -1,0 +1,39 @@
+"""The values that describe one step: who runs, which positions, how many guesses. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute positions `start .. start+length` of `seq`; if that reaches the end of the sequence
+    the chunk samples, and up to `k` proposed nodes may follow it in the same forward."""
+
+    seq: Sequence
+    start: int
+    length: int
+    k: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        return self.end == self.seq.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A plan can be printed, compared in a test and replayed in a bug report."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the target's forward if every proposal comes out full."""
+        return sum(c.length + c.k for c in self.chunks)

@@ -1,0 +1,1 @@
+"""The server: HTTP and text; knows no tensors. README.md beside this file is the map."""

@@ -1,0 +1,1 @@
+"""OpenAI routes, schemas, errors and server-sent events."""
