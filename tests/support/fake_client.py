@@ -1,0 +1,192 @@
+"""FakeClient: EngineClient's interface without an engine, for tests of everything above the wire.
+
+Tokens are a function of (prompt, seed, position), or what the test's `script` says. Uses the real
+`Stream`, so merging and the one-terminal-event rule are the real ones. Needs a running event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.errors import EngineLost
+from engine.messages import FinishReason, Output, Ready, Submit, TokenLogprobs
+from server.engine_client import EngineState, Stream
+
+Script = Callable[[Submit, int], int]  # (request, output position) -> token id
+
+LOWERCASE = range(ord("a"), ord("z") + 1)
+
+
+def make_ready(**changes: object) -> Ready:
+    """The facts a small engine would report: 256 bytes and two specials, 512 tokens of context."""
+    facts: dict[str, object] = {
+        "pid": 1,
+        "target": "fake-target",
+        "max_model_len": 512,
+        "vocab_size": 258,
+        "eos_ids": [257],
+        "num_blocks": 64,
+        "block_size": 16,
+        "dtype": "float32",
+        "device": "cpu",
+        "attention": "sdpa",
+        "proposer": "draft_model",
+        "controller": "fixed",
+        "k_max": 4,
+    }
+    return Ready(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def hashed_script(alphabet: Sequence[int] = LOWERCASE) -> Script:
+    """A token of `alphabet` by hash of (prompt, seed, position); no seed at temperature 0."""
+
+    def token(submit: Submit, position: int) -> int:
+        seed = submit.params.seed if submit.params.temperature > 0 else 0
+        key = repr((submit.prompt, seed, position)).encode()
+        return alphabet[zlib.crc32(key) % len(alphabet)]
+
+    return token
+
+
+def listed_script(tokens: Sequence[int], *, then: int) -> Script:
+    """Exactly `tokens`, then `then` for ever (normally an EOS id)."""
+    return lambda submit, position: tokens[position] if position < len(tokens) else then
+
+
+class FakeClient:
+    """Obeys max_tokens, min_tokens, stop_token_ids, EOS, ignore_eos, logprobs, prompt_logprobs.
+
+    `gate`: when given, one step is made each time the test releases it (`gate.release()`).
+    `refusal`: when given, every request ends with finish `error` and this sentence.
+    `submitted`, `aborted` record what came in. `die(sentence)` fails every open stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        script: Script | None = None,
+        ready: Ready | None = None,
+        state: EngineState = "ready",
+        tokens_per_step: int = 1,
+        gate: asyncio.Semaphore | None = None,
+        refusal: str | None = None,
+    ) -> None:
+        self.state: EngineState = state
+        self.ready: Ready | None = ready if ready is not None else make_ready()
+        self.submitted: list[Submit] = []
+        self.aborted: list[str] = []
+        self.steps = 0
+        self._script = script if script is not None else hashed_script()
+        self._tokens_per_step = tokens_per_step
+        self._gate = gate
+        self._refusal = refusal
+        self._streams: dict[str, Stream] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def inflight(self) -> int:
+        return len(self._streams)
+
+    def submit(self, submit: Submit) -> Stream:
+        if self.state != "ready":
+            raise EngineLost(f"the engine is {self.state}")
+        assert submit.id not in self._streams, f"request id {submit.id} is used twice"
+        stream = Stream(submit.id)
+        self.submitted.append(submit)
+        self._streams[submit.id] = stream
+        self._tasks[submit.id] = asyncio.create_task(self._run(submit, stream))
+        return stream
+
+    def abort(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            stream = self._streams.pop(id, None)
+            if stream is not None:
+                self.aborted.append(id)
+                self._tasks.pop(id).cancel()
+                stream.abort()
+
+    def die(self, sentence: str = "the engine process died") -> None:
+        """What kill -9 on the engine looks like from above."""
+        self.state = "lost"
+        for id, stream in list(self._streams.items()):
+            self._tasks.pop(id).cancel()
+            stream.fail(sentence)
+        self._streams.clear()
+
+    async def _run(self, submit: Submit, stream: Stream) -> None:
+        position = rounds = 0
+        finish: FinishReason | None = None
+        while finish is None:
+            await self._turn()
+            if self._refusal is not None:
+                stream.put(Output(id=submit.id, finish="error", error=self._refusal))
+                break
+            tokens, finish = self._step(submit, position)
+            position += len(tokens)
+            rounds += 1
+            first = rounds == 1
+            stop = tokens[-1] if finish == "stop" else None
+            want = submit.params.prompt_logprobs
+            stream.put(
+                Output(
+                    id=submit.id,
+                    tokens=tokens,
+                    logprobs=self._logprobs(tokens, submit.params.logprobs),
+                    prompt_logprobs=self._prompt_logprobs(submit, want) if first else None,
+                    finish=finish,
+                    stop_token=stop,
+                    cached_tokens=0 if first else None,
+                    rounds=rounds,
+                    proposed=rounds * (self._tokens_per_step - 1),
+                    accepted=position - rounds,
+                )
+            )
+        self._streams.pop(submit.id, None)
+        self._tasks.pop(submit.id, None)
+
+    async def _turn(self) -> None:
+        self.steps += 1
+        if self._gate is not None:
+            await self._gate.acquire()
+        else:
+            await asyncio.sleep(0)
+
+    def _step(self, submit: Submit, position: int) -> tuple[list[int], FinishReason | None]:
+        assert self.ready is not None
+        params = submit.params
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops.update(self.ready.eos_ids)
+        limit = min(params.max_tokens, self.ready.max_model_len - len(submit.prompt))
+        tokens: list[int] = []
+        while len(tokens) < self._tokens_per_step:
+            token = self._script(submit, position + len(tokens))
+            tokens.append(token)
+            count = position + len(tokens)
+            if token in stops and count > params.min_tokens:
+                return tokens, "stop"
+            if count >= limit:
+                return tokens, "length"
+        return tokens, None
+
+    def _logprobs(self, tokens: list[int], count: int | None) -> list[TokenLogprobs] | None:
+        if count is None:
+            return None
+        return [self._one_logprob(token, count) for token in tokens]
+
+    def _prompt_logprobs(
+        self, submit: Submit, count: int | None
+    ) -> list[TokenLogprobs | None] | None:
+        if count is None:
+            return None
+        return [None, *(self._one_logprob(token, count) for token in submit.prompt[1:])]
+
+    def _one_logprob(self, token: int, count: int) -> TokenLogprobs:
+        """The token itself has half of the mass, each next id half of what is left."""
+        assert self.ready is not None
+        ids = [(token + offset) % self.ready.vocab_size for offset in range(max(count, 1))]
+        ranked = [(id, math.log(0.5) * (rank + 1)) for rank, id in enumerate(ids)]
+        return TokenLogprobs(token=token, logprob=ranked[0][1], top=ranked[:count])
