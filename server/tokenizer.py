@@ -1,0 +1,192 @@
+"""Text <-> token ids, and the chat template. Owns nothing but the tokenizer; thread-safe.
+
+The protocol is importable without transformers, which only `load_tokenizer` brings in. Decoding
+here is whole; increments are the detokenizer's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.errors import EngineError, ModelError
+
+
+class ChatTemplateError(EngineError):
+    """The model has no chat template, or its template refuses these messages (a caller's error)."""
+
+
+class Tokenizer(Protocol):
+    """What the front end needs of a tokenizer. Ids at or above the tokenizer's own vocabulary
+    (padded embedding rows) decode to nothing and are not special."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
+        ...
+
+    def is_special(self, token: int) -> bool: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The conversation as text, to be encoded without adding special tokens.
+        Raises ChatTemplateError."""
+        ...
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte (`bytes_to_unicode`, openai/gpt-2 encoder.py)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_ALPHABET = byte_alphabet()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """Bytes of a GPT-2 style token; a piece outside the alphabet is plain text."""
+    if all(char in _ALPHABET for char in piece):
+        return bytes(_ALPHABET[char] for char in piece)
+    return piece.encode("utf-8")
+
+
+def text_piece_bytes(piece: str) -> bytes:
+    """Bytes of a SentencePiece, byte-fallback or WordPiece token."""
+    if found := _BYTE_TOKEN.fullmatch(piece):
+        return bytes([int(found[1], 16)])
+    return piece.removeprefix("##").replace("\u2581", " ").encode("utf-8")
+
+
+class HFTokenizer:
+    """A transformers tokenizer. Where it has a Rust backend that is called directly: the Python
+    wrapper sets truncation on every call, which is not safe from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items()}
+        self._special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self._special |= set(tokenizer.all_special_ids)
+        self._piece_bytes = byte_level_bytes if self._is_byte_level() else text_piece_bytes
+        self.vocab_size: int = len(tokenizer)
+        self.has_chat_template: bool = bool(tokenizer.chat_template)
+
+    def _is_byte_level(self) -> bool:
+        decoder = getattr(self._backend, "decoder", None)
+        if decoder is None:
+            return False
+        state = json.loads(decoder.__getstate__())
+        return any(d["type"] == "ByteLevel" for d in state.get("decoders", [state]))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if self._backend is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        # Filtered here, since some tokens are special to transformers only.
+        known = [
+            i
+            for i in ids
+            if i < self.vocab_size and not (skip_special_tokens and i in self._special)
+        ]
+        if self._backend is not None:
+            return str(self._backend.decode(known, skip_special_tokens=False))
+        return str(self._tokenizer.decode(known, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode("utf-8")
+        if self._backend is not None:
+            piece = self._backend.id_to_token(token)
+        elif token < self.vocab_size:
+            piece = self._tokenizer.convert_ids_to_tokens(token)
+        else:
+            piece = None
+        return b"" if piece is None else self._piece_bytes(piece)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        from jinja2 import TemplateError
+
+        if not self.has_chat_template:
+            raise ChatTemplateError(
+                "this model has no chat template; use /v1/completions with a plain prompt"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            # Templates are programs of the model's author: any of these means "not these messages".
+            raise ChatTemplateError(
+                f"the model's chat template refused the messages: {_one_line(error)}"
+            ) from error
+        return str(text)
+
+
+def load_tokenizer(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> HFTokenizer:
+    """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
+    if _names_a_folder(path) and not Path(path).is_dir():
+        raise ModelError(f"cannot load a tokenizer: the folder {path} does not exist")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+        loaded = HFTokenizer(tokenizer)
+    except Exception as error:  # transformers and Rust raise whatever the file made them raise
+        raise ModelError(f"cannot load a tokenizer from {path}: {_one_line(error)}") from error
+    if loaded.vocab_size == 0:
+        raise ModelError(
+            f"cannot load a tokenizer from {path}: the folder holds no tokenizer files"
+            " (tokenizer.json, or those of an older format)"
+        )
+    return loaded
+
+
+def _names_a_folder(path: str) -> bool:
+    return os.path.isabs(path) or path.startswith((".", "~")) or path.count("/") > 1
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return (text[:297] + "...") if len(text) > 300 else text or type(error).__name__

@@ -1,0 +1,62 @@
+"""A tokenizer without torch or files: ids 0..255 are bytes, a few special tokens stand above.
+
+It is the `Tokenizer` of the unit and api tiers, and of the tiny random models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.tokenizer import ChatTemplateError
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|bos|>")
+EOS, IM_START, IM_END, BOS = range(256, 256 + len(SPECIALS))
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+class ByteTokenizer:
+    """`vocab_size` may exceed the 260 ids in use, as padded embeddings do in real models; the
+    rest decodes to nothing."""
+
+    def __init__(self, *, vocab_size: int = 256 + len(SPECIALS), chat: str | None = "im") -> None:
+        self.vocab_size = vocab_size
+        self.has_chat_template = chat is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids = [BOS] if add_special_tokens else []
+        for piece in re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text):
+            if piece in SPECIALS:
+                ids.append(256 + SPECIALS.index(piece))
+            else:
+                ids += piece.encode("utf-8")
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        kept = (i for i in ids if not (skip_special_tokens and self.is_special(i)))
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        if token < 256:
+            return bytes([token])
+        return SPECIALS[token - 256].encode() if self.is_special(token) else b""
+
+    def is_special(self, token: int) -> bool:
+        return 256 <= token < 256 + len(SPECIALS)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        text = "".join(f"<tools>{tool}</tools>" for tool in tools or ())
+        for message in messages:
+            if message["role"] not in ROLES:
+                raise ChatTemplateError(
+                    f"the chat template refused the messages: unknown role {message['role']!r}"
+                )
+            text += f"<|im_start|>{message['role']}\n{message.get('content') or ''}<|im_end|>\n"
+        return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
