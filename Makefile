@@ -1,0 +1,47 @@
+# Two commands on a fresh machine: `make serve` and `make test`. Both create what they need.
+PYTHON ?= python3
+VENV   ?= .venv
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+ARGS   ?=
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check bench lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# requirements.lock constrains versions; pyproject.toml says what is needed. The marker is written
+# last, so an install that broke off is taken up again.
+$(VENV)/.serve: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit("Foretoken needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@touch $@
+
+serve: $(VENV)/.serve  ## serve the built-in pair on HOST:PORT (ARGS="..." for more)
+	@exec $(BIN)/foretoken serve --host $(HOST) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev  ## every test that needs no GPU
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+check: $(VENV)/.dev  ## format, lint, types, import rule
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/unit/test_layers.py
+
+bench: $(VENV)/.serve  ## what speculation gains on this machine (ARGS="--quick" for less)
+	$(BIN)/foretoken bench $(ARGS)
+
+lock: $(VENV)/.dev  ## write requirements.lock from what is installed
+	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check \
+	  | sed -E 's/\+cpu$$//' | grep -vE '^(-e|foretoken)' > requirements.lock
+
+clean:  ## remove what the other commands made
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,177 @@
+"""From a plan and its proposals to one packed forward, and from its logits to the tokens kept.
+
+Owns the correspondence between chunks and rows, and the cut at a stop token, `max_tokens` or the
+end of the context. Moves no state: what it returns is committed by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from engine.messages import FinishReason, TokenLogprobs
+from engine.model.batch import Segment
+from engine.model.runner import ModelOutput
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.sampler import token_logprobs
+from engine.speculation.proposal import Proposal
+from engine.speculation.verify import Verifier, VerifyResult
+from engine.step_plan import Chunk, StepPlan
+
+NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One sampling chunk on its way through a step. `row` is its root row in the logits."""
+
+    chunk: Chunk
+    proposal: Proposal
+    row: int
+    tokens: list[int] = field(default_factory=list)  # kept: accepted drafts, then the new token
+    path: list[int] = field(default_factory=list)  # accepted nodes, in order
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """Kept tokens that were guessed."""
+        return min(len(self.path), len(self.tokens))
+
+
+def prompt_rows(chunk: Chunk) -> int:
+    """Committed rows of the chunk whose logits are wanted for prompt log-probabilities: all of
+    them, on the way through the prompt for the first time."""
+    seq = chunk.seq
+    wanted = seq.params.prompt_logprobs is not None and seq.num_output == 0
+    return chunk.length if wanted else 0
+
+
+def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
+    """What the target computes in this step: each chunk's tokens, then its proposal's nodes."""
+    packed = []
+    for chunk, proposal in zip(plan.chunks, proposals, strict=True):
+        committed = max(prompt_rows(chunk), 1 if chunk.samples else 0)
+        packed.append(
+            Segment(
+                tokens=chunk.seq.tokens[chunk.start : chunk.end] + proposal.tokens,
+                start=chunk.start,
+                blocks=chunk.seq.blocks,
+                num_logits=committed + len(proposal),
+                tail_parents=None if proposal.is_chain else proposal.parents,
+            )
+        )
+    return packed
+
+
+class Acceptor:
+    """`eos_ids` stop a sequence unless it asked to ignore them."""
+
+    def __init__(
+        self,
+        processor: LogitsProcessor,
+        verifier: Verifier,
+        *,
+        eos_ids: Collection[int],
+        max_model_len: int,
+    ) -> None:
+        self._processor = processor
+        self._verifier = verifier
+        self._eos_ids = frozenset(eos_ids)
+        self._max_model_len = max_model_len
+
+    def accept(
+        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
+    ) -> list[Sampled]:
+        """Draw the target's token at every row, then walk each proposal along those draws."""
+        sampled: list[Sampled] = []
+        rows: list[int] = []
+        contexts: list[RowContext] = []
+        row = 0
+        for chunk, proposal in zip(plan.chunks, proposals, strict=True):
+            wanted = prompt_rows(chunk)
+            if wanted:
+                _record_prompt_logprobs(chunk, output, row)
+            if not chunk.samples:
+                row += wanted
+                continue
+            row += max(wanted - 1, 0)
+            sampled.append(Sampled(chunk, proposal, row))
+            rows.extend(range(row, row + 1 + len(proposal)))
+            contexts.extend(_contexts(chunk, proposal))
+            row += 1 + len(proposal)
+        if sampled:
+            self._walk(sampled, rows, contexts, output)
+        return sampled
+
+    def _walk(
+        self,
+        sampled: list[Sampled],
+        rows: list[int],
+        contexts: list[RowContext],
+        output: ModelOutput,
+    ) -> None:
+        logits = output.logits if len(rows) == len(output.logits) else output.logits[rows]
+        log_probs = self._processor.finalize(logits, contexts)
+        results = self._verifier.accept(log_probs, contexts, [s.proposal for s in sampled])
+        for item, result in zip(sampled, results, strict=True):
+            if result.finite:
+                self._keep(item, result)
+            else:
+                item.finish, item.error = "error", NOT_FINITE
+        _record_logprobs(sampled, output)
+
+    def _keep(self, item: Sampled, result: VerifyResult) -> None:
+        """Cut at the first stop token, and where the sequence may grow no further."""
+        seq = item.chunk.seq
+        params = seq.params
+        room = min(seq.remaining, self._max_model_len - seq.num_tokens)
+        item.path = result.path
+        item.tokens = result.tokens[:room]
+        for i, token in enumerate(item.tokens):
+            is_eos = token in self._eos_ids and not params.ignore_eos
+            if is_eos or token in params.stop_token_ids:
+                item.tokens = item.tokens[: i + 1]
+                item.finish, item.stop_token = "stop", token
+                return
+        if len(item.tokens) == room:
+            item.finish = "length"
+
+
+def _contexts(chunk: Chunk, proposal: Proposal) -> list[RowContext]:
+    """One per row: the root's, then each node's with its path through the proposal."""
+    contexts = [RowContext(chunk.seq, [])]
+    paths: list[list[int]] = []
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        contexts.append(RowContext(chunk.seq, paths[-1]))
+    return contexts
+
+
+def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
+    """Raw log-probabilities of every kept token that asked for them, in one call."""
+    asked = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
+    if not asked:
+        return
+    rows, tokens, counts = [], [], []
+    for item in asked:
+        nodes = [-1, *item.path][: len(item.tokens)]
+        rows += [item.row + 1 + node for node in nodes]
+        tokens += item.tokens
+        counts += [item.chunk.seq.params.logprobs or 0] * len(item.tokens)
+    found = iter(token_logprobs(output.logits, rows, tokens, counts))
+    for item in asked:
+        item.logprobs = [next(found) for _ in item.tokens]
+
+
+def _record_prompt_logprobs(chunk: Chunk, output: ModelOutput, row: int) -> None:
+    """The row at position p scores the prompt token at p+1; the first token has no score."""
+    seq = chunk.seq
+    if chunk.start == 0:
+        seq.prompt_logprobs = [None]
+    targets = seq.tokens[chunk.start + 1 : min(chunk.end + 1, seq.num_prompt)]
+    count = seq.params.prompt_logprobs or 0
+    rows = list(range(row, row + len(targets)))
+    seq.prompt_logprobs += token_logprobs(output.logits, rows, targets, [count] * len(targets))

@@ -1,0 +1,276 @@
+"""Engine: the eight verbs of a step, in order, over parts that are built here from the config.
+
+Owns the step and nothing that outlives it: tokens and blocks are the scheduler's, KV the cache's,
+drafts their proposer's, K the controller's. A plain object: no sockets, no text, no threads.
+A failure inside a step is fatal to the process by design (half-moved state must not serve); a bad
+request never gets that far: `add` turns it into an Output with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from engine.acceptance import Acceptor, Sampled, segments
+from engine.block_pool import BlockPool
+from engine.config import EngineConfig
+from engine.controller import Load, StepObservation, build_controller
+from engine.messages import FinishReason, Output, Outputs, Ready, StepMetrics, StepSeconds, Submit
+from engine.model.runner import ModelRunner
+from engine.pair import Pair, build_cache, load_pair
+from engine.profile import profile_costs
+from engine.sampling.logits import LogitsProcessor
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.speculation.build import build_proposer
+from engine.speculation.proposer import Feedback, Proposer
+from engine.speculation.verify import MatchSampled
+from engine.step_metrics import measure
+from engine.step_plan import StepPlan
+from engine.validation import refusal
+
+
+class Engine:
+    """`add` and `abort` at any time between steps; `step` while `has_work`.
+
+    `pair` and `proposer` are for benchmarks and tests: models already loaded, and a drafter in
+    place of the configured one. Raises ConfigError, ModelError or MemoryPlanError at construction.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        pair: Pair | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        self._clock = clock
+        pair = pair or load_pair(config)
+        target = pair.target
+        self._cache, num_blocks = build_cache(config, pair)
+        self._runner = ModelRunner(target.model, self._cache, "target")
+        draft = ModelRunner(pair.draft.model, self._cache, "draft") if pair.draft else None
+        processor = LogitsProcessor(target.eos_ids)
+        self._proposer = proposer or build_proposer(
+            config.speculation.proposer,
+            draft_runner=draft,
+            processor=processor,
+            vocab_size=target.vocab_size,
+            max_step_tokens=config.schedule.max_step_tokens,
+        )
+        self._acceptor = Acceptor(
+            processor,
+            MatchSampled(),
+            eos_ids=target.eos_ids,
+            max_model_len=target.max_model_len,
+        )
+        self._pool = BlockPool(
+            num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
+        )
+        self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
+        self._controller = build_controller(config.speculation)
+        profile_costs(self._controller, self._runner, draft, config)
+        self._num_steps = 0
+        self._pending: list[Output] = []  # ends that happened between steps
+        self._ids: set[str] = set()
+        self.ready = Ready(
+            pid=os.getpid(),
+            target=config.target.path,
+            max_model_len=target.max_model_len,
+            vocab_size=target.vocab_size,
+            eos_ids=sorted(target.eos_ids),
+            num_blocks=num_blocks,
+            block_size=config.cache.block_size,
+            dtype=target.dtype_name,
+            device=target.device_name,
+            attention="sdpa",
+            proposer=self._proposer.name,
+            controller=config.speculation.controller.kind,
+            k_max=self._controller.k_max,
+        )
+
+    # -- between steps -----------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending or self._scheduler.running or self._scheduler.waiting)
+
+    def add(self, submit: Submit) -> None:
+        """Queue a sequence; what cannot be served ends with an error Output in the next step."""
+        reason = refusal(submit, self.ready)
+        if submit.id in self._ids:
+            reason = f"request id {submit.id!r} is already running"
+        if reason:
+            self._pending.append(Output(id=submit.id, finish="error", error=reason))
+            return
+        self._ids.add(submit.id)
+        self._scheduler.add(
+            Sequence(
+                id=submit.id,
+                params=submit.params,
+                tokens=list(submit.prompt),
+                num_prompt=len(submit.prompt),
+                arrival=submit.arrival,
+            )
+        )
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End these; ids that already ended are passed over. Acknowledged by the next step."""
+        for seq in self._scheduler.abort(ids):
+            self._leave(seq)
+            self._pending.append(_ending(seq, "abort"))
+
+    def gauges(self) -> StepMetrics:
+        """The present state without a step: the idle heartbeat."""
+        return StepMetrics(
+            step=self._num_steps,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            blocks_used=self._pool.num_used,
+            blocks_total=self._pool.num_total,
+        )
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def step(self) -> Outputs:
+        """schedule, propose, verify, accept, commit, emit, observe, adapt."""
+        seconds, lap = StepSeconds(), _Stopwatch(self._clock)
+        plan = self._schedule()
+        seconds.schedule = lap()
+        if not plan.chunks:
+            return Outputs(self._take_pending(), self.gauges())
+        proposals = self._proposer.propose(plan.chunks)
+        seconds.propose, seconds.propose_forward = lap(), self._proposer.forward_seconds
+        output = self._runner.forward(segments(plan, proposals))
+        seconds.verify, seconds.verify_forward = lap(), self._runner.seconds
+        sampled = self._acceptor.accept(plan, proposals, output)
+        seconds.accept = lap()
+        self._commit(plan, sampled)
+        seconds.commit = lap()
+        items = self._emit(sampled)
+        seconds.emit = lap()
+        self._num_steps += 1
+        metrics = measure(plan, sampled, seconds, self.gauges())
+        self._adapt(plan, sampled, seconds)
+        return Outputs(items, metrics)
+
+    def _schedule(self) -> StepPlan:
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        load = Load(
+            num_sequences=len(running) + len(waiting),
+            context_tokens=sum(seq.num_tokens for seq in running),
+            num_waiting=len(waiting),
+        )
+        k = self._controller.choose(load)
+        plan = self._scheduler.schedule(lambda _seq: k)
+        for seq in plan.preempted:
+            self._proposer.forget(seq)
+        return plan
+
+    def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
+        """The only place where state moves."""
+        by_seq = {item.chunk.seq.id: item for item in sampled}
+        feedback = []
+        for chunk in plan.chunks:
+            item = by_seq.get(chunk.seq.id)
+            if item is None:
+                self._scheduler.commit(chunk, [], 0)
+                continue
+            before = chunk.seq.num_tokens
+            self._straighten(item, before)
+            chunk.seq.rounds += 1
+            chunk.seq.proposed += item.proposal.num_candidates
+            chunk.seq.accepted += item.num_accepted
+            self._scheduler.commit(chunk, item.tokens, item.num_accepted)
+            feedback.append(Feedback(chunk.seq, item.proposal, item.num_accepted, before))
+        self._proposer.update(feedback)
+        for item in sampled:
+            if item.finish is not None:
+                self._scheduler.finish(item.chunk.seq, item.finish)
+                self._leave(item.chunk.seq)
+
+    def _straighten(self, item: Sampled, before: int) -> None:
+        """Move the accepted path's KV to where a chain would have written it."""
+        accepted = item.path[: item.num_accepted]
+        if accepted == list(range(len(accepted))):
+            return
+        size, blocks = self._pool.block_size, item.chunk.seq.blocks
+        slots = [
+            blocks[(before + i) // size] * size + (before + i) % size
+            for i in range(len(item.proposal))
+        ]
+        self._cache.move([slots[i] for i in accepted], slots[: len(accepted)])
+
+    def _emit(self, sampled: list[Sampled]) -> list[Output]:
+        return self._take_pending() + [_output(item) for item in sampled]
+
+    def _adapt(self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds) -> None:
+        forward = seconds.propose_forward + seconds.verify_forward
+        total = (
+            seconds.schedule + seconds.propose + seconds.verify
+            + seconds.accept + seconds.commit + seconds.emit
+        )  # fmt: skip
+        self._controller.update(
+            StepObservation(
+                num_sequences=len(plan.chunks),
+                rows=sum(c.length for c in plan.chunks) + sum(len(s.proposal) for s in sampled),
+                k=max((s.chunk.k for s in sampled), default=0),
+                outcomes=[(len(s.proposal), s.num_accepted) for s in sampled],
+                draft_seconds=seconds.propose,
+                target_seconds=seconds.verify,
+                host_seconds=total - forward,
+                pure_decode=all(c.length == 1 for c in plan.chunks),
+            )
+        )
+
+    def _leave(self, seq: Sequence) -> None:
+        self._proposer.forget(seq)
+        self._ids.discard(seq.id)
+
+    def _take_pending(self) -> list[Output]:
+        pending, self._pending = self._pending, []
+        return pending
+
+
+def _output(item: Sampled) -> Output:
+    """Prompt facts ride on the first Output of a sequence."""
+    seq = item.chunk.seq
+    first = seq.num_output == len(item.tokens)
+    return Output(
+        id=seq.id,
+        tokens=item.tokens,
+        logprobs=item.logprobs,
+        prompt_logprobs=seq.prompt_logprobs if first and seq.prompt_logprobs else None,
+        finish=item.finish,
+        stop_token=item.stop_token,
+        error=item.error,
+        cached_tokens=seq.cached_tokens if first else None,
+        rounds=seq.rounds,
+        proposed=seq.proposed,
+        accepted=seq.accepted,
+    )
+
+
+def _ending(seq: Sequence, finish: FinishReason) -> Output:
+    return Output(
+        id=seq.id,
+        finish=finish,
+        rounds=seq.rounds,
+        proposed=seq.proposed,
+        accepted=seq.accepted,
+    )
+
+
+class _Stopwatch:
+    """Seconds since the last call."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()
+
+    def __call__(self) -> float:
+        now = self._clock()
+        elapsed, self._last = now - self._last, now
+        return elapsed

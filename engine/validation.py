@@ -1,0 +1,67 @@
+"""What the engine demands of a Submit, checked in its own process too: the front end and the engine
+must never disagree on a rule, since one bad id in the step is everybody's crash.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from engine.messages import MAX_LOGPROBS, Ready, SamplingParams, Submit
+
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 128
+
+
+def refusal(submit: Submit, facts: Ready) -> str | None:
+    """One sentence saying why this cannot be served, or None."""
+    prompt = submit.prompt
+    if not prompt:
+        return "the prompt has no tokens; at least one is needed"
+    if len(prompt) >= facts.max_model_len:
+        return (
+            f"the prompt has {len(prompt)} tokens; with at least one to generate, "
+            f"the context of {facts.max_model_len} tokens leaves room for {facts.max_model_len - 1}"
+        )
+    outside = _outside(prompt, facts.vocab_size)
+    if outside is not None:
+        return f"prompt token id {outside} is outside the vocabulary (0..{facts.vocab_size - 1})"
+    return _ids_refusal(submit.params, facts.vocab_size) or _range_refusal(submit.params)
+
+
+def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
+    return next((i for i in ids if not 0 <= i < vocab_size), None)
+
+
+def _ids_refusal(params: SamplingParams, vocab_size: int) -> str | None:
+    fields = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias}
+    limits = {"stop_token_ids": MAX_STOP_TOKEN_IDS, "logit_bias": MAX_LOGIT_BIAS}
+    for name, ids in fields.items():
+        if len(ids) > limits[name]:
+            return f"{name} has {len(ids)} entries; at most {limits[name]} are allowed"
+        outside = _outside(ids, vocab_size)
+        if outside is not None:
+            return f"{name} names token id {outside}, outside the vocabulary (0..{vocab_size - 1})"
+    return None
+
+
+def _range_refusal(p: SamplingParams) -> str | None:
+    ranges: list[tuple[str, float, float, float]] = [
+        ("seed", p.seed, 0, 2**64 - 1),
+        ("max_tokens", p.max_tokens, 1, math.inf),
+        ("min_tokens", p.min_tokens, 0, p.max_tokens),
+        ("temperature", p.temperature, 0, 1000),
+        ("top_p", p.top_p, 0, 1),
+        ("top_k", p.top_k, 0, math.inf),
+        ("min_p", p.min_p, 0, 1),
+        ("presence_penalty", p.presence_penalty, -2, 2),
+        ("frequency_penalty", p.frequency_penalty, -2, 2),
+        ("repetition_penalty", p.repetition_penalty, 1e-3, 1e3),
+        ("logprobs", p.logprobs or 0, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", p.prompt_logprobs or 0, 0, MAX_LOGPROBS),
+    ]
+    ranges += [(f"logit_bias[{i}]", bias, -100, 100) for i, bias in p.logit_bias.items()]
+    for name, value, low, high in ranges:
+        if not low <= value <= high:  # NaN fails every comparison
+            return f"{name} is {value}; allowed is {low} to {high}"
+    return None if p.top_p > 0 else "top_p is 0; allowed is above 0 to 1"
