@@ -1,0 +1,29 @@
+# Two targets: `cpu` (smaller with torch's CPU wheels, see the build argument) and `cuda` (the default).
+#   docker build --target cpu -t foretoken:cpu .
+#   docker run --rm -p 8000:8000 foretoken:cpu
+FROM python:3.12-slim AS base
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN useradd --create-home --uid 10001 foretoken
+WORKDIR /app
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY engine engine
+COPY server server
+COPY configs configs
+
+FROM base AS cpu
+# Give torch's index of CPU wheels to leave CUDA out: --build-arg PIP_EXTRA_INDEX_URL=...
+ARG PIP_EXTRA_INDEX_URL=
+RUN pip install -c requirements.lock .
+USER foretoken
+EXPOSE 8000
+HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-c", \
+  "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready', timeout=3)"]
+ENTRYPOINT ["foretoken", "serve", "--host", "0.0.0.0"]
+
+FROM base AS cuda
+RUN pip install -c requirements.lock .
+USER foretoken
+EXPOSE 8000
+HEALTHCHECK --start-period=600s --interval=10s CMD ["python", "-c", \
+  "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready', timeout=3)"]
+ENTRYPOINT ["foretoken", "serve", "--host", "0.0.0.0"]
