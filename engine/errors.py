@@ -9,6 +9,8 @@ EngineError
 
 from __future__ import annotations
 
+EXIT_CANNOT_START = 2  # exit code of an engine process whose construction raised an EngineError
+
 
 class EngineError(Exception):
     """Base of every error that is meant for a person to read."""
