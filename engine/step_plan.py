@@ -32,6 +32,7 @@ class StepPlan:
 
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)  # these left the queue for this step
 
     @property
     def num_tokens(self) -> int:
