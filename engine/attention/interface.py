@@ -1,0 +1,196 @@
+"""What an attention backend is, and the one function that transformers calls.
+
+Every layer of a served model ends in `attention_forward`, which hands over to what the backend
+prepared for this forward. That object travels as a keyword argument of the model's own call, so
+two models, or two forwards, share nothing. No mask function is registered under our name, hence
+transformers builds no mask (`masking_utils` returns early) and the backend's is the only one.
+
+Knows tensors only: neither sequences nor proposals. Which layers exist and what they ask for is
+found by running one token through the model (`LayerProbe`), not by reading its configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from engine.errors import ModelError
+
+NAME = "foretoken"
+
+# Arguments of an attention call that change nothing here: the position is in the rotated query,
+# dropout is off in inference, nothing is cached by transformers.
+HARMLESS = frozenset(
+    {
+        "attention_mask",
+        "cache_position",
+        "dropout",
+        "foretoken",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One attention layer, as it was seen to call: `window` counts the visible keys, itself
+    included (None: all)."""
+
+    layer: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's rows in a packed forward. Rows `row .. row+length` stand at KV indices
+    `start .. start+length` of the block table `blocks`. With `ancestors`, the trailing
+    `len(ancestors)` rows are nodes: node i sees everything before the nodes, itself, and the
+    nodes in `ancestors[i]`; its position is `start of the nodes + len(ancestors[i])`."""
+
+    row: int
+    length: int
+    start: int
+    blocks: Sequence[int]
+    ancestors: Sequence[Sequence[int]] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class KVPlane(Protocol):
+    """One model's keys and values. `stacks[s]` is a pair of `[layers, slots, kv_heads, dim]` for
+    the layers of one shape; `where[layer]` is (s, index within the stack)."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def stacks(self) -> Sequence[tuple[Tensor, Tensor]]: ...
+
+    @property
+    def where(self) -> Mapping[int, tuple[int, int]]: ...
+
+
+class PreparedAttention(Protocol):
+    """Valid for one forward of one model."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Write `key` and `value` `[1, kv_heads, rows, dim]` to their slots, then attend with
+        `query` `[1, heads, rows, dim]`. Answers `[1, rows, heads, value_dim]`."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    name: str
+
+    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> PreparedAttention:
+        """Everything that does not depend on the layer, once per forward."""
+        ...
+
+
+class LayerProbe:
+    """Stands in for a prepared attention during one token's forward at load: records what each
+    layer asks for and refuses what no backend honours."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        if layer in self.layers:
+            raise ModelError(f"attention layer {layer} is called twice in one forward")
+        self.layers[layer] = LayerShape(
+            layer, key.shape[1], key.shape[3], value.shape[3], window=window
+        )
+        groups = query.shape[1] // value.shape[1]  # one token attends to itself alone
+        return value.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
+
+    def check(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
+        """Refuse an argument that would be ignored."""
+        for name, argument in arguments.items():
+            if argument is not None and argument is not False and name not in HARMLESS:
+                raise ModelError(f"its attention passes {name!r}, which no backend honours")
+        if getattr(module, "is_causal", True) is False:
+            raise ModelError("its attention is not causal")
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    foretoken: PreparedAttention | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every attention layer.
+
+    Raises ModelError when the model did not forward our keyword argument, or (at load, under a
+    `LayerProbe`) passes something that a backend would have to ignore.
+    """
+    if foretoken is None:
+        raise ModelError("its layers do not hand keyword arguments down to attention")
+    if isinstance(foretoken, LayerProbe):
+        foretoken.check(module, {**others, "attention_mask": None})
+        if is_causal is False or attention_mask is not None:
+            raise ModelError("its attention is not causal, or brings a mask of its own")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    output = foretoken.attend(
+        layer,
+        query,
+        key,
+        value,
+        scaling=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output, None
+
+
+def register() -> None:
+    """Make `attn_implementation="foretoken"` known to transformers. May be called again."""
+    AttentionInterface.register(NAME, attention_forward)

@@ -1,0 +1,87 @@
+"""Batch: the segments of one forward, packed into one flat row of tokens.
+
+Owns positions, the order of rows, and which rows meet the LM head. A chain is causal; a tree's
+nodes carry their ancestors, stand at their depth and keep their KV at their index. Knows nothing
+of proposals: parents come in, masks are the attention backend's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.interface import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's part of one forward: `tokens` at KV indices `start ..`, in the block table
+    `blocks`. The last `num_logits` rows meet the LM head. The trailing `len(tail_parents)` tokens
+    are tree nodes (parent -1: the last token before the tail); None: a chain."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    num_logits: int
+    tail_parents: Sequence[int] | None = None
+
+
+def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
+    """The nodes above each node, nearest last; parents precede their children."""
+    above: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        assert -1 <= parent < node
+        above.append([] if parent < 0 else [*above[parent], parent])
+    return above
+
+
+def is_chain(parents: Sequence[int] | None) -> bool:
+    return parents is None or all(parent == i - 1 for i, parent in enumerate(parents))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`input_ids` and `positions` are int64 `[1, rows]`. `logit_rows` are the rows that meet the LM
+    head; `keep` says the same to transformers: a count of trailing rows, or int64 row numbers."""
+
+    input_ids: Tensor
+    positions: Tensor
+    spans: list[Span]
+    num_logits: int
+    keep: int | Tensor
+
+    @classmethod
+    def pack(cls, segments: Sequence[Segment], device: torch.device) -> Batch:
+        """One tensor each from plain lists; rows stand in segment order."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        spans: list[Span] = []
+        for segment in segments:
+            row, length, start = len(tokens), len(segment.tokens), segment.start
+            assert length > 0
+            assert 0 <= segment.num_logits <= length
+            tokens += segment.tokens
+            parents = segment.tail_parents
+            if parents is None or is_chain(parents):
+                ancestors = None
+                positions += range(start, start + length)
+            else:
+                ancestors = ancestors_of(parents)
+                root = start + length - len(parents)
+                positions += range(start, root)
+                positions += [root + len(above) for above in ancestors]
+            rows += range(row + length - segment.num_logits, row + length)
+            spans.append(Span(row, length, start, segment.blocks, ancestors))
+        flat = torch.tensor([tokens, positions], device=device)
+        return cls(flat[:1], flat[1:], spans, len(rows), _keep(rows, len(tokens), device))
+
+
+def _keep(rows: list[int], count: int, device: torch.device) -> int | Tensor:
+    """Trailing rows as their number (a slice, no gather); otherwise the row numbers."""
+    if rows and rows[0] == count - len(rows):
+        return len(rows)
+    return torch.tensor(rows, dtype=torch.int64, device=device)

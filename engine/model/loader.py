@@ -1,0 +1,265 @@
+"""Loading a causal language model of transformers with our attention in every layer.
+
+Promises a model that is proven: before it is handed out, its paged forward was compared with
+transformers' own eager attention on the same weights. What cannot be served is refused with a
+ModelError of one sentence that names the model and the reason. Downloads only when the operator
+gave a hub name (`org/name`); the built-in pair and folders never touch the network.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from engine.attention.interface import NAME, LayerShape, PreparedAttention, register
+from engine.config import DTypeName
+from engine.errors import ModelError
+from engine.model.proof import probe_layers, prove
+
+log = logging.getLogger(__name__)
+
+Role = Literal["target", "draft"]
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+SERVED_LAYERS = {"full_attention", "sliding_attention"}
+GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model and the facts discovered about it. `folder` is where its files are, if local."""
+
+    model: Any
+    config: PretrainedConfig
+    path: str
+    folder: Path | None
+    role: Role
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int  # columns of the logits
+    max_model_len: int
+    eos_ids: tuple[int, ...]
+    layers: tuple[LayerShape, ...]
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def device_name(self) -> str:
+        return str(self.device)
+
+    def logits(
+        self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
+    ) -> Tensor:
+        """One forward of packed rows `[1, rows]`; logits `[kept, vocab]`. `keep` is how many
+        trailing rows to keep (at least 1), or which."""
+        output = self.model(
+            input_ids=input_ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            foretoken=prepared,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def load_model(
+    path: str,
+    *,
+    role: Role,
+    revision: str | None = None,
+    dtype: DTypeName = "auto",
+    device: str = "auto",
+    max_model_len: int | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto is float32 on a CPU and
+    bfloat16 on CUDA; `max_model_len` defaults to the model's own. Raises ModelError."""
+    register()
+    name = f"the {role} model {path!r}"
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    folder = _folder(path, name)
+    source = str(folder) if folder else path
+    hub = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with _quietly():
+        config = _config(source, name, hub)
+        refuse_unservable(config, name, has_remote_code=trust_remote_code)
+        limit = _limit(config, max_model_len, name)
+        model = _weights(source, name, {**hub, "config": config, "dtype": kind})
+    model = model.to(where).eval().requires_grad_(False)
+    layers = probe_layers(model, where, name)
+    loaded = LoadedModel(
+        model=model,
+        config=config,
+        path=path,
+        folder=folder,
+        role=role,
+        dtype=kind,
+        device=where,
+        vocab_size=int(model.get_output_embeddings().weight.shape[0]),
+        max_model_len=limit,
+        eos_ids=_eos_ids(model),
+        layers=layers,
+    )
+    with _quietly():
+        prove(loaded, name)
+    return loaded
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` is CUDA when there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device is {device!r}, but no CUDA device is available; use 'cpu'")
+    return torch.device(device)
+
+
+def pick_dtype(dtype: DTypeName, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }[dtype]
+
+
+def _folder(path: str, name: str) -> Path | None:
+    """The local folder, or None when `path` can only be a hub name."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{name} has no config.json in its folder")
+        return folder
+    if HUB_NAME.fullmatch(path) and not folder.exists():
+        return None
+    raise ModelError(f"{name} was not found: give a folder with config.json, or org/name of a hub")
+
+
+def _config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedConfig:
+    file = Path(source) / "config.json"
+    if file.is_file():
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise ModelError(f"{name} has a config.json that cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise ModelError(f"{name} has a config.json that is not a JSON object")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(source, **hub)
+    except Exception as error:  # transformers raises what it likes; the operator gets one line
+        raise ModelError(f"{name} has no usable configuration: {_line(error)}") from error
+    return config
+
+
+def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: bool) -> None:
+    """Refuse what the configuration alone shows to be out of reach. Raises ModelError."""
+    architecture = (getattr(config, "architectures", None) or [config.model_type])[0]
+    name = f"{name} ({architecture})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder; only decoder-only models are served")
+    if config.get_text_config() is not config:
+        raise ModelError(f"{name} is multimodal; only text models are served")
+    custom = has_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
+    if not custom:
+        mapping = AutoModelForCausalLM._model_mapping
+        if type(config) not in mapping:
+            raise ModelError(f"{name} is not a causal language model of transformers")
+        model_class = mapping[type(config)]
+        if getattr(model_class, "_is_stateful", False) or "mamba" in config.model_type:
+            raise ModelError(
+                f"{name} keeps a recurrent state; only attention with a KV cache is served"
+            )
+        if not getattr(model_class, "_supports_attention_backend", False):
+            raise ModelError(
+                f"{name} does not support exchangeable attention in this version of transformers"
+            )
+    kinds = set(getattr(config, "layer_types", None) or SERVED_LAYERS) - SERVED_LAYERS
+    if kinds:
+        raise ModelError(
+            f"{name} has layers of kind {', '.join(sorted(kinds))}; "
+            f"served are {', '.join(sorted(SERVED_LAYERS))}"
+        )
+
+
+def _limit(config: PretrainedConfig, wanted: int | None, name: str) -> int:
+    """The longest sequence. Ropes that change with length keep to the length they start from."""
+    own: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if isinstance(rope, dict) and rope.get("rope_type") in GROWING_ROPES:
+        own = rope.get("original_max_position_embeddings") or own
+    if own is not None and wanted is not None and wanted > own:
+        raise ModelError(f"max_model_len is {wanted}, but {name} has {own} positions")
+    limit = wanted or own
+    if limit is None:
+        raise ModelError(f"{name} does not say how many positions it has; set max_model_len")
+    return limit
+
+
+def _weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
+    auto: Any = AutoModelForCausalLM  # its stubs know one return value
+    try:
+        model, report = auto.from_pretrained(
+            source, attn_implementation=NAME, output_loading_info=True, **arguments
+        )
+    except Exception as error:  # as above
+        raise ModelError(f"{name} could not be loaded: {_line(error)}") from error
+    absent = sorted(report.get("missing_keys") or [])
+    if absent:
+        raise ModelError(
+            f"{name} lacks {len(absent)} of its weights, among them {', '.join(absent[:3])}"
+        )
+    if mismatched := report.get("mismatched_keys"):
+        raise ModelError(f"{name} has {len(mismatched)} weights of the wrong shape")
+    if model.config._attn_implementation != NAME:
+        raise ModelError(f"{name} does not accept an attention function of ours")
+    return model
+
+
+def _eos_ids(model: Any) -> tuple[int, ...]:
+    """From the generation config, else the config; an int or a list in either."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return tuple(int(i) for i in (eos if isinstance(eos, list | tuple) else [eos]))
+    return ()
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error, with its kind when the text alone says little."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bars, no advice: the operator reads our lines. Restored afterwards."""
+    quiet: Any = transformers_logging  # untyped
+    verbosity = quiet.get_verbosity()
+    bars = quiet.is_progress_bar_enabled()
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()  # the hub's bars too
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        quiet.set_verbosity(verbosity)
+        if bars:
+            quiet.enable_progress_bar()

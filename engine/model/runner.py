@@ -1,0 +1,68 @@
+"""ModelRunner: one forward of one model over its plane of the KV cache; used for target and draft
+alike.
+
+Promises float32 logits of the asked rows only, in segment order, and the wall seconds of the last
+forward. Leaves to others what the logits mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.interface import AttentionBackend
+from engine.attention.sdpa import SdpaBackend
+from engine.model.batch import Batch, Segment
+from engine.model.kv_cache import KVCache
+from engine.model.loader import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """`logits` float32 `[rows, vocab]`: the rows that segments asked for, in segment order."""
+
+    logits: Tensor
+
+    def finite(self) -> list[bool]:
+        """Per row: are all logits numbers? A NaN or an infinity survives the sum."""
+        rows: list[bool] = self.logits.sum(dim=-1).isfinite().tolist()
+        return rows
+
+
+class ModelRunner:
+    """`plane` names the model's plane in `cache`; it is added there if it is not yet."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        plane: str,
+        *,
+        backend: AttentionBackend | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.backend = backend or SdpaBackend(model.device)
+        self.seconds = 0.0
+        self._clock = clock
+        self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
+        self._synchronize = model.device.type == "cuda"
+
+    def forward(self, segments: Sequence[Segment]) -> ModelOutput:
+        """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
+        `start + len(tokens)`, and everything before `start` must have been computed."""
+        started = self._clock()
+        with torch.inference_mode():
+            batch = Batch.pack(segments, self.model.device)
+            prepared = self.backend.prepare(self._plane, batch.spans)
+            logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)
+            logits = logits.float()
+        if self._synchronize:
+            torch.cuda.synchronize(self.model.device)
+        self.seconds = self._clock() - started
+        return ModelOutput(logits)
