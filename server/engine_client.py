@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 import msgspec
+import zmq
+import zmq.asyncio
 
 from engine.errors import EngineLost
 from engine.messages import (
+    Abort,
+    Command,
+    Event,
+    Fatal,
     Output,
+    Outputs,
     Ready,
+    StepMetrics,
     Submit,
     TokenLogprobs,
 )
@@ -128,3 +136,121 @@ class Stream:
         self._logprobs = None
         self._unread = False
         return output
+
+
+class EngineClient:
+    """Speaks to one engine incarnation after the other; the supervisor says which, and sets
+    `state`. `on_metrics` is called with every step's metrics, heartbeats included."""
+
+    def __init__(self, *, on_metrics: Callable[[StepMetrics], None] = lambda metrics: None) -> None:
+        self.state: EngineState = "starting"
+        self.ready: Ready | None = None  # of the present incarnation, or the last one's
+        self.on_metrics = on_metrics
+        self._streams: dict[str, Stream] = {}
+        self._link: _Link | None = None
+
+    @property
+    def inflight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def submit(self, submit: Submit) -> Stream:
+        """Hand a request to the engine. Never blocks. Raises EngineLost when it is not ready."""
+        if self.state != "ready" or self._link is None:
+            raise EngineLost(NOT_READY.get(self.state, NOT_READY["lost"]))
+        assert submit.id not in self._streams, f"request id {submit.id} is used twice"
+        stream = self._streams[submit.id] = Stream(submit.id)
+        self._link.send(submit)
+        return stream
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End these requests at once on this side, and tell the engine. Never blocks; ids that
+        have ended are passed over. What the engine still says of them is dropped."""
+        open_ids = [id for id in ids if id in self._streams]
+        for id in open_ids:
+            self._streams.pop(id).abort()
+        if open_ids and self._link is not None:
+            self._link.send(Abort(open_ids))
+
+    # -- for the supervisor ------------------------------------------------------------------
+
+    def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
+        """Bind fresh endpoints for a new incarnation and start to pump its events. A message of
+        an earlier incarnation cannot arrive: its endpoints are closed. Raises OSError."""
+        assert self._link is None, "the previous incarnation is still connected"
+        self._link = _Link(commands, events, lambda event: self._on_event(event, on_event))
+
+    async def disconnect(self) -> None:
+        """Close this incarnation's endpoints; what was still on the way is lost."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.close()
+
+    def send(self, command: Command) -> None:
+        """Drain, Stop: what concerns the incarnation, not a request."""
+        if self._link is not None:
+            self._link.send(command)
+
+    def fail_all(self, sentence: str) -> None:
+        """Every open stream raises EngineLost(sentence), after what had already arrived."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(sentence)
+
+    def _on_event(self, event: Event, on_event: Callable[[Event], None]) -> None:
+        match event:
+            case Ready():
+                self.ready = event
+            case Outputs():
+                self.on_metrics(event.metrics)
+                for output in event.items:
+                    self._deliver(output)
+        on_event(event)
+
+    def _deliver(self, output: Output) -> None:
+        stream = self._streams.get(output.id)
+        if stream is None:
+            return  # aborted on this side; the engine's word crossed ours
+        if output.finish is not None:
+            del self._streams[output.id]
+        stream.put(output)
+
+
+class _Link:
+    """The two sockets of one incarnation, and the task that reads one of them."""
+
+    def __init__(self, commands: str, events: str, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Event).decode
+        self._context = zmq.asyncio.Context()
+        self._commands = self._context.socket(zmq.PUSH)
+        self._events = self._context.socket(zmq.PULL)
+        for socket, endpoint in ((self._commands, commands), (self._events, events)):
+            socket.set_hwm(0)  # the bound is admission; neither side may ever block
+            self._bind(socket, endpoint)
+        self._task = asyncio.create_task(self._pump(), name="engine-events")
+
+    def send(self, command: Command) -> None:
+        # Done at once, or queued inside until the engine has connected: nothing to await.
+        self._commands.send(self._encode(command))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    def _bind(self, socket: zmq.asyncio.Socket, endpoint: str) -> None:
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
+
+    async def _pump(self) -> None:
+        try:
+            while True:
+                self._on_event(self._decode(await self._events.recv()))
+        except Exception as error:  # a message or a callback of ours is wrong: say so, do not hang
+            logger.exception("the engine's events are no longer read")
+            self._on_event(Fatal(f"an event of the engine could not be handled: {error}"))

@@ -1,0 +1,185 @@
+"""EngineProcess: the loop between the sockets and an engine, and how this process ends.
+
+Promises: commands are taken between steps; an idle engine beats once a second from this very loop
+(a stuck step is therefore silence); the last message of a failing process is Fatal(sentence); the
+process outlives its parent by moments at most. Leaves to others: what a step does (engine.core).
+Free of torch: the engine is made by a function that is passed in.
+
+Exit codes: 0 drained or stopped; 1 something unexpected, or the parent is gone; 2 the engine could
+not be made from this configuration (an EngineError), so that starting it again is useless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from engine.errors import EXIT_CANNOT_START, EngineError
+from engine.messages import (
+    Abort,
+    Command,
+    Drain,
+    Event,
+    Fatal,
+    Output,
+    Outputs,
+    Ready,
+    StepMetrics,
+    Stop,
+    Submit,
+)
+
+logger = logging.getLogger(__name__)
+
+BEAT_MILLISECONDS = 1000
+LINGER_MILLISECONDS = 2000  # the last words may take this long to leave
+
+EXIT_DONE = 0
+EXIT_UNEXPECTED = 1
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StepEngine(Protocol):
+    """What the loop needs of an engine (engine.core.Engine, or a script in tests)."""
+
+    ready: Ready
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, submit: Submit) -> None: ...
+
+    def abort(self, ids: Iterable[str]) -> None: ...
+
+    def step(self) -> Outputs: ...
+
+    def gauges(self) -> StepMetrics: ...
+
+
+class EngineProcess:
+    """`run()` is the whole life of the process; it returns the exit code."""
+
+    def __init__(self, make_engine: Callable[[], StepEngine], commands: str, events: str) -> None:
+        self._make_engine = make_engine
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PULL)
+        self._events = self._context.socket(zmq.PUSH)
+        # Unbounded on purpose: the bound is admission in the front end, and neither side may block.
+        self._commands.set_hwm(0)
+        self._events.set_hwm(0)
+        self._commands.connect(commands)
+        self._events.connect(events)
+        self._decode = msgspec.msgpack.Decoder(Command).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._draining = False
+        self._stopping = False
+
+    def run(self) -> int:
+        try:
+            engine = self._make()
+            if engine is None:
+                return EXIT_CANNOT_START
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._send(engine.ready)
+            self._serve(engine)
+            return EXIT_DONE
+        except EngineError as error:
+            self._die(str(error))
+        except Exception as error:
+            logger.exception("the engine stops: unexpected error")
+            self._send(Fatal(f"the engine failed: {type(error).__name__}: {error}"))
+        finally:
+            self._context.destroy(linger=LINGER_MILLISECONDS)
+        return EXIT_UNEXPECTED
+
+    def _make(self) -> StepEngine | None:
+        try:
+            return self._make_engine()
+        except EngineError as error:
+            self._die(str(error))
+            return None
+
+    def _serve(self, engine: StepEngine) -> None:
+        while True:
+            self._receive(engine, 0 if engine.has_work or self._draining else BEAT_MILLISECONDS)
+            if self._stopping:
+                return
+            if engine.has_work:
+                self._send(engine.step())
+            elif self._draining:
+                return
+
+    def _receive(self, engine: StepEngine, wait: int) -> None:
+        """Take every command that is there; wait up to `wait` ms for the first, then beat."""
+        if not self._commands.poll(wait):
+            if wait:
+                self._send(Outputs([], engine.gauges()))
+            return
+        while True:
+            try:
+                data = self._commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._obey(engine, self._decode(data))
+
+    def _obey(self, engine: StepEngine, command: Command) -> None:
+        match command:
+            case Submit() if self._draining:
+                refused = Output(id=command.id, finish="error", error="the engine is shutting down")
+                self._send(Outputs([refused], engine.gauges()))
+            case Submit():
+                engine.add(command)
+            case Abort():
+                engine.abort(command.ids)
+            case Drain():
+                self._draining = True
+            case Stop():
+                self._stopping = True
+
+    def _send(self, event: Event) -> None:
+        self._events.send(self._encode(event))
+
+    def _die(self, sentence: str) -> None:
+        logger.error("the engine stops: %s", sentence)
+        self._send(Fatal(sentence))
+
+    def _on_sigterm(self, signum: int, frame: object) -> None:
+        self._draining = True
+
+
+def follow_parent() -> None:
+    """Make this process end with its parent, even in the middle of a step. Call it first.
+
+    Twice, for two failures: a thread waits for the end of stdin when that is a pipe (works
+    everywhere, needs the interpreter), and on Linux the kernel kills (needs nothing of us).
+    Ctrl-C in a terminal is the parent's to handle: it drains.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        piped = stat.S_ISFIFO(os.fstat(0).st_mode)
+    except OSError:  # no stdin at all
+        piped = False
+    if not piped:
+        return  # started by hand
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    threading.Thread(target=_exit_with_stdin, name="parent-watch", daemon=True).start()
+
+
+def _exit_with_stdin() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(EXIT_UNEXPECTED)

@@ -1,0 +1,88 @@
+"""Incarnation: one engine process, from spawn to the last trace of it. Owned by the supervisor.
+
+Promises: endpoints and configuration lie in a private (0700) folder of its own, so no message of
+another incarnation can arrive; `close` leaves neither a process nor the folder. The child's stdin
+is a pipe of ours that nobody writes: its end tells the child that we are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from engine.config import EngineConfig
+
+MAX_FOLDER_BYTES = 80  # a Unix socket's path ends at 107 bytes
+
+
+class Incarnation:
+    """Make it, connect the client to `commands` and `events`, `spawn`, and always `close`."""
+
+    def __init__(self) -> None:
+        base = tempfile.gettempdir()
+        if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
+            base = "/tmp"
+        self.folder = Path(tempfile.mkdtemp(prefix="foretoken-", dir=base))
+        self.commands = f"ipc://{self.folder}/commands"
+        self.events = f"ipc://{self.folder}/events"
+        self._process: asyncio.subprocess.Process | None = None
+        self._stdin: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it."""
+        return self._process.returncode if self._process is not None else None
+
+    async def spawn(
+        self, command: Sequence[str], config: EngineConfig, *, environment: Mapping[str, str]
+    ) -> None:
+        """Start `command --config .. --commands .. --events ..`. Raises OSError."""
+        path = self.folder / "engine.json"
+        path.write_text(config.model_dump_json(), encoding="utf-8")
+        read_end, self._stdin = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                *("--config", str(path), "--commands", self.commands, "--events", self.events),
+                stdin=read_end,
+                env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal is for the front end alone
+            )
+        finally:
+            os.close(read_end)
+
+    async def wait(self) -> int:
+        """Returns the exit code."""
+        assert self._process is not None, "wait() before spawn()"
+        return await self._process.wait()
+
+    async def close(self) -> None:
+        """Kill what still runs (the whole session of the child), reap it, remove the folder."""
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
+        if self._process is not None:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def how_it_ended(exit_code: int) -> str:
+    """One sentence for the operator and for the clients whose requests were open."""
+    if exit_code >= 0:
+        return f"the engine process exited with code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = " (by hand, or because memory ran out)" if name == "SIGKILL" else ""
+    return f"the engine process was killed by {name}{hint}"

@@ -1,0 +1,244 @@
+"""EngineSupervisor: keeps one engine process alive behind an EngineClient.
+
+Owns the child, its private endpoints and its states (server.lifecycle decides, this acts).
+Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
+again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
+(server.engine_client), and what to do when `failed` is set (exit non-zero: the cli).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.config import EngineConfig
+from engine.errors import EXIT_CANNOT_START
+from engine.messages import Drain, Event, Fatal, Ready, Stop
+from server.engine_client import EngineClient, EngineState
+from server.incarnation import Incarnation, how_it_ended
+from server.lifecycle import Lifecycle, Loss, RestartPolicy
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "engine")
+WATCH_TICKS = 4  # looks within `watchdog` seconds
+LAST_WORDS_SECONDS = 2.0  # for what a process sent just before it ended, and for its exit code
+STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """Seconds. `watchdog`: silence of a ready engine (it beats once a second when idle)."""
+
+    watchdog: float = 30.0
+    start_timeout: float = 600.0
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+class EngineSupervisor:
+    """`start()` once, in a running loop; `stop(grace)` at the end. `failed` is set when the engine
+    is given up; `failure` then holds the sentence for the operator."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: EngineClient,
+        *,
+        settings: SupervisorSettings | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+        environment: Mapping[str, str] | None = None,
+        on_state: Callable[[EngineState], None] = lambda state: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failed = asyncio.Event()
+        self._config = config
+        self._client = client
+        self._settings = settings if settings is not None else SupervisorSettings()
+        self._command = tuple(command)
+        self._environment = dict(os.environ if environment is None else environment)
+        self._on_state = on_state
+        self._clock = clock
+        self._lifecycle = Lifecycle(self._settings.restarts, observe=self._changed)
+        self._incarnation: Incarnation | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+
+    @property
+    def state(self) -> EngineState:
+        return self._lifecycle.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine was given up: in its own words, if it had any."""
+        return self._lifecycle.failure
+
+    @property
+    def pid(self) -> int | None:
+        """Of the present engine process, if there is one."""
+        return self._incarnation.pid if self._incarnation is not None else None
+
+    async def start(self) -> None:
+        """Begin to start the engine and return; watch `state`, `on_state` or `failed`."""
+        assert self._task is None, "start() is called once"
+        self._changed(self.state)
+        self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    async def stop(self, grace: float) -> None:
+        """No new requests; running ones have `grace` seconds, then each ends with a sentence.
+        Returns when the process and its files are gone. `hurry()` cuts the grace short."""
+        if self.state == "ready":
+            self._lifecycle.drain()
+            self._client.send(Drain())
+            await self._finish(grace)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self.state not in ("failed", "stopped"):
+            self._lifecycle.stop()
+
+    def hurry(self) -> None:
+        """End the grace period of a `stop` that is under way, or will be."""
+        self._hurry.set()
+
+    async def _finish(self, grace: float) -> None:
+        """Wait for the drained engine to exit; after `grace` seconds cut what still runs."""
+        assert self._task is not None, "only a started engine is ready"
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({self._task, hurry}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not self._task.done():
+            self._client.fail_all(
+                f"the server is shutting down; the request did not end within {grace:g} s"
+            )
+            self._client.send(Stop())
+            await asyncio.wait({self._task}, timeout=STOP_SECONDS)
+
+    # -- one incarnation after the other -------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        try:
+            while (delay := await self._live()) is not None:
+                await asyncio.sleep(delay)
+                self._lifecycle.restart()
+        except Exception as error:  # a bug of ours must not look like an engine that is starting
+            logger.exception("the supervisor stops: unexpected error")
+            sentence = f"the server failed: {type(error).__name__}: {error}"
+            self._lifecycle.fail(sentence)
+            self._client.fail_all(sentence)
+            self.failed.set()
+
+    async def _live(self) -> float | None:
+        """The life of one incarnation. Returns seconds until the next, or None: no more."""
+        self._incarnation = incarnation = Incarnation()
+        try:
+            loss = await self._run(incarnation)
+            return self._mourn(loss)
+        finally:
+            self._incarnation = None
+            await self._client.disconnect()
+            await incarnation.close()
+
+    def _mourn(self, loss: Loss) -> float | None:
+        """Streams first: nobody waits for the killing and sweeping that follow."""
+        delay: float | None = None
+        if self.state != "draining":
+            delay = self._lifecycle.lose(loss, self._clock())
+        self._client.fail_all(loss.sentence)
+        if self.state == "failed":
+            self.failed.set()
+        return delay
+
+    async def _run(self, incarnation: Incarnation) -> Loss:
+        """Spawn, and watch until it is over: exit, Fatal, or silence."""
+        signs = _Signs()
+        try:
+            self._client.connect(
+                incarnation.commands,
+                incarnation.events,
+                on_event=lambda event: self._on_event(event, signs),
+            )
+            await incarnation.spawn(self._command, self._config, environment=self._environment)
+        except OSError as error:
+            return Loss(f"the engine process could not be started: {error}")
+        exited = asyncio.create_task(incarnation.wait())
+        try:
+            over = await self._watch(exited, signs)
+            return over if over is not None else await self._last_words(incarnation, exited, signs)
+        finally:
+            exited.cancel()
+
+    def _on_event(self, event: Event, signs: _Signs) -> None:
+        signs.heard = True
+        match event:
+            case Ready():
+                self._lifecycle.ready(self._clock())
+                signs.ready.set()
+            case Fatal():
+                signs.fatal = event.message
+                signs.over.set()
+
+    async def _watch(self, exited: asyncio.Task[int], signs: _Signs) -> Loss | None:
+        """None when it exited or said Fatal; a Loss when it says nothing."""
+        settings = self._settings
+        over = asyncio.create_task(signs.over.wait())
+        ready = asyncio.create_task(signs.ready.wait())
+        try:
+            await _first({exited, over, ready}, settings.start_timeout)
+            if not (exited.done() or over.done() or ready.done()):
+                return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
+            # Looks are counted, not seconds: if our own loop was held up, so was our hearing.
+            silent = 0
+            while not await _first({exited, over}, settings.watchdog / WATCH_TICKS):
+                silent = 0 if signs.heard else silent + 1
+                signs.heard = False
+                if silent >= WATCH_TICKS:
+                    return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
+            return None
+        finally:
+            over.cancel()
+            ready.cancel()
+
+    async def _last_words(
+        self, incarnation: Incarnation, exited: asyncio.Task[int], signs: _Signs
+    ) -> Loss:
+        """What was sent before the end may still be on the way, and so may the exit code."""
+        deadline = self._clock() + LAST_WORDS_SECONDS
+        while self._clock() < deadline:
+            code = incarnation.exit_code
+            if code is not None and (code < 0 or self._all_said(code, signs)):
+                break
+            await asyncio.sleep(0.01)
+        code = incarnation.exit_code
+        sentence = signs.fatal
+        if sentence is None:
+            sentence = how_it_ended(code) if code is not None else "the engine ended"
+        return Loss(sentence, useless_to_retry=code == EXIT_CANNOT_START)
+
+    def _all_said(self, code: int, signs: _Signs) -> bool:
+        """A failing process says Fatal, a drained one ends every stream."""
+        return signs.fatal is not None if code else self._client.inflight == 0
+
+    def _changed(self, state: EngineState) -> None:
+        self._client.state = state
+        self._on_state(state)
+
+
+class _Signs:
+    """What was heard of one incarnation."""
+
+    def __init__(self) -> None:
+        self.heard = False  # since the last look
+        self.ready = asyncio.Event()
+        self.over = asyncio.Event()
+        self.fatal: str | None = None
+
+
+async def _first(tasks: set[asyncio.Task[int] | asyncio.Task[bool]], timeout: float) -> bool:
+    """Whether one of them was done within `timeout` seconds."""
+    done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
