@@ -1,0 +1,239 @@
+"""Rows of logits to rows of final log-probabilities: the only place where sampling fields act.
+
+Order, as vLLM and transformers have it: logit_bias, min_tokens, repetition penalty, frequency and
+presence penalties, temperature, top_k, top_p, min_p. What is removed becomes -inf.
+
+Promises: a row of the result depends on that row's logits and context alone, to the bit on the CPU;
+the given logits are never written to. A row is log-probabilities up to one constant of that row:
+nothing here needs the constant, and neither does an argmax with noise.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from engine.messages import SamplingParams
+from engine.sampling.filters import keep_most_likely
+from engine.sequence import Sequence
+
+_MAX_HISTORIES = 512
+_LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
+
+
+@dataclass(slots=True)
+class RowContext:
+    """What a row of logits follows: the committed tokens of `seq`, then `path`, the proposed tokens
+    on the way to this row (empty for the root)."""
+
+    seq: Sequence
+    path: list[int]
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token that this row predicts."""
+        return len(self.seq.tokens) + len(self.path)
+
+    @property
+    def num_output(self) -> int:
+        """Generated tokens before the one that this row predicts."""
+        return len(self.seq.tokens) - self.seq.num_prompt + len(self.path)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Neighbouring rows of one sequence."""
+
+    seq: Sequence
+    first: int
+    contexts: list[RowContext]
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.contexts)
+
+
+@dataclass(slots=True)
+class _History:
+    """Committed tokens of one sequence as the penalties need them, kept up to date by appending."""
+
+    seq: Sequence
+    length: int = 0
+    seen: dict[int, None] = field(default_factory=dict)  # prompt and generated
+    counts: dict[int, int] = field(default_factory=dict)  # generated
+
+    def catch_up(self) -> None:
+        num_prompt = self.seq.num_prompt
+        for position in range(self.length, len(self.seq.tokens)):
+            token = self.seq.tokens[position]
+            self.seen[token] = None
+            if position >= num_prompt:
+                self.counts[token] = self.counts.get(token, 0) + 1
+        self.length = len(self.seq.tokens)
+
+
+class LogitsProcessor:
+    """`eos_ids` are what `min_tokens` makes impossible, besides the request's stop_token_ids."""
+
+    def __init__(self, eos_ids: Collection[int]) -> None:
+        self._eos_ids = frozenset(eos_ids)
+        self._histories: OrderedDict[int, _History] = OrderedDict()
+
+    def finalize(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
+        """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities.
+
+        Rows of a sequence should be neighbours (they are cheaper then); the result is the same if
+        they are not. Returns `logits` itself when no field asks for anything.
+        """
+        assert len(contexts) == len(logits)
+        runs = _runs(contexts)
+        out = logits
+        adjusted = [run for run in runs if _is_adjusted(run)]
+        if adjusted:
+            out = logits.clone()
+            for run in adjusted:
+                self._adjust(out[run.first : run.stop], run)
+        out = _temper(out, runs)
+        filtered = [run for run in runs if _is_filtered(run.seq.params)]
+        if filtered:
+            out = out.clone() if out is logits else out
+            _filter(out, filtered)
+        return out
+
+    def forget(self, seq: Sequence) -> None:
+        """Optional: what is kept per sequence is bounded and only saves work."""
+        self._histories.pop(id(seq), None)
+
+    def _adjust(self, rows: Tensor, run: _Run) -> None:
+        """Bias, min_tokens and penalties, in place."""
+        params, vocab = run.seq.params, rows.shape[1]
+        if params.logit_bias:
+            ids = [token for token in params.logit_bias if token < vocab]
+            values = [params.logit_bias[token] for token in ids]
+            rows[:, ids] += torch.tensor(values, dtype=rows.dtype, device=rows.device)
+        early = [i for i, c in enumerate(run.contexts) if c.num_output < params.min_tokens]
+        if early:
+            stops = {*self._eos_ids, *params.stop_token_ids}
+            for token in stops:
+                if token < vocab:
+                    rows[: len(run.contexts)][early, token] = -torch.inf
+        if params.repetition_penalty != 1.0:
+            self._penalise_repetition(rows, run)
+        if params.frequency_penalty or params.presence_penalty:
+            self._penalise_counts(rows, run)
+
+    def _penalise_repetition(self, rows: Tensor, run: _Run) -> None:
+        """Divide positive logits of tokens seen so far, multiply others (arXiv:1909.05858)."""
+        penalty = run.seq.params.repetition_penalty
+        seen = self._history(run.seq).seen
+        if seen:
+            ids = torch.tensor(list(seen), device=rows.device)
+            rows[:, ids] = _repelled(rows[:, ids], penalty)
+        pairs = [
+            (i, token)
+            for i, context in enumerate(run.contexts)
+            for token in dict.fromkeys(context.path)
+            if token not in seen
+        ]
+        if pairs:
+            index = tuple(torch.tensor(pairs, device=rows.device).unbind(1))
+            rows[index] = _repelled(rows[index], penalty)
+
+    def _penalise_counts(self, rows: Tensor, run: _Run) -> None:
+        """Frequency per occurrence, presence once, over generated tokens and the row's path."""
+        params = run.seq.params
+        history = self._history(run.seq).counts
+        pairs: list[tuple[int, int]] = []
+        penalties: list[float] = []
+        for i, context in enumerate(run.contexts):
+            counts = history
+            if context.path:
+                counts = dict(history)
+                for token in context.path:
+                    counts[token] = counts.get(token, 0) + 1
+            pairs += [(i, token) for token in counts]
+            penalties += [
+                params.frequency_penalty * count + params.presence_penalty
+                for count in counts.values()
+            ]
+        if pairs:
+            index = tuple(torch.tensor(pairs, device=rows.device).unbind(1))
+            rows[index] -= torch.tensor(penalties, dtype=rows.dtype, device=rows.device)
+
+    def _history(self, seq: Sequence) -> _History:
+        history = self._histories.pop(id(seq), None)
+        if history is None or history.seq is not seq or history.length > len(seq.tokens):
+            history = _History(seq)
+            if len(self._histories) >= _MAX_HISTORIES:
+                self._histories.popitem(last=False)
+        self._histories[id(seq)] = history
+        history.catch_up()
+        return history
+
+
+def _repelled(logits: Tensor, penalty: float) -> Tensor:
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
+
+
+def _runs(contexts: Seq[RowContext]) -> list[_Run]:
+    runs: list[_Run] = []
+    first = 0
+    for _, group in groupby(contexts, key=lambda context: id(context.seq)):
+        rows = list(group)
+        runs.append(_Run(rows[0].seq, first, rows))
+        first += len(rows)
+    return runs
+
+
+def _is_adjusted(run: _Run) -> bool:
+    params = run.seq.params
+    return bool(
+        params.logit_bias
+        or params.repetition_penalty != 1.0
+        or params.frequency_penalty
+        or params.presence_penalty
+        or run.seq.num_output < params.min_tokens
+    )
+
+
+def _is_filtered(params: SamplingParams) -> bool:
+    """At temperature 0 the most likely token is kept by every filter."""
+    return params.temperature > 0 and bool(
+        params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0
+    )
+
+
+def _temper(logits: Tensor, runs: list[_Run]) -> Tensor:
+    """Divide by the temperature; 0 (greedy) and 1 leave a row as it is, to the bit."""
+    divisors: list[float] = []
+    for run in runs:
+        temperature = run.seq.params.temperature
+        divisor = max(temperature, _LEAST_TEMPERATURE) if temperature else 1.0
+        divisors += [divisor] * len(run.contexts)
+    if all(divisor == 1.0 for divisor in divisors):
+        return logits
+    column = torch.tensor(divisors, dtype=logits.dtype, device=logits.device).unsqueeze(1)
+    return logits / column
+
+
+def _filter(rows: Tensor, runs: list[_Run]) -> None:
+    """top_k, top_p and min_p on the rows of these runs, in place."""
+    index = [row for run in runs for row in range(run.first, run.stop)]
+    params = [run.seq.params for run in runs for _ in run.contexts]
+    whole = len(index) == len(rows)
+    kept = keep_most_likely(
+        rows if whole else rows[index],
+        top_k=[p.top_k for p in params],
+        top_p=[p.top_p for p in params],
+        min_p=[p.min_p for p in params],
+    )
+    if whole:
+        rows.copy_(kept)
+    else:
+        rows[index] = kept

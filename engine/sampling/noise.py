@@ -1,0 +1,168 @@
+"""Keyed Gumbel noise: one number per (seed, absolute position, target vocabulary id), nothing else.
+
+The noise at a position does not depend on the batch, the row, the drafter or what was drawn before,
+so the same seed gives the same text with any proposer, any K, or none, and a drafter that draws
+with the same noise agrees with the target as often as coupling allows (Daliri, Musco and Suresh,
+arXiv:2408.07978).
+
+The hash is integer arithmetic modulo 2**32 and 2**64, identical on every device; the two logarithms
+after it may differ between devices in the last bit. The cache only saves work: a row is the same
+whether it was cached or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+Key = tuple[int, int]  # (seed of 64 bits, absolute position)
+
+_CACHE_BYTES = 32 * 2**20
+_SILENT = 0  # slot of the row without noise
+_MASK64 = 2**64 - 1
+_LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
+
+
+class KeyedNoise:
+    """Rows of standard Gumbel noise over `vocab_size` target ids, float32 on `device`.
+
+    The draft and the target of one step ask for the same rows, and the positions after a rejection
+    are asked for again in the next step, so the last `cache_bytes` worth of rows are kept.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        cache_bytes: int = _CACHE_BYTES,
+    ) -> None:
+        self._device = torch.device(device)
+        ids = torch.arange(vocab_size, dtype=torch.int64)
+        self._token_words = _token_words(ids).to(self._device)
+        self._capacity = max(cache_bytes // (4 * vocab_size), 1)
+        self._rows = torch.empty(1 + self._capacity, vocab_size, device=self._device)
+        self._rows[_SILENT] = 0
+        self._slots: dict[Key, int] = {}
+        self._held: list[Key | None] = [None] * (1 + self._capacity)
+        self._next = 1
+
+    def rows(self, keys: Seq[Key | None]) -> Tensor:
+        """[len(keys), vocab] noise; None asks for a row of zeros (greedy). Read-only, and valid
+        until the next call: it may be a view of the cache."""
+        if not self._hold(keys):
+            return self._direct(keys)
+        slots = [_SILENT if key is None else self._slots[key] for key in keys]
+        first = slots[0] if slots else 0
+        if slots == list(range(first, first + len(slots))):
+            return self._rows[first : first + len(slots)]
+        return self._rows.index_select(0, torch.tensor(slots, device=self._device))
+
+    def prefetch(self, keys: Seq[Key]) -> None:
+        """Compute in one go the rows that will be asked for soon. Changes no result."""
+        self._hold(keys)
+
+    def _hold(self, keys: Iterable[Key | None]) -> bool:
+        """Bring every key into the cache; False when there are more of them than slots."""
+        wanted = dict.fromkeys(key for key in keys if key is not None)
+        missing = [key for key in wanted if key not in self._slots]
+        if not missing:
+            return True
+        if len(wanted) > self._capacity:
+            return False
+        if self._next + len(missing) > len(self._held):
+            self._next = 1
+        if any(key in wanted for key in self._held[self._next : self._next + len(missing)]):
+            self._clear()
+            missing = list(wanted)
+        self._store(missing)
+        return True
+
+    def _store(self, keys: list[Key]) -> None:
+        first = self._next
+        self._next = stop = first + len(keys)
+        for old in self._held[first:stop]:
+            if old is not None:
+                del self._slots[old]
+        self._held[first:stop] = keys
+        self._slots.update(zip(keys, range(first, stop), strict=True))
+        self._rows[first:stop] = gumbel(keys, self._token_words)
+
+    def _clear(self) -> None:
+        self._slots.clear()
+        self._held = [None] * len(self._held)
+        self._next = 1
+
+    def _direct(self, keys: Seq[Key | None]) -> Tensor:
+        """Without the cache, for a step with more rows than it holds."""
+        rows = gumbel([key or (0, 0) for key in keys], self._token_words)
+        silent = [i for i, key in enumerate(keys) if key is None]
+        if silent:
+            rows[silent] = 0
+        return rows
+
+
+def gumbel(keys: Seq[Key], token_words: Tensor) -> Tensor:
+    """[len(keys), vocab] float32 standard Gumbel noise, between -2.9 and 22.2.
+
+    u is exact near 0, where large values come from (g = -log(-log(1 - u)) is about -log u there);
+    the other end only decides how small a small value is, and is clamped.
+    """
+    words = _hash(keys, token_words)
+    u = words.to(torch.float32).mul_(2.0**-31).add_(2.0**-32)
+    exponential = u.clamp_(max=_LARGEST_UNIFORM).neg_().log1p_().neg_()
+    return exponential.log_().neg_()
+
+
+def _hash(keys: Seq[Key], token_words: Tensor) -> Tensor:
+    """[len(keys), vocab] int32, uniform on 0 .. 2**31-1.
+
+    Two multiply-and-fold rounds (the constants of Wellons' lowbias32) over a token word that is
+    mixed already, with half of the row's 64-bit key before each. An arithmetic right shift folds
+    the sign into every copied bit, so each xor-shift but the last masks it away; in the last it
+    clears the sign and maps two words onto each of the 2**31 results, which is still uniform.
+    """
+    row_words = [row_key(seed, position) for seed, position in keys]
+    low = _column([word & 0xFFFFFFFF for word in row_words], token_words.device)
+    high = _column([word >> 32 for word in row_words], token_words.device)
+    x = token_words.bitwise_xor(low)
+    x.mul_(_signed(0x7FEB352D))
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+    x.bitwise_xor_(high)
+    x.mul_(_signed(0x846CA68B))
+    return x.bitwise_xor_(x >> 16)
+
+
+def row_key(seed: int, position: int) -> int:
+    """The 64-bit key of one row: SplitMix64 (Steele, Lea and Flood, 2014) over both."""
+    return _splitmix64(_splitmix64(seed & _MASK64) ^ (position & _MASK64))
+
+
+def _splitmix64(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def _token_words(ids: Tensor) -> Tensor:
+    """A fixed, mixed and distinct int32 word per vocabulary id (lowbias32, a bijection)."""
+    x = (ids * 0x9E3779B1 + 0x85EBCA77) & 0xFFFFFFFF
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
+    x = x ^ (x >> 16)
+    return torch.where(x >= 2**31, x - 2**32, x).to(torch.int32)
+
+
+def _column(words: list[int], device: torch.device) -> Tensor:
+    """[n, 1] int32 of unsigned 32-bit words."""
+    return torch.tensor(
+        [[_signed(word)] for word in words], dtype=torch.int32, device=device
+    ).reshape(-1, 1)
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word

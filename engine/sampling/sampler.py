@@ -1,0 +1,91 @@
+"""From final log-probabilities to tokens, and from raw logits to the log-probabilities a user sees.
+
+A draw is a function of (the row's log-probabilities, seed, absolute position) alone: the argmax of
+log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from engine.messages import TokenLogprobs
+from engine.sampling.logits import RowContext
+from engine.sampling.noise import Key, KeyedNoise
+
+NOT_FINITE = -1  # in place of a token: nothing can be drawn from that row
+_ELEMENTS_AT_ONCE = 2**24  # of logits ranked at once, to bound the memory
+
+
+class Sampler:
+    """Draws for the target and for the drafter. Share one object between both: they need the same
+    noise, and it is computed once. Sized by the first logits it meets."""
+
+    def __init__(self) -> None:
+        self._noise: KeyedNoise | None = None
+
+    def sample(self, log_probs: Tensor, contexts: Seq[RowContext]) -> Tensor:
+        """[rows, vocab] final log-probabilities -> [rows] int64 tokens on the same device, or
+        NOT_FINITE where a row holds NaN or +inf, or nothing but -inf."""
+        keys = [_key(context) for context in contexts]
+        if any(keys):
+            log_probs = log_probs + self._for(log_probs).rows(keys)
+        best, tokens = log_probs.max(dim=1)
+        return tokens.masked_fill_(~best.isfinite(), NOT_FINITE)
+
+    def prefetch(self, log_probs: Tensor, keys: Seq[Key]) -> None:
+        """Compute the noise of these (seed, position) pairs in one go, for rows that are as wide
+        and on the same device as `log_probs`. Changes no result."""
+        self._for(log_probs).prefetch(keys)
+
+    def _for(self, log_probs: Tensor) -> KeyedNoise:
+        if self._noise is None:
+            self._noise = KeyedNoise(log_probs.shape[1], device=log_probs.device)
+        return self._noise
+
+
+def _key(context: RowContext) -> Key | None:
+    params = context.seq.params
+    return (params.seed, context.position) if params.temperature > 0 else None
+
+
+def token_logprobs(
+    logits: Tensor, rows: Seq[int], tokens: Seq[int], counts: Seq[int]
+) -> list[TokenLogprobs]:
+    """Log-probabilities under the model itself, for prompt rows and generated ones alike.
+
+    `logits` [all rows, vocab] raw; the i-th answer is about `tokens[i]` at row `rows[i]`, with the
+    `counts[i]` most likely ids of that row, most likely first, ties to the lower id.
+    """
+    answers: list[TokenLogprobs] = []
+    piece = max(_ELEMENTS_AT_ONCE // logits.shape[1], 1)
+    for start in range(0, len(rows), piece):
+        part = slice(start, start + piece)
+        answers += _scored(logits[list(rows[part])], tokens[part], counts[part])
+    return answers
+
+
+def _scored(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> list[TokenLogprobs]:
+    log_probs = logits.log_softmax(dim=1)
+    chosen = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+    values = log_probs.gather(1, chosen).squeeze(1).tolist()
+    ids = _ranked(log_probs, min(max(counts), logits.shape[1]))
+    tops = log_probs.gather(1, ids).tolist()
+    return [
+        TokenLogprobs(token, value, list(zip(row_ids[:count], row_tops[:count], strict=True)))
+        for token, value, count, row_ids, row_tops in zip(
+            tokens, values, counts, ids.tolist(), tops, strict=True
+        )
+    ]
+
+
+def _ranked(values: Tensor, count: int) -> Tensor:
+    """[rows, count] ids of the largest values, ties to the lower id: the value's bits, made to
+    order like integers, with the reversed id below them, in one int64."""
+    bits = (values + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ids = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
+    packed = (ordered.to(torch.int64) << 32) | ids
+    return packed.topk(count, dim=1).indices

@@ -1,0 +1,90 @@
+"""How guesses are checked. One rule so far, exact for every proposer: sample and match.
+
+The target's token is drawn at every row of a proposal at once, with noise keyed by (seed, absolute
+position, token id); the walk then follows the proposal while some child equals the token drawn at
+its parent. So the draw never sees the proposal: each emitted token has the target's law, and it is
+the token that plain decoding would have emitted (Daliri, Musco and Suresh, arXiv:2408.07978).
+
+The trimming law: since a proposal never influences a token here, anything may shorten it before the
+forward (a budget, a grammar, low confidence), even looking at the guessed token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.sampling.logits import RowContext
+from engine.sampling.sampler import Sampler
+from engine.speculation.proposal import Proposal
+
+
+@dataclass(slots=True)
+class VerifyResult:
+    """One sampling chunk. `path`: accepted node indices in order; `tokens`: theirs, then exactly
+    one new token. If the root's logits are not finite numbers, `finite` is False and `tokens`
+    empty; if only deeper ones are not, the walk ends before them."""
+
+    path: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    num_proposed: int = 0
+    finite: bool = True
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path)
+
+
+class Verifier(Protocol):
+    """`log_probs` are final (see sampling.logits); rows of chunk i are its root's, then one per
+    node of `proposals[i]`; one context per row."""
+
+    def accept(
+        self, log_probs: Tensor, contexts: Seq[RowContext], proposals: Seq[Proposal]
+    ) -> list[VerifyResult]: ...
+
+
+class MatchSampled:
+    """Give it the sampler that the drafter draws with, and noise is computed once per step."""
+
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self._sampler = sampler or Sampler()
+
+    def accept(
+        self, log_probs: Tensor, contexts: Seq[RowContext], proposals: Seq[Proposal]
+    ) -> list[VerifyResult]:
+        """One VerifyResult per proposal; one device-to-host copy."""
+        assert len(contexts) == sum(1 + len(proposal) for proposal in proposals)
+        drawn: list[int] = self._sampler.sample(log_probs, contexts).tolist()
+        results, row = [], 0
+        for proposal in proposals:
+            results.append(walk(proposal, drawn[row : row + 1 + len(proposal)]))
+            row += 1 + len(proposal)
+        return results
+
+
+def walk(proposal: Proposal, drawn: Seq[int]) -> VerifyResult:
+    """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
+    A negative one stands for a row from which nothing could be drawn."""
+    children: dict[tuple[int, int], int] = {}
+    for node in range(proposal.num_candidates):
+        children.setdefault((proposal.parents[node], proposal.tokens[node]), node)
+    result = VerifyResult(num_proposed=proposal.num_candidates)
+    node = -1
+    while True:
+        token = drawn[1 + node]
+        if token < 0:
+            break
+        result.tokens.append(token)
+        child = children.get((node, token))
+        if child is None:
+            return result
+        result.path.append(child)
+        node = child
+    # The token before the unusable row stands as the new one.
+    result.finite = bool(result.path)
+    del result.path[-1:]
+    return result
