@@ -116,7 +116,7 @@ class Scheduler:
                 self._preempt(plan, self._youngest(plan, seq))
                 if seq.status != "running":
                     return 0
-        # Within one forward every layer writes its keys before anyone attends, so a sequence that is
+        # Within one forward every layer writes its keys before anyone attends, so a sequence
         # admitted later in this very plan may share these blocks.
         self.pool.publish(seq, end)
         plan.chunks.append(Chunk(seq, start, length, k))
@@ -168,12 +168,15 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------
 
-    def commit(self, chunk: Chunk, tokens: list[int], num_accepted: int, draft_valid: int) -> None:
+    def commit(
+        self, chunk: Chunk, tokens: list[int], num_accepted: int, draft_valid: int | None = None
+    ) -> None:
         """Take the result of one chunk, before anything else happens to its sequence.
 
         `tokens` are appended: accepted guesses and one more, already cut at a stop token and at
         `room`; none for a chunk that does not sample. `num_accepted` guesses have their KV in order
-        behind the chunk. The drafter's plane is valid below position `draft_valid`. The counters
+        behind the chunk. The drafter's plane is valid below `draft_valid`, or as far as the
+        proposer itself said in `num_draft_computed`, but not beyond what was accepted. The counters
         `rounds`, `proposed` and `accepted` are the caller's.
         """
         seq, pool = chunk.seq, self.pool
@@ -183,8 +186,9 @@ class Scheduler:
         assert len(tokens) <= self.room(seq)
         seq.tokens.extend(tokens)
         total = len(seq.tokens)
+        drafted = seq.num_draft_computed if draft_valid is None else draft_valid
         seq.num_computed = min(chunk.end + num_accepted, total - 1)
-        seq.num_draft_computed = min(draft_valid, total - 1)
+        seq.num_draft_computed = min(drafted, seq.num_computed)
         pool.publish(seq, seq.num_computed)
         pool.mark_draft_ready(seq, seq.num_draft_computed)
         pool.trim(seq, total)

@@ -1,0 +1,216 @@
+"""Controller: which K pays. FixedK obeys; AdaptiveK maximises expected tokens per second.
+
+AdaptiveK multiplies two estimates: how many guesses will be accepted (a survival model of the first
+mismatch) and what a step of a given size costs (a start-up profile, corrected online). K = 0 is an
+ordinary answer; while there, short probes keep the acceptance estimate alive. Goodput as the goal:
+TurboSpec, arXiv:2406.14066. No clock and no randomness in here: seconds are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import SpeculationConfig
+from engine.estimates import AcceptanceEstimate, CostCurve, HostCost, Points
+
+_HYSTERESIS = 1.02
+_PROBE_K = 2
+_PROBE_FIRST, _PROBE_LAST = 32, 256  # rounds between probes while K is 0
+_BURST_TRIALS = 24.0  # a promising probe is repeated at once until it has this many trials
+_PROMISING = 0.5  # accepted of proposed
+_DOUBT = 12.0  # trials that the past may weigh against a probe
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the next step faces: sequences that will sample in it, the sum of their lengths, the
+    queue behind them."""
+
+    num_sequences: int
+    context_tokens: int = 0
+    num_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepObservation:
+    """What one step did and took. `rows` are the target's, `k` the largest in the plan, `outcomes`
+    (proposed, accepted) of each sequence that sampled. The three times are disjoint parts of the
+    step; its costs are learnt only if it is `pure_decode` (no prompt rows)."""
+
+    num_sequences: int
+    rows: int
+    k: int
+    outcomes: Sequence[tuple[int, int]]
+    draft_seconds: float
+    target_seconds: float
+    host_seconds: float
+    pure_decode: bool
+
+
+class KController(Protocol):
+    """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
+    measurements: target seconds by rows, seconds of one draft step by sequences, host seconds."""
+
+    name: str
+    k_max: int
+
+    def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None: ...
+
+    def choose(self, load: Load) -> int: ...
+
+    def update(self, observation: StepObservation) -> None: ...
+
+    def estimates(self) -> dict[str, float]: ...
+
+
+class FixedK:
+    """The same K in every round; 0 is plain decoding. The baseline of every benchmark."""
+
+    name = "fixed"
+
+    def __init__(self, k: int) -> None:
+        self.k_max = k
+
+    def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None:
+        return None
+
+    def choose(self, load: Load) -> int:
+        return self.k_max
+
+    def update(self, observation: StepObservation) -> None:
+        return None
+
+    def estimates(self) -> dict[str, float]:
+        return {}
+
+
+class _Probe:
+    """When to look again while K is 0: after 32 rounds, then ever more rarely up to 256; at once,
+    and for some trials, while what it sees is promising."""
+
+    def __init__(self) -> None:
+        self._interval = _PROBE_FIRST
+        self._rounds = 0
+        self._trials = 0.0
+        self.active = False
+
+    def restart(self) -> None:
+        """The world changed (another batch size): look soon."""
+        self._interval = _PROBE_FIRST
+
+    def due(self) -> bool:
+        """One more round at 0; whether this one should probe instead."""
+        self._rounds += 1
+        self.active = self._rounds >= self._interval
+        return self.active
+
+    def result(self, outcomes: Sequence[tuple[int, int]]) -> None:
+        """What the probe saw decides when to look next."""
+        self.active = False
+        proposed = sum(pair[0] for pair in outcomes)
+        accepted = sum(pair[1] for pair in outcomes)
+        self._trials += proposed
+        self._rounds = 0
+        if proposed and accepted >= _PROMISING * proposed and self._trials < _BURST_TRIALS:
+            self._rounds = self._interval
+            return
+        self._trials = 0.0
+        self._interval = min(2 * self._interval, _PROBE_LAST)
+
+
+class AdaptiveK:
+    """K in 0..k_max with the most expected tokens per second, for the batch as a whole.
+
+    It leaves the present K only for a gain of 2 %, except when the batch size changes by a power
+    of two. Costs are learnt from pure decode steps, acceptance from all.
+    """
+
+    name = "adaptive"
+
+    def __init__(self, k_max: int) -> None:
+        self.k_max = k_max
+        self._acceptance = AcceptanceEstimate(k_max)
+        self._target = CostCurve([1, 65], [1e-3, 2e-3])
+        self._draft = CostCurve()
+        self._host = HostCost()
+        self._probe = _Probe()
+        self._k = 0
+        self._size = -1  # power of two of the batch at the last choice
+        self._rates = [0.0]  # tokens per second by K, at the last choice
+        self._drafted = True  # whether the last round proposed: the next has no backlog
+
+    def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None:
+        """Start-up costs. Without draft points (nothing to forward) a draft step is cheap until it
+        is seen to be otherwise."""
+        if target_points:
+            self._target.set_profile(target_points)
+        if draft_points:
+            self._draft.set_profile(draft_points)
+        self._host.start(host_seconds)
+
+    def choose(self, load: Load) -> int:
+        """K for the next step."""
+        if not self.k_max:
+            return 0
+        sequences = max(1, load.num_sequences)
+        self._rates = rates = self._predict(sequences)
+        best = max(range(len(rates)), key=rates.__getitem__)
+        size = sequences.bit_length()
+        if size != self._size:
+            self._size = size
+            self._k = best
+            self._probe.restart()
+        elif rates[best] > _HYSTERESIS * rates[self._k]:
+            self._k = best
+        if self._k == 0 and self._probe.due():
+            return min(_PROBE_K, self.k_max)
+        return self._k
+
+    def update(self, observation: StepObservation) -> None:
+        """Learn from the step that the last choice led to."""
+        seen = observation
+        if seen.k and self._probe.active and seen.outcomes:
+            self._acceptance.doubt(_DOUBT)
+            self._probe.result(seen.outcomes)
+        self._acceptance.update(seen.k, seen.outcomes)
+        if seen.pure_decode and seen.num_sequences:
+            self._target.update(seen.rows, seen.target_seconds)
+            self._host.update(seen.rows, seen.host_seconds)
+            if seen.k and self._drafted:
+                self._draft.update(seen.num_sequences, seen.draft_seconds / seen.k)
+        if seen.outcomes:
+            self._drafted = seen.k > 0
+
+    def estimates(self) -> dict[str, float]:
+        """`acceptance` of a guess, pooled over depths; `speedup` predicted against K = 0 at the
+        last choice; `tokens_per_second` predicted for it."""
+        baseline, present = self._rates[0], self._rates[self._k]
+        return {
+            "acceptance": 1.0 - self._acceptance.rejection,
+            "speedup": present / baseline if baseline else 1.0,
+            "tokens_per_second": present,
+        }
+
+    def _predict(self, sequences: int) -> list[float]:
+        """Expected tokens per second for each K."""
+        step = self._draft.predict(sequences)
+        tokens = rows = 1.0
+        rates = [sequences / self._seconds(sequences)]
+        for k, (offered, survival) in enumerate(self._acceptance.expected(), start=1):
+            tokens += survival
+            rows += offered
+            seconds = self._seconds(sequences * rows) + k * step
+            rates.append(sequences * tokens / seconds)
+        return rates
+
+    def _seconds(self, rows: float) -> float:
+        return self._target.predict(rows) + self._host.predict(rows)
+
+
+def build_controller(config: SpeculationConfig) -> KController:
+    """The configured controller; without a proposer there is nothing to choose."""
+    if config.k_max == 0 or config.controller.kind == "fixed":
+        return FixedK(config.k_max)
+    return AdaptiveK(config.k_max)
