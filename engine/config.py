@@ -61,6 +61,8 @@ class ScheduleConfig(Part):
 
 
 class NoProposerConfig(Part):
+    """Plain decoding."""
+
     kind: Literal["none"] = "none"
 
 
@@ -94,11 +96,15 @@ ProposerConfig = Annotated[
 
 
 class FixedConfig(Part):
+    """The same K in every round."""
+
     kind: Literal["fixed"] = "fixed"
     k: int = Field(4, ge=0, le=16, description="tokens proposed in each round; 0 is plain decoding")
 
 
 class AdaptiveConfig(Part):
+    """The K with the most expected tokens per second."""
+
     kind: Literal["adaptive"] = "adaptive"
     k_max: int = Field(8, ge=0, le=16, description="largest K it may choose; 0 is always allowed")
 

@@ -1,0 +1,203 @@
+"""ServerConfig, and the one place where a configuration is put together.
+
+Layers, later wins: defaults, the TOML file, the environment (two underscores between the parts of
+a key: `FORETOKEN__SPECULATION__CONTROLLER__K=4`), `--set key=value`. The [server] table is ours,
+all others are the engine's. Every mistake is a ConfigError of one sentence: the key, what was
+given, what is allowed. The API key is never repeated.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.config import BUILTIN, EngineConfig
+from engine.errors import ConfigError
+from server.config_errors import explain
+
+ENV_PREFIX = "FORETOKEN__"
+BUILTIN_NAME = "foretoken-demo"
+
+# Which variant a key belongs to, so that a layer may switch variants without spelling out `kind`.
+KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
+    "controller": {"k": "fixed", "k_max": "adaptive"},
+    "proposer": {"path": "draft_model", "n_max": "ngram", "n_min": "ngram"},
+}
+DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
+
+
+class ServerConfig(BaseModel):
+    """The front end. Times are in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="0 takes any free port")
+    served_model_name: str | None = Field(
+        None,
+        min_length=1,
+        description="name in /v1/models; default: the last part of `target.path`,"
+        f" `{BUILTIN_NAME}` for the built-in pair",
+    )
+    api_key: str | None = Field(
+        None,
+        min_length=1,
+        repr=False,
+        description="everything under /v1 then asks for `Authorization: Bearer ...`",
+    )
+    max_inflight: int | None = Field(
+        None,
+        ge=1,
+        description="sequences admitted at a time, beyond them 429; default:"
+        " `schedule.max_sequences` + `schedule.max_waiting`",
+    )
+    max_body_bytes: int = Field(
+        8 * 2**20, ge=1024, description="largest request body, beyond it 413"
+    )
+    grace_seconds: float = Field(
+        30.0, ge=0, description="how long running requests may finish after SIGTERM"
+    )
+    watchdog_seconds: float = Field(
+        30.0, gt=0, description="an engine silent for that long is killed and restarted"
+    )
+    start_timeout_seconds: float = Field(
+        600.0, gt=0, description="an engine that is not ready by then is killed"
+    )
+    max_restarts: int = Field(
+        5, ge=0, description="restarts of the engine in a row before the server gives up"
+    )
+    restart_window_seconds: float = Field(
+        300.0, gt=0, description="serving for that long forgives earlier restarts"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="what is logged on stderr; never prompts, never keys"
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """`notes` are sentences for the log about choices that were made for the operator."""
+
+    server: ServerConfig
+    engine: EngineConfig
+    notes: tuple[str, ...] = ()
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        path = self.engine.target.path
+        if self.server.served_model_name is not None:
+            return self.server.served_model_name
+        return BUILTIN_NAME if path == BUILTIN else Path(path).resolve().name or path
+
+    @property
+    def max_inflight(self) -> int:
+        """Sequences admitted at a time."""
+        schedule = self.engine.schedule
+        if self.server.max_inflight is not None:
+            return self.server.max_inflight
+        return schedule.max_sequences + schedule.max_waiting
+
+
+class _All(EngineConfig):
+    """What a file may hold; one validation gives errors for both halves with full keys."""
+
+    server: ServerConfig = ServerConfig()
+
+
+def load_config(
+    path: str | Path | None, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Config:
+    """`overrides` are `key=value` strings as of `--set`. Raises ConfigError."""
+    data: dict[str, Any] = {} if path is None else _normal(_read(Path(path)))
+    for name in sorted(env or ()):
+        if name.startswith(ENV_PREFIX) and env and env[name] != "":
+            key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+            data = _merge(data, _normal(_nest(key, env[name], said=f"the variable {name}")))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {override} has no value; it must look like key=value")
+        data = _merge(data, _normal(_nest(key.strip(), text.strip(), said=f"--set {override}")))
+    data, notes = _fit_proposer(data)
+    try:
+        config = _All.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(explain(error, _All, data)) from None
+    engine = EngineConfig(**{name: getattr(config, name) for name in EngineConfig.model_fields})
+    return Config(config.server, engine, notes)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} is not valid TOML: {error}") from None
+
+
+def _nest(key: str, text: str, *, said: str) -> dict[str, Any]:
+    """{"a": {"b": value}} of "a.b" and a value as TOML types it, a bare word being a string."""
+    parts = key.split(".")
+    if not all(parts):
+        raise ConfigError(f"{said} names no key; a key looks like speculation.controller.k")
+    value: Any = _typed(text)
+    for part in reversed(parts):
+        value = {part: value}
+    return dict(value)
+
+
+def _typed(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    return (
+        value if len(parsed) == 1 and isinstance(value, int | float | str | list | dict) else text
+    )
+
+
+def _normal(layer: dict[str, Any]) -> dict[str, Any]:
+    """One layer with `kind` written where a key tells it."""
+    speculation = layer.get("speculation")
+    if not isinstance(speculation, dict):
+        return layer
+    parts = dict(speculation)
+    for name, kinds in KIND_OF_KEY.items():
+        table = parts.get(name)
+        if isinstance(table, dict) and "kind" not in table:
+            told = [kinds[key] for key in table if key in kinds]
+            parts[name] = {"kind": told[0], **table} if told else table
+    return {**layer, "speculation": parts}
+
+
+def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> dict[str, Any]:
+    """`upper` over `lower`; another `kind` replaces the whole table, whose keys would not fit."""
+    kind = upper.get("kind")
+    if kind is not None and lower and kind != lower.get("kind", DEFAULT_KIND.get(name)):
+        return upper
+    merged = dict(lower)
+    for key, value in upper.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            value = _merge(merged[key], value, name=key)
+        merged[key] = value
+    return merged
+
+
+def _fit_proposer(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The built-in draft fits the built-in target only, so another target without a word about
+    the proposer gets n-gram lookup, which needs no model."""
+    target, speculation = data.get("target", {}), data.get("speculation", {})
+    if not isinstance(target, dict) or not isinstance(speculation, dict):
+        return data, ()
+    if target.get("path", BUILTIN) == BUILTIN or speculation.get("proposer"):
+        return data, ()
+    note = f"no draft model is named for the target {target['path']}: n-gram lookup proposes"
+    return {**data, "speculation": {**speculation, "proposer": {"kind": "ngram"}}}, (note,)

@@ -1,0 +1,74 @@
+"""README's configuration table, made from the classes (`python -m server.config_table`)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from engine.config import EngineConfig
+from server.config import ServerConfig
+from server.config_errors import kind_of, nested_models
+
+HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
+
+
+def markdown() -> str:
+    """One line per key; keys of one variant of a union name their `kind`."""
+    rows = [*_rows(ServerConfig, "server."), *_rows(EngineConfig, "")]
+    return "\n".join([*HEAD, *rows])
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        members = list(nested_models(field.annotation))
+        if len(members) == 1:
+            yield from _rows(members[0], f"{prefix}{name}.")
+        elif members:
+            yield from _union_rows(members, field.default, f"{prefix}{name}.")
+        else:
+            yield _row(f"{prefix}{name}", field, field.description or "")
+
+
+def _union_rows(members: list[type[BaseModel]], default: Any, prefix: str) -> Iterator[str]:
+    kinds = ", ".join(f"`{kind_of(member)}`" for member in members)
+    meaning = " ".join(f"`{kind_of(member)}`: {_purpose(member)}" for member in members)
+    yield f"| `{prefix}kind` | `{json.dumps(default.kind)}` | {kinds} | {meaning} |"
+    for member in members:
+        for name, field in member.model_fields.items():
+            if name != "kind":
+                meaning = f"({kind_of(member)}) {field.description or ''}"
+                yield _row(f"{prefix}{name}", field, meaning)
+
+
+def _purpose(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").split())
+
+
+def _row(key: str, field: FieldInfo, meaning: str) -> str:
+    default = "" if field.default is None else f"`{json.dumps(field.default)}`"
+    return f"| `{key}` | {default} | {_allowed(field)} | {meaning} |"
+
+
+def _allowed(field: FieldInfo) -> str:
+    """The choices or the range, as far as the field says."""
+    choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    bounds = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in field.metadata
+        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if getattr(limit, name, None) is not None
+    ]
+    if field.annotation is bool:
+        return "`true`, `false`"
+    return ", ".join(bounds)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown() + "\n")
