@@ -82,7 +82,7 @@ class LogitsProcessor:
     """`eos_ids` are what `min_tokens` makes impossible, besides the request's stop_token_ids."""
 
     def __init__(self, eos_ids: Collection[int]) -> None:
-        self._eos_ids = frozenset(eos_ids)
+        self.eos_ids = frozenset(eos_ids)
         self._histories: OrderedDict[int, _History] = OrderedDict()
 
     def finalize(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
@@ -119,7 +119,7 @@ class LogitsProcessor:
             rows[:, ids] += torch.tensor(values, dtype=rows.dtype, device=rows.device)
         early = [i for i, c in enumerate(run.contexts) if c.num_output < params.min_tokens]
         if early:
-            stops = {*self._eos_ids, *params.stop_token_ids}
+            stops = {*self.eos_ids, *params.stop_token_ids}
             for token in stops:
                 if token < vocab:
                     rows[: len(run.contexts)][early, token] = -torch.inf

@@ -1,0 +1,39 @@
+"""From the configuration to the proposer: one `case` per kind. A new one is a file, a member of the
+union in the configuration, a case here and a row in the lossless test.
+"""
+
+from __future__ import annotations
+
+from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
+from engine.sampling.logits import LogitsProcessor
+from engine.sampling.sampler import Sampler
+from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.ngram import NgramProposer
+from engine.speculation.proposer import NoProposer, Proposer
+
+
+def build_proposer(
+    config: NoProposerConfig | DraftModelConfig | NgramConfig,
+    *,
+    draft_runner: Runner | None,
+    processor: LogitsProcessor,
+    vocab_size: int,
+    max_step_tokens: int,
+    sampler: Sampler | None = None,
+) -> Proposer:
+    """`draft_runner` is needed by the draft model only; `vocab_size` is the target's. Give the
+    verifier's `sampler`, and the noise of a step is computed once for both."""
+    match config:
+        case NoProposerConfig():
+            return NoProposer()
+        case NgramConfig():
+            return NgramProposer(n_max=config.n_max, n_min=config.n_min)
+        case DraftModelConfig():
+            assert draft_runner is not None
+            return DraftModelProposer(
+                draft_runner,
+                processor=processor,
+                sampler=sampler or Sampler(),
+                vocab_size=vocab_size,
+                max_step_tokens=max_step_tokens,
+            )

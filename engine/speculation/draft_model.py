@@ -1,0 +1,193 @@
+"""A second, smaller causal language model that guesses the next tokens, on its own KV plane.
+
+It draws like the target: the same processing of its logits and the same keyed noise at the same
+positions, so both agree as often as coupling allows; at temperature 0 both take their argmax.
+
+Owns nothing between steps. `Sequence.num_draft_computed` says below which position the drafter's
+plane is valid, i.e. was computed from the committed tokens. `propose` first runs what is missing
+("catch-up": a prompt, a fully accepted round, a spell at K=0 and a resumption are the same thing),
+then one position per further token, and leaves the count at the end of what it ran *along its own
+proposal*. After verification all of it that was accepted is valid, and no more:
+
+    draft_valid = min(seq.num_draft_computed, num_tokens_before + num_accepted)
+
+which is what the scheduler's commit is to be told; `update` says the same once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.model.batch import Segment
+from engine.model.runner import ModelOutput
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.sampler import NOT_FINITE, Sampler
+from engine.sequence import Sequence
+from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposer import Feedback, Needs
+from engine.step_plan import Chunk
+
+
+class Runner(Protocol):
+    """What is needed of a model.runner.ModelRunner."""
+
+    seconds: float
+
+    def forward(self, segments: Seq[Segment]) -> ModelOutput: ...
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One sequence's proposal in the making."""
+
+    seq: Sequence
+    k: int
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def wants_more(self) -> bool:
+        return not self.ended and len(self.tokens) < self.k
+
+
+class DraftModelProposer:
+    """`vocab_size` is the target's; ids that the draft lacks are never guessed, rows of the draft
+    beyond it are cut off. No forward takes more than `max_step_tokens` tokens."""
+
+    name = "draft_model"
+    needs = Needs(kv_plane=True)
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        processor: LogitsProcessor,
+        sampler: Sampler,
+        vocab_size: int,
+        max_step_tokens: int,
+    ) -> None:
+        assert max_step_tokens > 0
+        self.forward_seconds = 0.0
+        self._runner = runner
+        self._processor = processor
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._max_step_tokens = max_step_tokens
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        """One chain per sampling chunk with k > 0, shorter than k only where it ends in a token
+        that would stop the sequence. Blocks for `num_tokens + k` positions must be reserved."""
+        self.forward_seconds = 0.0
+        drafts = {
+            index: _Draft(chunk.seq, chunk.k)
+            for index, chunk in enumerate(chunks)
+            if chunk.k > 0 and chunk.samples
+        }
+        live = list(drafts.values())
+        if live:
+            logits = self._catch_up(live)
+            self._sampler.prefetch(logits, _noise_keys(live))
+            self._draw(live, logits)
+        while live := [draft for draft in live if draft.wants_more]:
+            self._draw(live, self._extend(live))
+        return [
+            chain(drafts[index].tokens, self.name) if index in drafts else EMPTY
+            for index in range(len(chunks))
+        ]
+
+    def update(self, feedback: Seq[Feedback]) -> None:
+        for item in feedback:
+            seq = item.seq
+            valid = min(seq.num_draft_computed, item.num_tokens_before + item.num_accepted)
+            seq.num_draft_computed = min(valid, seq.num_tokens - 1)
+
+    def forget(self, seq: Sequence) -> None:
+        """Nothing is kept per sequence."""
+
+    def _catch_up(self, drafts: list[_Draft]) -> Tensor:
+        """Run every committed position that the plane lacks; [drafts, vocab] logits after each
+        sequence's last token. Long stretches go in several forwards."""
+        found: list[Tensor] = []
+        segments: list[Segment] = []
+        room = self._max_step_tokens
+        for draft in drafts:
+            seq = draft.seq
+            start, end = min(seq.num_draft_computed, seq.num_tokens - 1), seq.num_tokens
+            while start < end:
+                stop = min(start + room, end)
+                segments.append(
+                    Segment(
+                        tokens=seq.tokens[start:stop],
+                        start=start,
+                        blocks=seq.blocks,
+                        num_logits=1 if stop == end else 0,
+                    )
+                )
+                room -= stop - start
+                start = stop
+                if room == 0:
+                    found.append(self._forward(segments))
+                    segments, room = [], self._max_step_tokens
+            seq.num_draft_computed = end
+        if segments:
+            found.append(self._forward(segments))
+        return self._fit(found[0] if len(found) == 1 else torch.cat(found))
+
+    def _extend(self, drafts: list[_Draft]) -> Tensor:
+        """Run the last guess of each; [drafts, vocab] logits after it."""
+        found: list[Tensor] = []
+        for first in range(0, len(drafts), self._max_step_tokens):
+            segments = [
+                Segment(
+                    tokens=draft.tokens[-1:],
+                    start=draft.seq.num_draft_computed,
+                    blocks=draft.seq.blocks,
+                    num_logits=1,
+                )
+                for draft in drafts[first : first + self._max_step_tokens]
+            ]
+            found.append(self._forward(segments))
+        for draft in drafts:
+            draft.seq.num_draft_computed += 1
+        return self._fit(found[0] if len(found) == 1 else torch.cat(found))
+
+    def _draw(self, drafts: list[_Draft], logits: Tensor) -> None:
+        """One more token for each; a row that nothing can be drawn from ends its chain."""
+        contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
+        log_probs = self._processor.finalize(logits, contexts)
+        tokens: list[int] = self._sampler.sample(log_probs, contexts).tolist()
+        for draft, token in zip(drafts, tokens, strict=True):
+            if token == NOT_FINITE:
+                draft.ended = True
+                continue
+            draft.tokens.append(token)
+            params = draft.seq.params
+            is_eos = token in self._processor.eos_ids and not params.ignore_eos
+            draft.ended = is_eos or token in params.stop_token_ids
+
+    def _forward(self, segments: list[Segment]) -> Tensor:
+        logits = self._runner.forward(segments).logits
+        self.forward_seconds += self._runner.seconds
+        return logits
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """As wide as the target's vocabulary."""
+        missing = self._vocab_size - logits.shape[1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[:, : self._vocab_size] if missing < 0 else logits
+
+
+def _noise_keys(drafts: list[_Draft]) -> list[tuple[int, int]]:
+    """What the draft will draw with, and the target after it: positions n .. n+k."""
+    return [
+        (draft.seq.params.seed, position)
+        for draft in drafts
+        if draft.seq.params.temperature > 0
+        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k + 1)
+    ]
