@@ -1,0 +1,147 @@
+"""Metrics: what one observation adds, and that no series can appear or vanish later."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.messages import StepMetrics, StepSeconds
+from server.metrics import METRICS, Metrics, RequestTimes
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """`name{label}` -> value, without the prefix."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(sample.labels.values())
+            name = sample.name.removeprefix("foretoken_")
+            found[f"{name}{{{labels}}}" if labels else name] = sample.value
+    return found
+
+
+def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: after[name] - before[name] for name in after if after[name] != before[name]}
+
+
+STEP = StepMetrics(
+    step=9,
+    seconds=StepSeconds(
+        schedule=1, propose=2, verify=4, accept=8, commit=16, emit=32, propose_forward=1.5,
+        verify_forward=3.0,
+    ),
+    num_running=3, num_waiting=2, num_prompt_tokens=40, num_generated_tokens=7, num_sampling=3,
+    num_proposed=6, num_accepted=4, proposed_at=[3, 2, 1], accepted_at=[3, 1, 0],
+    k_counts=[0, 1, 0, 2], blocks_used=25, blocks_total=100, cached_tokens=16, queried_tokens=64,
+    preemptions=1,
+)  # fmt: skip
+
+
+def test_a_step_adds_its_sums() -> None:
+    """Law: every field of StepMetrics arrives under its name, by label, once."""
+    metrics = Metrics()
+    before = samples(metrics)
+    metrics.observe_step(STEP)
+    added = changes(before, samples(metrics))
+    assert added == {
+        "requests_running": 3,
+        "requests_waiting": 2,
+        "kv_cache_usage_ratio": 0.25,
+        "generation_tokens_total": 7,
+        "prefill_tokens_total": 40,
+        "prefix_cache_queried_tokens_total": 64,
+        "prefix_cache_hit_tokens_total": 16,
+        "preemptions_total": 1,
+        "steps_total": 1,
+        "step_seconds_total{schedule}": 1,
+        "step_seconds_total{propose}": 2,
+        "step_seconds_total{verify}": 4,
+        "step_seconds_total{accept}": 8,
+        "step_seconds_total{commit}": 16,
+        "step_seconds_total{emit}": 32,
+        "step_seconds_total{forward}": 4.5,
+        "spec_decode_num_drafts_total": 3,
+        "spec_decode_num_draft_tokens_total": 6,
+        "spec_decode_num_accepted_tokens_total": 4,
+        "spec_decode_num_draft_tokens_per_pos_total{0}": 3,
+        "spec_decode_num_draft_tokens_per_pos_total{1}": 2,
+        "spec_decode_num_draft_tokens_per_pos_total{2}": 1,
+        "spec_decode_num_accepted_tokens_per_pos_total{0}": 3,
+        "spec_decode_num_accepted_tokens_per_pos_total{1}": 1,
+        "spec_decode_chosen_k_total{1}": 1,
+        "spec_decode_chosen_k_total{3}": 2,
+    }
+
+
+def test_a_heartbeat_moves_gauges_only() -> None:
+    """Law: an idle beat is no step."""
+    metrics = Metrics()
+    metrics.observe_step(STEP)
+    before = samples(metrics)
+    metrics.observe_step(StepMetrics(step=9, blocks_used=10, blocks_total=100))
+    assert changes(before, samples(metrics)) == {
+        "requests_running": -3,
+        "requests_waiting": -2,
+        "kv_cache_usage_ratio": 0.1 - 0.25,
+    }
+
+
+def test_a_beat_before_the_cache_is_known() -> None:
+    """Bug to avoid: no blocks yet must not divide by zero."""
+    metrics = Metrics()
+    metrics.observe_step(StepMetrics())
+    assert samples(metrics)["kv_cache_usage_ratio"] == 0
+
+
+def test_latencies_of_a_request() -> None:
+    """Law: one TTFT and one end per request; one inter-token observation per later token."""
+    metrics = Metrics()
+    metrics.observe_tokens(4, gap_seconds=0.2)
+    metrics.observe_request(RequestTimes("stop", 11, 0.05, 1.5))
+    found = samples(metrics)
+    assert found["inter_token_latency_seconds_count"] == 4
+    assert found["inter_token_latency_seconds_sum"] == 0.2
+    assert found["time_to_first_token_seconds_sum"] == 0.05
+    assert found["e2e_request_latency_seconds_sum"] == 1.5
+    assert found["prompt_tokens_total"] == 11
+    assert found["requests_total{stop}"] == 1
+    metrics.observe_request(RequestTimes("abort", 5, None, 0.5))
+    found = samples(metrics)
+    assert found["time_to_first_token_seconds_count"] == 1
+    assert found["e2e_request_latency_seconds_count"] == 2
+
+
+def test_rejections_by_reason() -> None:
+    """Law: a refused request is counted under its reason and nowhere else."""
+    metrics = Metrics()
+    before = samples(metrics)
+    metrics.count_rejection("queue_full")
+    assert changes(before, samples(metrics)) == {"rejected_requests_total{queue_full}": 1}
+
+
+def test_engine_state_is_one_hot_and_restarts_count() -> None:
+    """Law: one state is 1; only `starting` after `lost` is a restart; lost means nothing runs."""
+    metrics = Metrics()
+    metrics.set_engine_state("starting")
+    metrics.set_engine_state("ready")
+    metrics.observe_step(STEP)
+    metrics.set_engine_state("lost")
+    found = samples(metrics)
+    assert found["engine_state{lost}"] == 1
+    assert found["engine_state{ready}"] == 0
+    assert found["requests_running"] == 0
+    metrics.set_engine_state("starting")
+    assert samples(metrics)["engine_restarts_total"] == 1
+
+
+def test_series_are_fixed() -> None:
+    """Law: all series exist from the start, and nothing adds one; instances share nothing."""
+    metrics, other = Metrics(), Metrics()
+    before = samples(metrics)
+    metrics.observe_step(STEP)
+    metrics.set_engine_state("failed")
+    metrics.count_rejection("invalid")
+    metrics.observe_request(RequestTimes("error", 1, None, 0.1))
+    assert samples(metrics).keys() == before.keys()
+    assert samples(other)["steps_total"] == 0
+    assert {name.partition("{")[0].removesuffix("_bucket").removesuffix("_count").removesuffix(
+        "_sum") for name in before} == {metric.name for metric in METRICS}  # fmt: skip

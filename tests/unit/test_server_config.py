@@ -1,0 +1,207 @@
+"""Configuration: layers, kinds, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import AdaptiveConfig, DraftModelConfig, FixedConfig, NgramConfig
+from engine.errors import ConfigError
+from server.config import load_config
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+def refusal(*overrides: str, env: dict[str, str] | None = None, path: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides, env)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_serve_the_built_in_pair() -> None:
+    """Law: no file, no flags: the built-in pair on localhost, adaptive."""
+    config = load_config(None)
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
+    assert config.model_name == "foretoken-demo"
+    assert config.max_inflight == 64 + 256
+    assert config.engine.speculation.proposer == DraftModelConfig()
+    assert config.engine.speculation.controller == AdaptiveConfig()
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_load(path: Path) -> None:
+    """Law: every file in configs/ is valid, and both ways to choose K work on top of it."""
+    assert load_config(path).server.port == 8000
+    fixed = load_config(path, ["speculation.controller.k=4"]).engine.speculation
+    assert fixed.controller == FixedConfig(k=4)
+    adaptive = load_config(path, ["speculation.controller.k_max=3"]).engine.speculation
+    assert adaptive.controller == AdaptiveConfig(k_max=3)
+    assert load_config(path, ["speculation.proposer.kind=none"]).engine.speculation.k_max == 0
+
+
+def test_there_are_configs_to_load() -> None:
+    """The glob above must not be empty by mistake."""
+    assert {path.stem for path in CONFIGS} >= {"demo", "draft-pair", "ngram", "baseline"}
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    """Law: command line over environment over file over default, key by key."""
+    path = written(tmp_path, "[server]\nport = 1\nhost = 'a'\nlog_level = 'debug'\n")
+    env = {"FORETOKEN__SERVER__PORT": "2", "FORETOKEN__SERVER__HOST": "b", "OTHER": "x"}
+    config = load_config(path, ["server.port=3"], env)
+    server = config.server
+    assert (server.port, server.host, server.log_level) == (3, "b", "debug")
+    assert server.max_restarts == 5
+
+
+def test_empty_variable_is_unset() -> None:
+    """Bug to avoid: compose files pass unset variables as empty strings."""
+    assert load_config(None, [], {"FORETOKEN__SERVER__API_KEY": ""}).server.api_key is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("name", "name"),
+        ('"two words"', "two words"),
+        ("two words", "two words"),
+        ("org/model-7b", "org/model-7b"),
+        ("a=b", "a=b"),
+        ('a"b', 'a"b'),
+    ],
+)
+def test_values_are_toml_and_bare_words_are_strings(text: str, value: str) -> None:
+    """Law: `--set` takes TOML values; what is not TOML is a string."""
+    assert load_config(None, [f"server.served_model_name={text}"]).model_name == value
+
+
+def test_typed_values() -> None:
+    """Law: booleans, numbers and inline tables arrive typed."""
+    config = load_config(
+        None,
+        [
+            "cache.prefix_caching=false",
+            "server.grace_seconds=2",
+            "cache.memory_fraction=0.5",
+            "speculation.controller={kind='fixed', k=2}",
+        ],
+    )
+    assert config.engine.cache.prefix_caching is False
+    assert config.server.grace_seconds == 2.0
+    assert config.engine.cache.memory_fraction == 0.5
+    assert config.engine.speculation.controller == FixedConfig(k=2)
+
+
+def test_another_kind_replaces_the_table(tmp_path: Path) -> None:
+    """Law: a later layer may switch the variant; keys of the earlier one do not linger."""
+    path = written(
+        tmp_path,
+        "[speculation.controller]\nkind='adaptive'\nk_max=3\n"
+        "[speculation.proposer]\nkind='ngram'\nn_max=5\n",
+    )
+    spec = load_config(
+        path, ["speculation.controller.k=2", "speculation.proposer.path=d"]
+    ).engine.speculation
+    assert spec.controller == FixedConfig(k=2)
+    assert spec.proposer == DraftModelConfig(path="d")
+    kept = load_config(path, ["speculation.proposer.n_min=3"]).engine.speculation
+    assert kept.proposer == NgramConfig(n_max=5, n_min=3)
+    assert kept.controller == AdaptiveConfig(k_max=3)
+
+
+def test_default_kind_is_a_kind() -> None:
+    """Bug to avoid: naming the default kind later must not drop keys set before."""
+    overrides = ["speculation.proposer.dtype=float32", "speculation.proposer.kind=draft_model"]
+    assert load_config(None, overrides).engine.speculation.proposer == DraftModelConfig(
+        dtype="float32"
+    )
+
+
+def test_target_without_draft_gets_ngram_and_a_note() -> None:
+    """Law: the built-in draft fits the built-in target only; the choice made instead is told."""
+    config = load_config(None, ["target.path=org/model-7b"])
+    assert config.engine.speculation.proposer == NgramConfig()
+    assert config.model_name == "model-7b"
+    assert "org/model-7b" in config.notes[0]
+    named = load_config(None, ["target.path=t", "speculation.proposer.path=d"])
+    assert named.engine.speculation.proposer == DraftModelConfig(path="d")
+    assert named.notes == ()
+
+
+def test_model_name_of_a_folder() -> None:
+    """Law: the last part of the path, whatever slashes end it."""
+    assert load_config(None, ["target.path=/models/tiny/"]).model_name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("speculation.controller.k=99", ["speculation.controller.k = 99", "equal to 16"]),
+        ("server.port=x", ["server.port = x", "integer"]),
+        ("server.port=70000", ["server.port = 70000", "65535"]),
+        ("server.port=true", ["server.port = True", "integer"]),
+        ("server.prot=1", ["unknown key server.prot", "port", "did you mean port?"]),
+        ("k=3", ["unknown key k", "speculation"]),
+        ("speculation.proposer.kind=x", ["speculation.proposer.kind = x", "'ngram'"]),
+        ("target=3", ["target = 3", "must be a table"]),
+        ("server.grace_seconds=nan", ["server.grace_seconds = nan", "finite"]),
+        ("server.log_level=loud", ["server.log_level = loud", "'debug'"]),
+        ("device=tpu", ["device = tpu"]),
+        ("speculation.proposer={kind='ngram', n_min=9, n_max=3}", ["n_min (9)", "n_max (3)"]),
+        ("speculation.controller={kind='fixed', k_max=3}", ["unknown key", "kind fixed", "k"]),
+        ("served_model_name", ["--set served_model_name has no value"]),
+        ("=3", ["--set =3 names no key"]),
+        ("a..b=3", ["names no key"]),
+    ],
+)
+def test_mistakes_name_key_given_and_allowed(override: str, parts: list[str]) -> None:
+    """Law: one sentence with the key, what was given, and what is allowed."""
+    sentence = refusal(override)
+    for part in parts:
+        assert part in sentence
+
+
+def test_environment_mistakes_are_named() -> None:
+    """Law: the environment is refused like a file."""
+    assert "unknown key foo;" in refusal(env={"FORETOKEN__FOO__BAR": "1"})
+    assert "FORETOKEN__" in refusal(env={"FORETOKEN__": "1"})
+
+
+@pytest.mark.parametrize("value", ["12345678", '["s3cret"]'])
+def test_the_key_is_never_shown(value: str) -> None:
+    """Law: an API key appears neither in a sentence nor in a repr."""
+    sentence = refusal(f"server.api_key={value}")
+    assert "server.api_key" in sentence
+    assert "123" not in sentence
+    assert "s3cret" not in sentence
+    assert "s3cret" not in repr(load_config(None, ["server.api_key=s3cret"]))
+
+
+def test_long_values_are_cut() -> None:
+    """Law: a sentence stays a sentence."""
+    assert len(refusal("server.port=" + "x" * 5000)) < 300
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """Law: a missing file, a folder, bad TOML and bad UTF-8 are sentences too."""
+    assert "No such file" in refusal(path=tmp_path / "none.toml")
+    assert "cannot read" in refusal(path=tmp_path)
+    assert "not valid TOML" in refusal(path=written(tmp_path, "[server\n"))
+    bad = tmp_path / "bad.toml"
+    bad.write_bytes(b"\xff\xfe")
+    assert "not valid TOML" in refusal(path=bad)
+
+
+@pytest.mark.parametrize("text", ["speculation = 3", "[speculation]\ncontroller = 3", "target = 1"])
+def test_tables_of_the_wrong_shape(tmp_path: Path, text: str) -> None:
+    """Law: a value where a table belongs is a sentence, never a traceback."""
+    assert "must be a table" in refusal(path=written(tmp_path, text))
