@@ -6,7 +6,7 @@ end of the context. Moves no state: what it returns is committed by the schedule
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from engine.messages import FinishReason, TokenLogprobs
@@ -14,6 +14,7 @@ from engine.model.batch import Segment
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.sampler import token_logprobs
+from engine.sequence import Sequence
 from engine.speculation.proposal import Proposal
 from engine.speculation.verify import Verifier, VerifyResult
 from engine.step_plan import Chunk, StepPlan
@@ -67,7 +68,8 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
 
 
 class Acceptor:
-    """`eos_ids` stop a sequence unless it asked to ignore them."""
+    """`eos_ids` stop a sequence unless it asked to ignore them; `room` says how many tokens it may
+    still grow."""
 
     def __init__(
         self,
@@ -75,12 +77,12 @@ class Acceptor:
         verifier: Verifier,
         *,
         eos_ids: Collection[int],
-        max_model_len: int,
+        room: Callable[[Sequence], int],
     ) -> None:
         self._processor = processor
         self._verifier = verifier
         self._eos_ids = frozenset(eos_ids)
-        self._max_model_len = max_model_len
+        self._room = room
 
     def accept(
         self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
@@ -127,7 +129,7 @@ class Acceptor:
         """Cut at the first stop token, and where the sequence may grow no further."""
         seq = item.chunk.seq
         params = seq.params
-        room = min(seq.remaining, self._max_model_len - seq.num_tokens)
+        room = self._room(seq)
         item.path = result.path
         item.tokens = result.tokens[:room]
         for i, token in enumerate(item.tokens):

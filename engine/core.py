@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable
 
 from engine.acceptance import Acceptor, Sampled, segments
 from engine.block_pool import BlockPool
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ScheduleConfig
 from engine.controller import Load, StepObservation, build_controller
 from engine.messages import FinishReason, Output, Outputs, Ready, StepMetrics, StepSeconds, Submit
 from engine.model.runner import ModelRunner
 from engine.pair import Pair, build_cache, load_pair
-from engine.profile import profile_costs
+from engine.profile import profile_draft, profile_target
 from engine.sampling.logits import LogitsProcessor
+from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.speculation.build import build_proposer
@@ -50,45 +51,53 @@ class Engine:
         pair = pair or load_pair(config)
         target = pair.target
         self._cache, num_blocks = build_cache(config, pair)
-        self._runner = ModelRunner(target.model, self._cache, "target")
-        draft = ModelRunner(pair.draft.model, self._cache, "draft") if pair.draft else None
-        processor = LogitsProcessor(target.eos_ids)
+        self._runner = ModelRunner(target, self._cache, "target")
+        draft = ModelRunner(pair.draft, self._cache, "draft") if pair.draft else None
+        processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
         self._proposer = proposer or build_proposer(
             config.speculation.proposer,
             draft_runner=draft,
             processor=processor,
             vocab_size=target.vocab_size,
             max_step_tokens=config.schedule.max_step_tokens,
-        )
-        self._acceptor = Acceptor(
-            processor,
-            MatchSampled(),
-            eos_ids=target.eos_ids,
-            max_model_len=target.max_model_len,
+            sampler=sampler,
         )
         self._pool = BlockPool(
             num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
+        self._acceptor = Acceptor(
+            processor, MatchSampled(sampler), eos_ids=target.eos_ids, room=self._scheduler.room
+        )
+        self._max_sequences = config.schedule.max_sequences
         self._controller = build_controller(config.speculation)
-        profile_costs(self._controller, self._runner, draft, config)
+        if config.speculation.controller.kind == "adaptive":
+            self._profile(draft, config.schedule)
         self._num_steps = 0
         self._pending: list[Output] = []  # ends that happened between steps
         self._ids: set[str] = set()
         self.ready = Ready(
             pid=os.getpid(),
             target=config.target.path,
-            max_model_len=target.max_model_len,
+            max_model_len=self._scheduler.max_len,
             vocab_size=target.vocab_size,
             eos_ids=sorted(target.eos_ids),
             num_blocks=num_blocks,
             block_size=config.cache.block_size,
-            dtype=target.dtype_name,
-            device=target.device_name,
+            dtype=str(target.dtype).removeprefix("torch."),
+            device=str(target.device),
             attention="sdpa",
             proposer=self._proposer.name,
             controller=config.speculation.controller.kind,
             k_max=self._controller.k_max,
+        )
+
+    def _profile(self, draft: ModelRunner | None, schedule: ScheduleConfig) -> None:
+        rows = min(schedule.max_step_tokens, schedule.max_sequences)
+        self._controller.profile(
+            profile_target(self._runner, self._cache, max_rows=rows),
+            profile_draft(draft, self._cache, max_sequences=rows) if draft else [],
+            0.0,
         )
 
     # -- between steps -----------------------------------------------------------------------
@@ -159,7 +168,7 @@ class Engine:
     def _schedule(self) -> StepPlan:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         load = Load(
-            num_sequences=len(running) + len(waiting),
+            num_sequences=min(len(running) + len(waiting), self._max_sequences),
             context_tokens=sum(seq.num_tokens for seq in running),
             num_waiting=len(waiting),
         )
@@ -171,20 +180,22 @@ class Engine:
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
         """The only place where state moves."""
-        by_seq = {item.chunk.seq.id: item for item in sampled}
+        items = {item.chunk.seq.id: item for item in sampled}
         feedback = []
         for chunk in plan.chunks:
-            item = by_seq.get(chunk.seq.id)
+            seq, item = chunk.seq, items.get(chunk.seq.id)
             if item is None:
-                self._scheduler.commit(chunk, [], 0)
+                self._scheduler.commit(chunk, [], 0, seq.num_draft_computed)
                 continue
-            before = chunk.seq.num_tokens
-            self._straighten(item, before)
-            chunk.seq.rounds += 1
-            chunk.seq.proposed += item.proposal.num_candidates
-            chunk.seq.accepted += item.num_accepted
-            self._scheduler.commit(chunk, item.tokens, item.num_accepted)
-            feedback.append(Feedback(chunk.seq, item.proposal, item.num_accepted, before))
+            seq.rounds += 1
+            seq.proposed += item.proposal.num_candidates
+            seq.accepted += item.num_accepted
+            if item.tokens:
+                before = seq.num_tokens
+                self._straighten(item, before)
+                valid = min(seq.num_draft_computed, before + item.num_accepted)
+                self._scheduler.commit(chunk, item.tokens, item.num_accepted, valid)
+                feedback.append(Feedback(seq, item.proposal, item.num_accepted, before))
         self._proposer.update(feedback)
         for item in sampled:
             if item.finish is not None:

@@ -1,0 +1,70 @@
+"""What steps cost on this machine: a few timed forwards at start, so that the first K is informed.
+
+Runs on blocks that nobody holds yet; what it writes there is overwritten before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from engine.model.batch import Segment
+from engine.model.kv_cache import KVCache
+from engine.model.runner import ModelRunner
+
+CONTEXT = 64  # tokens before the timed rows
+REPEATS = 3
+
+Points = list[tuple[int, float]]
+
+
+def profile_target(runner: ModelRunner, cache: KVCache, *, max_rows: int) -> Points:
+    """(rows, seconds) of the target's forward: one sequence with growing proposals, then growing
+    batches of plain rows; only what fits the cache."""
+    shapes = [(1, rows) for rows in (1, 2, 3, 5, 9) if rows <= max_rows]
+    shapes += [(n, 1) for n in _doubling(16, max_rows)]
+    return [
+        (n * rows, _seconds(runner, cache, n, rows)) for n, rows in shapes if _fits(cache, n, rows)
+    ]
+
+
+def profile_draft(runner: ModelRunner, cache: KVCache, *, max_sequences: int) -> Points:
+    """(sequences, seconds) of one draft step."""
+    return [
+        (n, _seconds(runner, cache, n, 1))
+        for n in _doubling(1, max_sequences)
+        if _fits(cache, n, 1)
+    ]
+
+
+def _doubling(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 4
+
+
+def _blocks_each(cache: KVCache, rows: int) -> int:
+    return -(-(CONTEXT + rows) // cache.block_size)
+
+
+def _fits(cache: KVCache, sequences: int, rows: int) -> bool:
+    return sequences * _blocks_each(cache, rows) <= cache.num_blocks
+
+
+def _seconds(runner: ModelRunner, cache: KVCache, sequences: int, rows: int) -> float:
+    each = _blocks_each(cache, rows)
+    batch = [
+        Segment(
+            tokens=[0] * rows,
+            start=CONTEXT,
+            blocks=list(range(i * each, (i + 1) * each)),
+            num_logits=rows,
+        )
+        for i in range(sequences)
+    ]
+    runner.forward(batch)
+    found = []
+    for _ in range(REPEATS):
+        runner.forward(batch)
+        found.append(runner.seconds)
+    return median(found)

@@ -1,0 +1,288 @@
+"""Speculation never changes the output: the engine against a plain reference that shares no code.
+
+Every engine below runs all sampling fields at once, as one mixed batch, greedy and seeded; each
+reply must equal the reference's token for token, and its log-probabilities within 1e-4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from engine.pair import Pair, load_pair
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import Output, SamplingParams, Submit
+from tests.support.drafters import Liar, Oracle, TreeOracle
+from tests.support.reference import Reference
+
+PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
+LENGTH = 20
+
+FIELDS: dict[str, SamplingParams] = {
+    "greedy": SamplingParams(seed=1, max_tokens=LENGTH, temperature=0, ignore_eos=True),
+    "plain": SamplingParams(seed=2, max_tokens=LENGTH, ignore_eos=True),
+    "cold": SamplingParams(seed=3, max_tokens=LENGTH, temperature=0.3, ignore_eos=True),
+    "hot": SamplingParams(seed=4, max_tokens=LENGTH, temperature=2.0, ignore_eos=True),
+    "top_k": SamplingParams(seed=5, max_tokens=LENGTH, top_k=7, ignore_eos=True),
+    "top_p": SamplingParams(seed=6, max_tokens=LENGTH, top_p=0.6, ignore_eos=True),
+    "min_p": SamplingParams(seed=7, max_tokens=LENGTH, min_p=0.2, ignore_eos=True),
+    "all filters": SamplingParams(
+        seed=2**64 - 1, max_tokens=LENGTH, temperature=0.8, top_k=30, top_p=0.9, min_p=0.01
+    ),
+    "presence": SamplingParams(seed=8, max_tokens=LENGTH, presence_penalty=1.5),
+    "frequency": SamplingParams(seed=9, max_tokens=LENGTH, frequency_penalty=-1.5),
+    "repetition": SamplingParams(seed=10, max_tokens=LENGTH, repetition_penalty=1.7),
+    "greedy penalties": SamplingParams(
+        seed=11, max_tokens=LENGTH, temperature=0, presence_penalty=1, frequency_penalty=1,
+        repetition_penalty=1.3, ignore_eos=True,
+    ),
+    "bias": SamplingParams(seed=12, max_tokens=LENGTH, logit_bias={3: 4.0, 9: -100.0, 77: 2.5}),
+    "min_tokens": SamplingParams(
+        seed=13, max_tokens=LENGTH, temperature=1.2, min_tokens=9, stop_token_ids=tuple(range(64))
+    ),
+    "stop ids": SamplingParams(seed=14, max_tokens=LENGTH, stop_token_ids=tuple(range(0, 128, 9))),
+    "logprobs": SamplingParams(seed=15, max_tokens=LENGTH, logprobs=3),
+    "salted": SamplingParams(seed=16, max_tokens=LENGTH, cache_salt="tenant"),
+    "one token": SamplingParams(seed=17, max_tokens=1),
+}  # fmt: skip
+
+DRAFTERS = ["none", "ngram", "draft_model"]
+KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
+VARIANTS: dict[str, dict[str, dict[str, object]]] = {
+    "whole prompts": {},
+    "chunks of 4": {"schedule": {"max_step_tokens": 40, "max_sequences": 18}},
+    "no prefix cache": {"cache": {"prefix_caching": False}},
+    "small blocks, preemption": {"cache": {"block_size": 4, "num_blocks": 40}},
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_target: str, tiny_eos: list[int]) -> Reference:
+    return Reference(tiny_target, tiny_eos)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Reference) -> dict[str, tuple[list[int], list[float]]]:
+    return {name: reference.generate(PROMPT, params) for name, params in FIELDS.items()}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_target: str, tiny_draft: str) -> Pair:
+    return load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+
+
+def config_for(
+    target: str, draft: str, drafter: str, k: int | str, variant: dict[str, dict[str, object]]
+) -> EngineConfig:
+    proposer: dict[str, object] = {"kind": drafter}
+    if drafter == "draft_model":
+        proposer["path"] = draft
+    controller = {"kind": "adaptive"} if k == "adaptive" else {"kind": "fixed", "k": k}
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": target},
+            "device": "cpu",
+            "speculation": {"proposer": proposer, "controller": controller},
+            "cache": {"num_blocks": 512, **variant.get("cache", {})},
+            "schedule": variant.get("schedule", {}),
+        }
+    )
+
+
+def submit_all(engine: Engine, prompt: list[int], fields: dict[str, SamplingParams]) -> None:
+    for name, params in fields.items():
+        engine.add(Submit(name, prompt, params, 0.0))
+
+
+def run(engine: Engine) -> Iterator[Output]:
+    for _ in range(10_000):
+        if not engine.has_work:
+            return
+        yield from engine.step().items
+    raise AssertionError("the engine did not finish")
+
+
+class Replies:
+    """Gathered outputs by request; refuses a second ending."""
+
+    def __init__(self, outputs: Iterator[Output]) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[float]] = {}
+        self.last: dict[str, Output] = {}
+        for output in outputs:
+            assert output.id not in self.last, "a request ended twice"
+            self.tokens.setdefault(output.id, []).extend(output.tokens)
+            if output.logprobs is not None:
+                scores = [entry.logprob for entry in output.logprobs]
+                self.logprobs.setdefault(output.id, []).extend(scores)
+            if output.finish is not None:
+                self.last[output.id] = output
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_lossless(
+    drafter: str,
+    k: int | str,
+    variant: str,
+    pair: Pair,
+    tiny_target: str,
+    tiny_draft: str,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: the text is a function of (target, seed, position), whatever drafts, batches, chunks,
+    caches or preempts."""
+    config = config_for(tiny_target, tiny_draft, drafter, k, VARIANTS[variant])
+    engine = Engine(config, pair=pair)
+    submit_all(engine, PROMPT, FIELDS)
+    replies = Replies(run(engine))
+    for name, (tokens, logprobs) in expected.items():
+        assert replies.tokens[name] == tokens, name
+        if name in replies.logprobs:
+            assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
+    gauges = engine.gauges()
+    assert (gauges.num_running, gauges.num_waiting, gauges.blocks_used) == (0, 0, 0)
+    proposed = sum(output.proposed for output in replies.last.values())
+    if drafter == "none" or k == 0:
+        assert proposed == 0
+    elif k != "adaptive" and variant == "whole prompts":
+        assert proposed > 0
+
+
+def test_preemption_happens_and_is_silent(
+    pair: Pair,
+    tiny_target: str,
+    tiny_draft: str,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: a pool too small for the batch preempts, and nobody can tell from the text."""
+    variant = VARIANTS["small blocks, preemption"]
+    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 3, variant), pair=pair)
+    submit_all(engine, PROMPT, FIELDS)
+    preemptions, outputs = 0, list[Output]()
+    while engine.has_work:
+        result = engine.step()
+        preemptions += result.metrics.preemptions
+        outputs += result.items
+    assert preemptions > 0
+    replies = Replies(iter(outputs))
+    assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
+
+
+def test_copies_of_one_prompt(
+    pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+) -> None:
+    """Law: n choices of one prompt share its blocks in their very first step and differ by seed
+    alone."""
+    prompt = PROMPT * 5
+    fields = {
+        str(i): SamplingParams(seed=100 + i, max_tokens=12, ignore_eos=True) for i in range(4)
+    }
+    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 4, {}), pair=pair)
+    submit_all(engine, prompt, fields)
+    replies = Replies(run(engine))
+    for name, params in fields.items():
+        assert replies.tokens[name] == reference.generate(prompt, params)[0]
+    assert len({tuple(tokens) for tokens in replies.tokens.values()}) == len(fields)
+
+
+def test_prefix_cache_hit_changes_nothing(
+    pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+) -> None:
+    """Law: a prompt found in the prefix cache gives the text that it gave when it was computed,
+    and another tenant's salt finds nothing."""
+    prompt = PROMPT * 6
+    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 4, {}), pair=pair)
+    fields = {"first": SamplingParams(seed=5, max_tokens=12, ignore_eos=True)}
+    outputs = []
+    for name, salt in [("first", ""), ("again", ""), ("other", "salt")]:
+        fields = {name: SamplingParams(seed=5, max_tokens=12, ignore_eos=True, cache_salt=salt)}
+        submit_all(engine, prompt, fields)
+        outputs += list(run(engine))
+    cached = {o.id: o.cached_tokens for o in outputs if o.cached_tokens is not None}
+    assert cached["first"] == cached["other"] == 0
+    assert cached["again"] is not None
+    assert cached["again"] >= 48
+    want = reference.generate(prompt, fields["other"])[0]
+    assert Replies(iter(outputs)).tokens == {"first": want, "again": want, "other": want}
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("budget", [512, 5])
+def test_prompt_logprobs(
+    k: int, budget: int, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+) -> None:
+    """Law: prompt log-probabilities are the reference's, however the prompt is chunked, and a
+    cached prefix does not swallow them."""
+    from tests.support.reference import log_softmax
+
+    prompt = PROMPT * 3
+    variant: dict[str, dict[str, object]] = {
+        "schedule": {"max_step_tokens": budget, "max_sequences": 2},
+        "cache": {"block_size": 4},
+    }
+    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", k, variant), pair=pair)
+    params = SamplingParams(seed=1, max_tokens=3, temperature=0, prompt_logprobs=2)
+    rows = [log_softmax(row) for row in reference.logits(prompt)]
+    for name in ("cold", "warm"):
+        submit_all(engine, prompt, {name: params})
+        first = next(o for o in run(engine) if o.prompt_logprobs is not None)
+        assert first.prompt_logprobs is not None
+        assert len(first.prompt_logprobs) == len(prompt)
+        assert first.prompt_logprobs[0] is None
+        for position, entry in enumerate(first.prompt_logprobs[1:], start=1):
+            assert entry is not None
+            assert entry.token == prompt[position]
+            assert entry.logprob == pytest.approx(rows[position - 1][entry.token], abs=1e-4)
+            best = sorted(range(128), key=lambda i: -rows[position - 1][i])[:2]
+            assert [token for token, _ in entry.top] == best
+        list(run(engine))
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain", "greedy penalties"])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_oracle(
+    k: int,
+    name: str,
+    pair: Pair,
+    tiny_target: str,
+    tiny_draft: str,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: a drafter that is always right is accepted whole: ceil(n / (K+1)) rounds, and nothing
+    that was proposed is lost."""
+    tokens = expected[name][0]
+    for oracle in (Oracle({name: PROMPT + tokens}), TreeOracle({name: PROMPT + tokens})):
+        config = config_for(tiny_target, tiny_draft, "ngram", k, {"cache": {"block_size": 4}})
+        engine = Engine(config, pair=pair, proposer=oracle)
+        submit_all(engine, PROMPT, {name: FIELDS[name]})
+        replies = Replies(run(engine))
+        assert replies.tokens[name] == tokens
+        depth = oracle.depth(k)
+        assert replies.last[name].rounds == math.ceil(len(tokens) / (depth + 1))
+        if isinstance(oracle, Oracle):
+            assert replies.last[name].accepted == replies.last[name].proposed
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_liar(
+    k: int,
+    pair: Pair,
+    tiny_target: str,
+    tiny_draft: str,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: a drafter that is always wrong costs rounds and changes nothing; all blocks return."""
+    known = {name: PROMPT + tokens for name, (tokens, _) in expected.items()}
+    config = config_for(tiny_target, tiny_draft, "ngram", k, {"cache": {"block_size": 4}})
+    engine = Engine(config, pair=pair, proposer=Liar(known, vocab_size=128))
+    submit_all(engine, PROMPT, FIELDS)
+    replies = Replies(run(engine))
+    assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
+    assert all(output.accepted == 0 for output in replies.last.values())
+    assert sum(output.proposed for output in replies.last.values()) > 0
+    assert engine.gauges().blocks_used == 0

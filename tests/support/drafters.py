@@ -1,0 +1,77 @@
+"""Drafters that know the answer: one always right, one always wrong, one right in a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from engine.sequence import Sequence
+from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposer import Feedback, Needs
+from engine.step_plan import Chunk
+
+
+class Oracle:
+    """Proposes what the reference is known to say next. `known`: request id -> all tokens."""
+
+    name = "oracle"
+    needs = Needs()
+    forward_seconds = 0.0
+
+    def __init__(self, known: Mapping[str, Seq[int]]) -> None:
+        self._known = known
+
+    def depth(self, k: int) -> int:
+        return k
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        return [self._guess(chunk) if chunk.samples and chunk.k else EMPTY for chunk in chunks]
+
+    def _next(self, chunk: Chunk) -> list[int]:
+        seq = chunk.seq
+        return list(self._known[seq.id][seq.num_tokens :])
+
+    def _guess(self, chunk: Chunk) -> Proposal:
+        return chain(self._next(chunk)[: chunk.k], self.name)
+
+    def update(self, feedback: Seq[Feedback]) -> None:
+        return None
+
+    def forget(self, seq: Sequence) -> None:
+        return None
+
+
+class TreeOracle(Oracle):
+    """Right only in second branches: at each depth a wrong sibling stands before the right node,
+    so an accepted path is never where a chain would have written it."""
+
+    name = "tree oracle"
+    needs = Needs(tree_mask=True)
+
+    def depth(self, k: int) -> int:
+        return max(k // 2, k % 2)
+
+    def _guess(self, chunk: Chunk) -> Proposal:
+        right = self._next(chunk)[: self.depth(chunk.k)]
+        if chunk.k == 1:
+            return chain(right, self.name)
+        tokens, parents, parent = list[int](), list[int](), -1
+        for token in right:
+            tokens += [(token + 1) % 128, token]
+            parents += [parent, parent]
+            parent = len(tokens) - 1
+        return Proposal(tokens, parents, len(tokens), self.name)
+
+
+class Liar(Oracle):
+    """Proposes anything but what comes next."""
+
+    name = "liar"
+
+    def __init__(self, known: Mapping[str, Seq[int]], *, vocab_size: int) -> None:
+        super().__init__(known)
+        self._vocab_size = vocab_size
+
+    def _guess(self, chunk: Chunk) -> Proposal:
+        wrong = [(token + 1) % self._vocab_size for token in self._next(chunk)[: chunk.k]]
+        return chain(wrong, self.name)
