@@ -1,0 +1,112 @@
+"""From a wrong field to one sentence: which field, what was given, what is allowed.
+
+Strings and containers are named by their kind only, so that no message repeats a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from server.api.errors import ApiError, invalid
+from server.api.fields import BY_NAME, Endpoint
+
+KINDS = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+def check_names(given: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    """The fields to validate: refused ones at a neutral value are dropped.
+
+    Raises ApiError for unknown fields and for refused ones.
+    """
+    unknown = [n for n in given if n not in BY_NAME or BY_NAME[n].status(endpoint) is None]
+    if unknown:
+        names = ", ".join(f"`{name[:64]}`" for name in unknown[:5])
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        plural = "s" if len(unknown) > 1 else ""
+        raise ApiError(
+            400,
+            f"unknown field{plural} {names}{more}",
+            param=unknown[0][:64],
+            code="unknown_field",
+        )
+    kept: dict[str, Any] = {}
+    for name, value in given.items():
+        row = BY_NAME[name]
+        if row.status(endpoint) != "refused":
+            kept[name] = value
+        elif not any(type(value) is type(same) and value == same for same in row.neutral):
+            raise ApiError(
+                400,
+                f"`{name}` is not supported by this server ({row.meaning.rstrip('.')});"
+                f" it must be {row.allowed}",
+                param=name,
+                code="unsupported_field",
+            )
+    return kept
+
+
+def must_be(name: str, value: Any) -> ApiError:
+    """`name` must be (what the table says), but (this) was given."""
+    return invalid(name, f"`{name}` must be {BY_NAME[name].allowed}, but {shown(value)} was given")
+
+
+def shown(value: Any) -> str:
+    """What was given: numbers and booleans as they are, anything longer by its kind."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            text = repr(value) if abs(value) < 1e40 else "a number out of range"
+            return text if len(text) <= 40 else text[:37] + "..."
+        case str():
+            return "a string" if value else "an empty string"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case dict():
+            return "an object"
+        case _:
+            return "null"
+
+
+def path_of(loc: Sequence[int | str]) -> str:
+    """("messages", 0, "role") -> "messages[0].role"."""
+    path = ""
+    for step in loc:
+        path += f"[{step}]" if isinstance(step, int) else f".{step[:64]}" if path else step[:64]
+    return path
+
+
+def explain(errors: ValidationError) -> ApiError:
+    """The first of pydantic's errors, as a 400."""
+    error = errors.errors(include_url=False)[0]
+    loc = [step for step in error["loc"] if not _is_tag(step)]
+    path, kind, value = path_of(loc), error["type"], error["input"]
+    row = BY_NAME.get(str(loc[0])) if loc else None
+    if kind == "missing":
+        allowed = f": {row.allowed}" if row is not None and len(loc) == 1 else ""
+        return ApiError(400, f"`{path}` is required{allowed}", param=path, code="missing_field")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
+    if row is not None and len(loc) == 1:
+        return must_be(row.name, value)
+    allowed = KINDS.get(kind) or str(error.get("ctx", {}).get("expected") or "")
+    if allowed:
+        return invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
+    return invalid(path, f"`{path}`: {error['msg']}")
+
+
+def _is_tag(step: int | str) -> bool:
+    """Names that pydantic puts in for members of a union."""
+    return isinstance(step, str) and ("[" in step or step in {"str", "list"})

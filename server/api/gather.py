@@ -1,0 +1,59 @@
+"""Gather: a generation as one body, for as long as the client is there to read it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
+
+from server.api.errors import ClientGone
+from server.choice import Finish, TextLogprobs
+from server.generation import Generation
+
+
+@dataclass(slots=True)
+class Whole:
+    """One choice, complete."""
+
+    index: int
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TextLogprobs] | None = None
+    finish: Finish = "stop"
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+async def gather(http: HttpRequest, generation: Generation) -> list[Whole]:
+    """Every choice in order. Raises ClientGone when the connection closes first, EngineLost or
+    GenerationFailed as the generation does; in each case nothing is left running."""
+    work = asyncio.ensure_future(_collect(generation))
+    watch = asyncio.ensure_future(_gone(http.receive))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return work.result()
+    finally:
+        work.cancel()
+        watch.cancel()
+        generation.close()
+
+
+async def _collect(generation: Generation) -> list[Whole]:
+    wholes = [Whole(choice.index) for choice in generation.choices]
+    async for delta in generation.deltas():
+        whole = wholes[delta.index]
+        whole.pieces.append(delta.text)
+        if delta.logprobs is not None:
+            whole.logprobs = (whole.logprobs or []) + delta.logprobs
+        whole.finish = delta.finish or whole.finish
+    return wholes
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,78 @@
+"""create_app: the HTTP application around an engine client. Wiring only.
+
+The caller owns the engine's life: it passes a lifespan that starts and stops the supervisor. Clocks
+and the seed source are parameters. No CORS: a browser page of another origin gets nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+
+from server.api import errors
+from server.api.auth import ApiKey
+from server.api.chat import chat_router
+from server.api.completions import completions_router
+from server.api.intake import Services
+from server.api.models import models_router
+from server.api.ops import OPEN_PATHS, ops_router
+from server.config import Config
+from server.engine_client import EngineHandle
+from server.generation import Admission
+from server.metrics import Metrics
+from server.tokenizer import Tokenizer
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def draw_seed() -> int:
+    """53 random bits: a seed that survives clients whose numbers are doubles (JavaScript)."""
+    return secrets.randbits(53)
+
+
+def create_app(
+    config: Config,
+    *,
+    tokenizer: Tokenizer,
+    client: EngineHandle,
+    metrics: Metrics,
+    lifespan: Lifespan | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+    wall: Callable[[], float] = time.time,
+    draw_seed: Callable[[], int] = draw_seed,
+) -> FastAPI:
+    """The app. Streams end by the engine's drain, not by uvicorn's signal: see `AppStatus`."""
+    AppStatus.enable_automatic_graceful_drain = False
+    services = Services(
+        config=config,
+        tokenizer=tokenizer,
+        client=client,
+        metrics=metrics,
+        admission=Admission(client, config.max_inflight),
+        version=version("foretoken"),
+        monotonic=monotonic,
+        wall=wall,
+        draw_seed=draw_seed,
+    )
+    app = FastAPI(
+        title="Foretoken",
+        version=services.version,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    for router in (completions_router, chat_router, models_router, ops_router):
+        app.include_router(router(services))
+    errors.install(app, metrics)
+    key = config.server.api_key
+    if key is not None:
+        app.add_middleware(ApiKey, key=key, open_paths=OPEN_PATHS, metrics=metrics)
+    return app

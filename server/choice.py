@@ -1,0 +1,202 @@
+"""Choice: one engine request seen as text. Owns its detokenizer, stop strings, counts, logprobs.
+
+Text rule: the token that ended the sequence (EOS or one of stop_token_ids) has no text and no
+logprobs entry unless `include_stop`, but it is counted. Logprobs rule: an entry is handed out
+with the text it belongs to, so entries of text that a stop string cut away never leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import EngineError, EngineLost
+from engine.messages import Output, TokenLogprobs
+from server.detokenizer import Detokenizer, StopStrings
+from server.engine_client import Stream
+from server.tokenizer import Tokenizer
+
+Finish = Literal["stop", "length"]
+
+
+class GenerationFailed(EngineError):
+    """The engine ended a sequence with an error; the message is its sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token as text and bytes, with its log-probability under the model itself."""
+
+    token: str
+    bytes: bytes
+    logprob: float | None  # None: the first token of a prompt, which nothing precedes
+
+
+@dataclass(frozen=True, slots=True)
+class TextLogprobs:
+    """One position: the token taken, the likeliest ones, and where its text begins (characters
+    from the begin of the choice's text, echo included)."""
+
+    chosen: Alternative
+    top: list[Alternative]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as the begin of a completion: its text, and the ids for its logprobs."""
+
+    text: str
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became certain of one choice. The last one of a choice has `finish`."""
+
+    index: int
+    text: str
+    logprobs: list[TextLogprobs] | None
+    finish: Finish | None
+
+
+class Choice:
+    def __init__(
+        self,
+        index: int,
+        stream: Stream,
+        *,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        min_tokens: int = 0,
+        echo: Echo | None = None,
+    ) -> None:
+        self.index = index
+        self.stream = stream
+        self.finish: Finish | None = None
+        self.num_tokens = self.cached_tokens = self.proposed = self.accepted = self.rounds = 0
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._stops = StopStrings(stop, include=include_stop) if stop else None
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._echo = echo
+        self._held: list[TextLogprobs] = []  # entries whose text is not out yet
+        self._position = 0  # characters decoded so far
+        self._emitted = 0  # characters handed out so far
+        self._closed = False
+
+    def close(self) -> bool:
+        """Whether the engine still had it open; from now on nobody reads it."""
+        was_open, self._closed = not self._closed, True
+        return was_open
+
+    def feed(self, output: Output) -> Delta | None:
+        """Take one Output in; None if nothing became certain.
+
+        Raises GenerationFailed for an error of this sequence, EngineLost if the engine ended it.
+        """
+        self._closed = output.finish is not None
+        if output.finish == "error":
+            raise GenerationFailed(output.error or "the engine refused the sequence")
+        if output.finish == "abort":
+            raise EngineLost("the engine ended this request before it was finished")
+        self._count(output)
+        text = self._begin(output) + self._take(output)
+        if output.finish is not None and not self._hit:
+            text += self._tail()
+        if output.finish is not None or self._hit:
+            self.finish = "length" if output.finish == "length" and not self._hit else "stop"
+            self._closed = self._closed or self._hit
+        self._emitted += len(text)
+        logprobs = self._release(asked=output.logprobs is not None)
+        if not (text or logprobs or self.finish):
+            return None
+        return Delta(self.index, text, logprobs, self.finish)
+
+    @property
+    def _hit(self) -> bool:
+        return self._stops is not None and self._stops.hit is not None
+
+    def _count(self, output: Output) -> None:
+        self.cached_tokens = output.cached_tokens or self.cached_tokens
+        self.proposed, self.accepted = output.proposed, output.accepted
+        self.rounds = output.rounds
+
+    def _begin(self, output: Output) -> str:
+        """The echoed prompt, once, with its logprobs when the first Output brings them."""
+        if self._echo is None:
+            return ""
+        echo, self._echo = self._echo, None
+        if output.prompt_logprobs is not None:
+            places = Detokenizer(self._tokenizer, skip_special_tokens=True)
+            offset = 0
+            for token, entry in zip(echo.tokens, output.prompt_logprobs, strict=True):
+                self._held.append(self._entry(token, entry, min(offset, len(echo.text))))
+                offset += len(places.push([token]))
+        self._position = len(echo.text)
+        return echo.text
+
+    def _take(self, output: Output) -> str:
+        """Text of the generated tokens that became certain. One by one where the count of tokens
+        or their places matter."""
+        tokens = output.tokens
+        ended = output.finish == "stop" and not self._include_stop
+        visible = tokens[:-1] if ended and tokens else tokens
+        if self._stops is None and output.logprobs is None:
+            self.num_tokens += len(tokens)
+            return self._detokenizer.push(visible)
+        text = ""
+        for i, token in enumerate(visible):
+            if output.logprobs is not None:
+                self._held.append(self._entry(token, output.logprobs[i], self._position))
+            text += self._push(self._detokenizer.push([token]), self.num_tokens + 1)
+            self.num_tokens += 1
+            if self._hit:
+                return text
+        self.num_tokens += len(tokens) - len(visible)
+        return text
+
+    def _push(self, piece: str, num_tokens: int) -> str:
+        self._position += len(piece)
+        if self._stops is None or num_tokens < self._min_tokens:
+            return piece
+        return self._stops.push(piece)
+
+    def _tail(self) -> str:
+        text = self._push(self._detokenizer.flush(), self.num_tokens)
+        return text if self._stops is None or self._hit else text + self._stops.flush()
+
+    def _release(self, *, asked: bool) -> list[TextLogprobs] | None:
+        """Entries whose text is out; at the end the rest too, unless a stop string cut it off."""
+        if not (asked or self._held):
+            return None
+        if self._stops is None or (self.finish is not None and not self._hit):
+            out, self._held = self._held, []
+            return out
+        size = 0
+        while size < len(self._held) and self._held[size].offset < self._emitted:
+            size += 1
+        out, self._held = self._held[:size], self._held[size:]
+        return out
+
+    def _entry(self, token: int, entry: TokenLogprobs | None, offset: int) -> TextLogprobs:
+        if entry is None:
+            return TextLogprobs(self._alternative(token, None), [], offset)
+        top = [self._alternative(t, logprob) for t, logprob in entry.top]
+        return TextLogprobs(self._alternative(token, entry.logprob), top, offset)
+
+    def _alternative(self, token: int, logprob: float | None) -> Alternative:
+        raw = self._tokenizer.token_bytes(token)
+        return Alternative(token_text(raw), raw, logprob)
+
+
+def token_text(raw: bytes) -> str:
+    """A token's text; a part of a character is shown as OpenAI does, `bytes:` and its bytes."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

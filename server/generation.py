@@ -1,0 +1,258 @@
+"""Generation: one API call. Owns the fan-out into n engine requests per prompt and their end.
+
+Promises: every engine request ends here once, by its finish, by a stop string or by `close`, which
+is synchronous so that it may run while being cancelled; text never splits a character and never
+shows a part of a stop string. Leaves HTTP shapes to `server.api`, scheduling to the engine.
+
+Seeds: choice 0 of every prompt uses the request's seed itself, choice i the i-th output of
+SplitMix64 started there (Steele, Lea, Flood 2014), so any single choice can be replayed with n=1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.messages import Output, SamplingParams, Submit
+from server.choice import Choice, Delta, Echo
+from server.engine_client import EngineHandle
+from server.metrics import Finish, Metrics, RequestTimes
+from server.tokenizer import Tokenizer
+
+MASK = 2**64 - 1
+
+
+class ContextLengthExceeded(EngineError):
+    """Prompt plus requested output do not fit the model's context; a caller's error."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFull(EngineError):
+    """As many sequences are in flight as the server admits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """What to generate. `params` are those of choice 0; the others differ in the seed alone.
+    `context`: the most tokens that prompt and output may have; `max_tokens` is clipped to it.
+    `echoes`: per prompt, the text that the completion begins with; None: no echo."""
+
+    id: str
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    context: int
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    echoes: Sequence[Echo] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens in and out of one call, and how speculation went. A prompt counts once however many
+    choices it has; completion tokens count up to the one that completed a stop string."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    proposed: int
+    accepted: int
+    rounds: int
+
+
+class Admission:
+    """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
+
+    def __init__(self, client: EngineHandle, max_inflight: int) -> None:
+        self.max_inflight = max_inflight
+        self._client = client
+        self._reserved = 0
+
+    @contextmanager
+    def reserve(self, count: int) -> Iterator[None]:
+        """Room for `count` sequences until they are submitted. Raises QueueFull."""
+        inflight = self._client.inflight + self._reserved
+        if inflight + count > self.max_inflight:
+            raise QueueFull(
+                f"{inflight} sequences are in flight and this request has {count}; at most"
+                f" {self.max_inflight} are admitted; try again in a moment"
+            )
+        self._reserved += count
+        try:
+            yield
+        finally:
+            self._reserved -= count
+
+
+class Generation:
+    """`start` submits everything; `deltas` may then be iterated once; `close` ends what is open."""
+
+    def __init__(
+        self,
+        spec: GenerationSpec,
+        *,
+        client: EngineHandle,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self.choices: list[Choice] = []
+        self._client = client
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._clock = clock
+        self._began = clock()
+        self._first_token: float | None = None  # when the first token of any choice came
+        self._arrivals: dict[Choice, float] = {}  # when tokens last came
+        self._failed = self._ended = False
+
+    def start(self, *, arrival: float) -> None:
+        """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
+        try:
+            for prompt_index in range(len(self.spec.prompts)):
+                for i in range(self.spec.n):
+                    self._submit(prompt_index, i, arrival)
+        except EngineError:
+            self._failed = True
+            self.close()
+            raise
+
+    def _submit(self, prompt_index: int, i: int, arrival: float) -> None:
+        spec = self.spec
+        index = prompt_index * spec.n + i
+        prompt = list(spec.prompts[prompt_index])
+        max_tokens = min(spec.params.max_tokens, spec.context - len(prompt))
+        params = msgspec.structs.replace(
+            spec.params,
+            seed=choice_seed(spec.params.seed, i),
+            max_tokens=max_tokens,
+            min_tokens=min(spec.params.min_tokens, max_tokens),
+        )
+        stream = self._client.submit(Submit(f"{spec.id}-{index}", prompt, params, arrival))
+        choice = Choice(
+            index,
+            stream,
+            tokenizer=self._tokenizer,
+            stop=spec.stop,
+            include_stop=spec.include_stop,
+            skip_special_tokens=spec.skip_special_tokens,
+            min_tokens=params.min_tokens,
+            echo=None if spec.echoes is None else spec.echoes[prompt_index],
+        )
+        self.choices.append(choice)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Increments of all choices as they come; each choice's last one has its finish.
+
+        Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; either ends
+        the whole call.
+        """
+        reading: dict[Choice, asyncio.Task[Output]] = {}
+        try:
+            while pending := [choice for choice in self.choices if choice.finish is None]:
+                for choice, output in await _arrived(pending, reading):
+                    self._observe(choice, output)
+                    delta = choice.feed(output)
+                    if choice.finish is not None and output.finish is None:
+                        self._client.abort([choice.stream.id])  # a stop string; the engine goes on
+                    if delta is not None:
+                        yield delta
+        except EngineError:
+            self._failed = True
+            raise
+        finally:
+            for task in reading.values():
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # seen, so that asyncio does not log it
+            self.close()
+
+    def close(self) -> None:
+        """Abort every choice that is still open in the engine. May be called any number of times,
+        and while being cancelled."""
+        open_ids = [choice.stream.id for choice in self.choices if choice.close()]
+        if open_ids:
+            self._client.abort(open_ids)
+        if not self._ended:
+            self._ended = True
+            self._metrics.observe_request(self._times())
+
+    def _observe(self, choice: Choice, output: Output) -> None:
+        if not output.tokens:
+            return
+        now = self._clock()
+        if choice in self._arrivals:
+            gap = now - self._arrivals[choice]
+            self._metrics.observe_tokens(len(output.tokens), gap_seconds=gap)
+        elif self._first_token is None:
+            self._first_token = now
+        self._arrivals[choice] = now
+
+    def _times(self) -> RequestTimes:
+        finish: Finish = "abort"
+        if self._failed:
+            finish = "error"
+        elif self.finished:
+            finish = "stop" if all(c.finish == "stop" for c in self.choices) else "length"
+        first = None if self._first_token is None else self._first_token - self._began
+        return RequestTimes(
+            finish=finish,
+            prompt_tokens=sum(map(len, self.spec.prompts)),
+            first_token_seconds=first,
+            total_seconds=self._clock() - self._began,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far; final once `finished`."""
+        firsts = self.choices[:: self.spec.n]
+        return Usage(
+            prompt_tokens=sum(map(len, self.spec.prompts)),
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            cached_tokens=sum(choice.cached_tokens for choice in firsts),
+            proposed=sum(choice.proposed for choice in self.choices),
+            accepted=sum(choice.accepted for choice in self.choices),
+            rounds=sum(choice.rounds for choice in self.choices),
+        )
+
+
+async def _arrived(
+    pending: list[Choice], reading: dict[Choice, asyncio.Task[Output]]
+) -> list[tuple[Choice, Output]]:
+    """What arrived for at least one choice. `reading` keeps the reads that are still waiting: one
+    per choice at most, so a slow client leaves its tokens merged in the mailboxes."""
+    if len(pending) == 1 and pending[0] not in reading:
+        return [(pending[0], await pending[0].stream.next())]
+    for choice in pending:
+        if choice not in reading:
+            reading[choice] = asyncio.ensure_future(choice.stream.next())
+    await asyncio.wait(reading.values(), return_when=asyncio.FIRST_COMPLETED)
+    done = [choice for choice in pending if reading[choice].done()]
+    outputs = [(choice, reading[choice].result()) for choice in done]
+    for choice in done:
+        del reading[choice]
+    return outputs
+
+
+def choice_seed(seed: int, i: int) -> int:
+    """Seed of choice i, 64 bits: the seed itself for i = 0, else SplitMix64's i-th output."""
+    if i == 0:
+        return seed & MASK
+    z = (seed + i * 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
