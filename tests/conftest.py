@@ -1,0 +1,29 @@
+"""Fixtures shared by the tiers. Imports no torch: the unit and api tiers run without it."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny random Llama."""
+    from tests.support import tiny
+
+    return tiny.save(tiny.llama(), tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a one-layer Llama that agrees with the tiny target now and then."""
+    from tests.support import tiny
+
+    return tiny.save(tiny.draft_of(tiny.llama()), tmp_path_factory.mktemp("models") / "draft")
+
+
+@pytest.fixture(scope="session")
+def tiny_eos() -> list[int]:
+    """The EOS ids of both tiny models."""
+    from tests.support import tiny
+
+    return list(tiny.EOS)

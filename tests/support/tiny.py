@@ -1,0 +1,146 @@
+"""Tiny random models: seeded, float32, 128 tokens, saved as folders that any loader can read.
+
+Large initial weights spread the logits, so that the arithmetic's last bits do not decide an argmax.
+The draft is the target's own embedding, first layer, norm and head: it agrees sometimes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging
+
+VOCAB = 128
+EOS = [2, 3]
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
+GROUPED: dict[str, Any] = {**SHAPE, "num_key_value_heads": 2, "head_dim": 12}
+
+
+def llama() -> PreTrainedModel:
+    """Later layers whisper and the head is loud, so that `draft_of` agrees now and then."""
+    model = build(LlamaForCausalLM, LlamaConfig(**GROUPED))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lm_head" in name:
+                parameter.mul_(3.0)
+            elif ("o_proj" in name or "down_proj" in name) and "layers.0." not in name:
+                parameter.mul_(0.3)
+    return model
+
+
+def qwen3() -> PreTrainedModel:
+    """Norms of query and key; heads wider than hidden / heads."""
+    return build(Qwen3ForCausalLM, Qwen3Config(**{**GROUPED, "head_dim": 16}))
+
+
+def gpt_neox() -> PreTrainedModel:
+    """Parallel residual, partial rotation, biases, LayerNorm, no grouped heads."""
+    return build(GPTNeoXForCausalLM, GPTNeoXConfig(**SHAPE))
+
+
+def mistral() -> PreTrainedModel:
+    """A sliding window in every layer."""
+    return build(MistralForCausalLM, MistralConfig(**GROUPED, sliding_window=7))
+
+
+def gemma2() -> PreTrainedModel:
+    """Soft-capped scores and logits; every other layer slides."""
+    config = Gemma2Config(
+        **GROUPED, sliding_window=7, query_pre_attn_scalar=12, attn_logit_softcapping=5.0
+    )
+    return build(Gemma2ForCausalLM, config)
+
+
+def gemma3() -> PreTrainedModel:
+    """Sliding layers with a rope of their own, then a full one; no soft cap."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(
+        **GROUPED, sliding_window=7, query_pre_attn_scalar=12, layer_types=kinds
+    )
+    return build(Gemma3ForCausalLM, config)
+
+
+def gpt_oss() -> PreTrainedModel:
+    """Learned attention sinks, sliding windows, experts."""
+    config = GptOssConfig(
+        **GROUPED,
+        sliding_window=7,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    return build(GptOssForCausalLM, config)
+
+
+FAMILIES = {
+    "llama": llama,
+    "qwen3": qwen3,
+    "gpt_neox": gpt_neox,
+    "mistral": mistral,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gpt_oss": gpt_oss,
+}
+
+
+def build(model_class: Any, config: Any) -> PreTrainedModel:
+    """A seeded random model; norms and biases are moved off their trivial initial values."""
+    torch.manual_seed(11)
+    model: PreTrainedModel = model_class(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def draft_of(target: PreTrainedModel, layers: int = 1) -> PreTrainedModel:
+    """The target's first `layers` layers under its own head."""
+    settings = target.config.to_dict() | {"num_hidden_layers": layers, "layer_types": None}
+    draft: PreTrainedModel = type(target)(type(target.config)(**settings)).eval()
+    names = draft.state_dict().keys()
+    draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
+    return draft
+
+
+def save(model: PreTrainedModel, folder: Path) -> str:
+    """Save as `save_pretrained` does, without its progress bar. Returns the folder as a string."""
+    shown = logging.is_progress_bar_enabled()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+    return str(folder)
