@@ -1,0 +1,226 @@
+"""The block pool: what is shared, what is evicted, and which ids are handed out."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.block_pool import BlockPool
+from engine.messages import SamplingParams
+from engine.sequence import Sequence
+
+SIZE = 4
+
+
+def sequence(name: str, tokens: list[int], *, max_tokens: int = 4, salt: str = "") -> Sequence:
+    params = SamplingParams(seed=0, max_tokens=max_tokens, cache_salt=salt)
+    return Sequence(id=name, params=params, tokens=list(tokens), num_prompt=len(tokens))
+
+
+def pool_of(num_blocks: int = 16, *, prefix_caching: bool = True) -> BlockPool:
+    return BlockPool(num_blocks, SIZE, prefix_caching=prefix_caching)
+
+
+def compute(pool: BlockPool, seq: Sequence) -> Sequence:
+    """Reserve for all tokens of `seq` and publish what is full, as a step would."""
+    assert pool.reserve(seq, seq.num_tokens)
+    seq.num_computed = seq.num_tokens - 1
+    pool.publish(seq, seq.num_tokens)
+    return seq
+
+
+def test_a_lone_sequence_on_a_fresh_pool_gets_consecutive_ids_as_it_grows() -> None:
+    pool = pool_of(64)
+    seq = sequence("a", list(range(9)), max_tokens=100)
+    for upto in range(9, 113):
+        assert pool.reserve(seq, upto)
+    assert seq.blocks == list(range(28))
+
+
+def test_two_growing_sequences_stay_out_of_each_others_way() -> None:
+    """Room is left behind a sequence, so both tables stay consecutive while blanks abound."""
+    pool = pool_of(64)
+    first, second = (sequence(n, [1] * 4, max_tokens=12) for n in "ab")
+    for upto in range(4, 17):
+        assert pool.reserve(first, upto)
+        assert pool.reserve(second, upto)
+    for seq in (first, second):
+        assert seq.blocks == list(range(seq.blocks[0], seq.blocks[0] + 4))
+
+
+def test_room_left_for_growth_is_no_reservation() -> None:
+    """Every block can be had by whoever needs it: the room is only taken last."""
+    pool = pool_of(32)
+    first = sequence("a", [1] * 4, max_tokens=1000)
+    assert pool.reserve(first, 4)
+    second = sequence("b", [1] * 4, max_tokens=1)
+    assert pool.reserve(second, 31 * SIZE)
+    assert pool.num_free == 0
+    pool.audit([first, second])
+    pool.release(first)
+    pool.release(second)
+    pool.audit([])
+    assert pool.num_free == 32
+
+
+def test_a_failed_reservation_changes_nothing() -> None:
+    pool = pool_of(4)
+    seq = sequence("a", [1] * 4)
+    assert pool.reserve(seq, 8)
+    assert not pool.reserve(seq, 17)
+    assert len(seq.blocks) == 2
+    assert pool.num_used == 2
+
+
+def test_a_hit_covers_the_common_full_blocks() -> None:
+    pool = pool_of()
+    first = compute(pool, sequence("a", [*range(8), 100, 101]))
+    second = sequence("b", [*range(8), 200, 201, 202, 203, 204])
+    assert pool.match(second) == first.blocks[:2]
+    pool.adopt(second, pool.match(second))
+    assert pool.reserve(second, second.num_tokens)
+    second.num_computed = 8
+    pool.audit([first, second])
+    assert not set(second.blocks[2:]) & set(first.blocks)
+
+
+def test_a_hit_never_covers_the_last_token() -> None:
+    """A step needs the last token's logits, so its position must be computed."""
+    pool = pool_of()
+    first = compute(pool, sequence("a", list(range(8))))
+    assert pool.match(sequence("b", list(range(8)))) == first.blocks[:1]
+    assert pool.match(sequence("c", list(range(9)))) == first.blocks[:2]
+
+
+def test_the_parent_is_part_of_a_blocks_name() -> None:
+    """Equal tokens behind different beginnings have different KV."""
+    pool = pool_of()
+    compute(pool, sequence("a", [*range(4), *range(4), 9]))
+    second = sequence("b", [5, 5, 5, 5, *range(4), 9])
+    assert pool.match(second) == []
+
+
+def test_salts_do_not_share() -> None:
+    pool = pool_of()
+    compute(pool, sequence("a", list(range(9)), salt="tenant one"))
+    assert pool.match(sequence("b", list(range(9)), salt="tenant two")) == []
+    assert pool.match(sequence("c", list(range(9)))) == []
+    assert len(pool.match(sequence("d", list(range(9)), salt="tenant one"))) == 2
+
+
+def test_a_colliding_digest_is_no_hit() -> None:
+    """Somebody else's KV must not be read even if two digests were equal."""
+    pool = pool_of()
+    first = compute(pool, sequence("a", list(range(9))))
+    impostor = sequence("b", list(range(10, 19)))
+    impostor.digests = list(first.digests)
+    assert pool.match(impostor) == []
+
+
+def test_without_prefix_caching_nothing_is_kept() -> None:
+    pool = pool_of(prefix_caching=False)
+    first = compute(pool, sequence("a", list(range(9))))
+    pool.release(first)
+    assert pool.match(sequence("b", list(range(9)))) == []
+    pool.audit([])
+
+
+def test_equal_blocks_computed_twice_are_cached_once() -> None:
+    pool = pool_of()
+    first = compute(pool, sequence("a", list(range(9))))
+    second = compute(pool, sequence("b", list(range(9))))
+    pool.audit([first, second])
+    pool.release(second)
+    assert pool.match(sequence("c", list(range(9)))) == first.blocks[:2]
+    pool.release(first)
+    pool.audit([])
+    assert len(pool.match(sequence("d", list(range(9))))) == 2
+
+
+def test_released_blocks_are_found_again_until_they_are_evicted() -> None:
+    """Eviction takes what was released longest ago, and the end of a chain before its beginning."""
+    pool = pool_of(6)
+    old = compute(pool, sequence("old", [1] * 12, max_tokens=1))
+    new = compute(pool, sequence("new", [2] * 12, max_tokens=1))
+    pool.release(old)
+    pool.release(new)
+    assert pool.num_free == 6
+    wanting = sequence("w", [3] * 4, max_tokens=1)
+    assert pool.reserve(wanting, 4)
+    assert len(pool.match(sequence("x", [1] * 13))) == 2
+    assert len(pool.match(sequence("y", [2] * 13))) == 3
+    assert pool.reserve(wanting, 12)
+    assert pool.match(sequence("z", [1] * 13)) == []
+    assert len(pool.match(sequence("y", [2] * 13))) == 3
+    pool.audit([wanting])
+
+
+def test_adopted_blocks_are_not_evicted() -> None:
+    pool = pool_of(4)
+    first = compute(pool, sequence("a", list(range(8)), max_tokens=1))
+    pool.release(first)
+    second = sequence("b", list(range(9)))
+    found = pool.match(second)
+    assert pool.num_idle(found) == 2
+    pool.adopt(second, found)
+    assert pool.num_free == 2
+    assert not pool.reserve(sequence("c", [7] * 12), 12)
+    assert pool.reserve(second, 9)
+    second.num_computed = 8
+    pool.audit([second])
+
+
+def test_growth_by_eviction_continues_the_table() -> None:
+    """In a full pool a newcomer takes over the oldest sequence's place block by block."""
+    pool = pool_of(8)
+    old = compute(pool, sequence("old", [1] * 16, max_tokens=1))
+    new = compute(pool, sequence("new", [2] * 16, max_tokens=1))
+    pool.release(old)
+    pool.release(new)
+    seq = sequence("a", [3] * 8, max_tokens=9)
+    assert pool.reserve(seq, 8)
+    start = seq.blocks[0]
+    assert pool.reserve(seq, 12)
+    assert seq.blocks[:2] == [start, start + 1]
+    pool.audit([seq])
+
+
+def test_trim_gives_back_what_lies_beyond() -> None:
+    pool = pool_of()
+    seq = sequence("a", [1] * 5)
+    assert pool.reserve(seq, 14)
+    assert len(seq.blocks) == 4
+    pool.trim(seq, 8)
+    assert len(seq.blocks) == 2
+    pool.trim(seq, 9)
+    assert len(seq.blocks) == 2
+    pool.audit([seq])
+
+
+@pytest.mark.parametrize("upto", [0, 3, 4, 7, 8, 9])
+def test_draft_ready_covers_full_blocks_only(upto: int) -> None:
+    pool = pool_of()
+    seq = compute(pool, sequence("a", list(range(9))))
+    pool.mark_draft_ready(seq, upto)
+    assert [pool.draft_ready(b) for b in seq.blocks] == [upto >= 4, upto >= 8, False]
+
+
+def test_a_reused_block_is_not_draft_ready() -> None:
+    """A stale flag would feed the drafter another sequence's keys."""
+    pool = pool_of(2)
+    seq = compute(pool, sequence("a", [1] * 8, max_tokens=1))
+    pool.mark_draft_ready(seq, 8)
+    pool.release(seq)
+    other = sequence("b", [2] * 8, max_tokens=1)
+    assert pool.reserve(other, 8)
+    assert not any(pool.draft_ready(b) for b in other.blocks)
+
+
+def test_audit_sees_a_lost_block_and_a_second_writer() -> None:
+    pool = pool_of()
+    first = compute(pool, sequence("a", list(range(9))))
+    with pytest.raises(AssertionError):
+        pool.audit([])
+    second = sequence("b", list(range(9)))
+    pool.adopt(second, pool.match(second))
+    with pytest.raises(AssertionError, match="two writers"):
+        pool.audit([first, second])

@@ -1,0 +1,392 @@
+"""The scheduler: who runs, what is clipped, what gives way, and that everyone ends once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from engine.block_pool import BlockPool
+from engine.config import ScheduleConfig
+from engine.messages import SamplingParams
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step_plan import Chunk, StepPlan
+
+SIZE = 4
+
+
+def sequence(
+    name: str,
+    tokens: list[int],
+    *,
+    max_tokens: int = 8,
+    prompt_logprobs: int | None = None,
+) -> Sequence:
+    params = SamplingParams(seed=0, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
+    return Sequence(id=name, params=params, tokens=list(tokens), num_prompt=len(tokens))
+
+
+def scheduler_of(
+    *,
+    blocks: int = 64,
+    budget: int = 64,
+    sequences: int = 8,
+    max_model_len: int = 10_000,
+    prefix_caching: bool = True,
+) -> Scheduler:
+    pool = BlockPool(blocks, SIZE, prefix_caching=prefix_caching)
+    config = ScheduleConfig(max_step_tokens=budget, max_sequences=sequences)
+    return Scheduler(config, pool, max_model_len=max_model_len)
+
+
+def k_of(k: int) -> dict[str, int]:
+    """`ks` for any sequence of these tests."""
+    return dict.fromkeys("abcdefgh", k)
+
+
+def run(scheduler: Scheduler, plan: StepPlan, *, accepted: int = 0) -> None:
+    """Commit a plan: every sampling chunk keeps `accepted` guesses (if it had them) and a token."""
+    for chunk in plan.chunks:
+        if chunk.samples:
+            kept = min(accepted, chunk.k)
+            scheduler.commit(chunk, [7] * (kept + 1), kept, chunk.end)
+        else:
+            scheduler.commit(chunk, [], 0, chunk.end)
+    scheduler.audit()
+
+
+def shape(plan: StepPlan) -> list[tuple[str, int, int, int]]:
+    return [(c.seq.id, c.start, c.length, c.k) for c in plan.chunks]
+
+
+def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end() -> None:
+    scheduler = scheduler_of(budget=8)
+    scheduler.add(sequence("a", list(range(20))))
+    plans = []
+    for _ in range(4):
+        plans.append(scheduler.schedule(k_of(2)))
+        run(scheduler, plans[-1])
+    assert [shape(p) for p in plans] == [
+        [("a", 0, 8, 0)],
+        [("a", 8, 8, 0)],
+        [("a", 16, 4, 2)],
+        [("a", 20, 1, 2)],
+    ]
+
+
+def test_decoding_comes_before_prompts() -> None:
+    """A long prompt may not starve those that stream."""
+    scheduler = scheduler_of(budget=8)
+    scheduler.add(sequence("a", [1]))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    scheduler.add(sequence("b", list(range(100, 130))))
+    for _ in range(3):
+        plan = scheduler.schedule(k_of(0))
+        assert [(c.seq.id, c.length) for c in plan.chunks] == [("a", 1), ("b", 7)]
+        run(scheduler, plan)
+
+
+def test_guesses_do_not_starve_prompts() -> None:
+    """While a prompt waits, guesses leave it a quarter of the rows."""
+    scheduler = scheduler_of(budget=16)
+    for name in "abcd":
+        scheduler.add(sequence(name, [ord(name)], max_tokens=50))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    assert [c.k for c in scheduler.schedule(k_of(8)).chunks] == [3, 3, 3, 3]
+    scheduler.add(sequence("e", list(range(40))))
+    plan = scheduler.schedule(k_of(8))
+    assert shape(plan)[-1] == ("e", 0, 4, 0)
+    assert plan.num_tokens == 16
+
+
+def test_rows_that_one_sequence_leaves_go_to_the_next() -> None:
+    scheduler = scheduler_of(budget=12)
+    for name in "ab":
+        scheduler.add(sequence(name, [ord(name)], max_tokens=50))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    plan = scheduler.schedule({"a": 1, "b": 9})
+    assert [c.k for c in plan.chunks] == [1, 9]
+
+
+@pytest.mark.parametrize(("max_tokens", "k"), [(1, 0), (2, 1), (5, 4), (9, 6)])
+def test_k_never_exceeds_what_may_be_kept(max_tokens: int, k: int) -> None:
+    """The last token is always the target's own, so at most `remaining - 1` guesses can be kept."""
+    scheduler = scheduler_of()
+    scheduler.add(sequence("a", [1, 2], max_tokens=max_tokens))
+    assert scheduler.schedule(k_of(6)).chunks[0].k == k
+
+
+def test_k_respects_the_models_length() -> None:
+    scheduler = scheduler_of(max_model_len=10)
+    scheduler.add(sequence("a", list(range(7)), max_tokens=50))
+    plan = scheduler.schedule(k_of(6))
+    assert plan.chunks[0].k == 2
+    run(scheduler, plan, accepted=2)
+    assert scheduler.room(scheduler.running[0]) == 0
+
+
+def test_k_shrinks_before_anyone_is_preempted() -> None:
+    scheduler = scheduler_of(blocks=4)
+    scheduler.add(sequence("a", [1] * 6, max_tokens=50))
+    scheduler.add(sequence("b", [2] * 3, max_tokens=50))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    plan = scheduler.schedule(k_of(8))
+    assert not plan.preempted
+    # a: 7 tokens in 2 blocks, 5 more positions in the fourth block; b: 4 tokens in its only block.
+    assert shape(plan) == [("a", 6, 1, 5), ("b", 3, 1, 0)]
+
+
+def test_the_youngest_gives_way_and_comes_back_first() -> None:
+    """A preempted sequence waits at the head and finds its prefix in the cache again."""
+    scheduler = scheduler_of(blocks=5)
+    young, queued = sequence("b", [2] * 7, max_tokens=9), sequence("c", [3] * 12)
+    scheduler.add(sequence("a", [1] * 7, max_tokens=10))
+    scheduler.add(young)
+    for _ in range(2):
+        run(scheduler, scheduler.schedule(k_of(0)))
+    scheduler.add(queued)
+    while not (plan := scheduler.schedule(k_of(0))).preempted:
+        run(scheduler, plan)
+    assert plan.preempted == [young]
+    assert (young.status, young.num_computed, young.blocks) == ("waiting", 0, [])
+    assert list(scheduler.waiting) == [young, queued]
+    run(scheduler, plan)
+    scheduler.abort(["a"])
+    plan = scheduler.schedule(k_of(0))
+    assert plan.admitted[0] is young
+    assert young.num_computed > 0
+    assert young.cached_tokens == 0, "recorded at the first admission"
+
+
+def test_a_sequence_that_can_never_fit_still_ends() -> None:
+    """Alone in a small pool it runs until the pool is full, and then has no room left."""
+    scheduler = scheduler_of(blocks=3)
+    seq = sequence("a", [1] * 5, max_tokens=1000)
+    scheduler.add(seq)
+    while scheduler.room(seq):
+        run(scheduler, scheduler.schedule(k_of(4)), accepted=4)
+    assert seq.num_tokens == 12
+    scheduler.finish(seq, "length")
+    scheduler.audit()
+    assert scheduler.pool.num_used == 0
+
+
+def test_admission_waits_for_the_whole_prompt() -> None:
+    scheduler = scheduler_of(blocks=4, budget=4)
+    scheduler.add(sequence("a", [1] * 9, max_tokens=50))
+    scheduler.add(sequence("b", [2] * 5))
+    plan = scheduler.schedule(k_of(0))
+    run(scheduler, plan)
+    assert [s.id for s in scheduler.waiting] == ["b"]
+
+
+def test_copies_of_one_prompt_share_its_blocks_in_the_same_step() -> None:
+    """What makes n > 1 cheap: blocks are published when planned."""
+    scheduler = scheduler_of(budget=64)
+    for name in "abc":
+        scheduler.add(sequence(name, list(range(18))))
+    plan = scheduler.schedule(k_of(0))
+    assert [(c.start, c.length) for c in plan.chunks] == [(0, 18), (16, 2), (16, 2)]
+    tables = [c.seq.blocks for c in plan.chunks]
+    assert tables[0][:4] == tables[1][:4] == tables[2][:4]
+    assert len({table[4] for table in tables}) == 3
+    assert [c.seq.cached_tokens for c in plan.chunks] == [0, 16, 16]
+    run(scheduler, plan)
+
+
+def test_prompt_logprobs_compute_every_row() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(sequence("a", list(range(18))))
+    scheduler.add(sequence("b", list(range(18)), prompt_logprobs=0))
+    plan = scheduler.schedule(k_of(0))
+    assert [(c.start, c.length) for c in plan.chunks] == [(0, 18), (0, 18)]
+    run(scheduler, plan)
+
+
+def test_generated_blocks_are_shared_too() -> None:
+    """The next turn of a conversation finds the reply in the cache."""
+    scheduler = scheduler_of()
+    seq = sequence("a", [1, 2, 3], max_tokens=10)
+    scheduler.add(seq)
+    while scheduler.room(seq):
+        run(scheduler, scheduler.schedule(k_of(3)), accepted=2)
+    scheduler.finish(seq, "length")
+    scheduler.add(sequence("b", [*seq.tokens, 50]))
+    assert scheduler.schedule(k_of(0)).chunks[0].start == 12
+
+
+def test_a_hit_counts_for_the_drafter_only_where_its_plane_was_filled() -> None:
+    scheduler = scheduler_of()
+    seq = sequence("a", list(range(17)), max_tokens=1)
+    scheduler.add(seq)
+    (chunk,) = scheduler.schedule(k_of(0)).chunks
+    scheduler.commit(chunk, [7], 0, 9)
+    scheduler.finish(seq, "length")
+    again = sequence("b", list(range(17)))
+    scheduler.add(again)
+    scheduler.schedule(k_of(0))
+    assert (again.num_computed, again.num_draft_computed) == (16, 8)
+
+
+def test_rejected_positions_are_not_valid_for_the_drafter() -> None:
+    """Without a word from the caller, the proposer's own count is cut at what was accepted."""
+    scheduler = scheduler_of()
+    seq = sequence("a", [1, 2, 3])
+    scheduler.add(seq)
+    (chunk,) = scheduler.schedule(k_of(4)).chunks
+    seq.num_draft_computed = 6
+    scheduler.commit(chunk, [8, 9], 1)
+    assert (seq.num_computed, seq.num_draft_computed) == (4, 4)
+
+
+def test_unused_blocks_go_back_at_commit() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(sequence("a", [1, 2, 3], max_tokens=50))
+    plan = scheduler.schedule(k_of(12))
+    assert scheduler.pool.num_used == 4
+    run(scheduler, plan)
+    assert scheduler.pool.num_used == 1
+
+
+def test_abort_ends_waiting_and_running_and_ignores_strangers() -> None:
+    scheduler = scheduler_of(sequences=1)
+    for name in "ab":
+        scheduler.add(sequence(name, [1, 2, 3]))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    gone = scheduler.abort(["b", "a", "nobody"])
+    assert {s.id for s in gone} == {"a", "b"}
+    assert {s.finish for s in gone} == {"abort"}
+    assert scheduler.pool.num_used == 0
+    assert not scheduler.schedule(k_of(0)).chunks
+
+
+def test_more_sequences_than_rows_take_turns_by_admission() -> None:
+    """Each running sequence gets a row in every step, so no more run than there are rows."""
+    scheduler = scheduler_of(budget=3, sequences=8)
+    for name in "abcde":
+        scheduler.add(sequence(name, [ord(name)], max_tokens=2))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    plan = scheduler.schedule(k_of(5))
+    assert shape(plan) == [(name, 1, 1, 0) for name in "abc"]
+
+
+class Walk:
+    """Random operations on one scheduler, and what must hold after each."""
+
+    def __init__(self, seed: int, *, blocks: int, budget: int, prefix_caching: bool) -> None:
+        self.random = random.Random(seed)
+        self.budget = budget
+        self.scheduler = scheduler_of(
+            blocks=blocks, budget=budget, sequences=6, prefix_caching=prefix_caching
+        )
+        self.ended: Counter[str] = Counter()
+        self.num_added = self.num_preempted = self.num_cached = 0
+        self.kv = [[-1] * SIZE for _ in range(blocks)]  # whose key lies in each slot
+
+    def add(self) -> None:
+        """A prompt that often begins like another one's, and sometimes wants more than fits."""
+        length = self.random.randint(1, 30)
+        shared = self.random.randint(0, length)
+        family = self.random.randint(0, 2)
+        tokens = [family] * shared + [self.random.randint(0, 3) for _ in range(length - shared)]
+        self.num_added += 1
+        seq = sequence(
+            str(self.num_added),
+            tokens,
+            max_tokens=self.random.choice([1, 2, 7, 20, 500]),
+            prompt_logprobs=self.random.choice([None, None, None, 0]),
+        )
+        self.scheduler.add(seq)
+
+    def abort(self) -> None:
+        alive = [s.id for s in (*self.scheduler.running, *self.scheduler.waiting)]
+        chosen = self.random.sample(alive, min(len(alive), self.random.randint(0, 2)))
+        self.ended.update(s.id for s in self.scheduler.abort([*chosen, "unknown"]))
+
+    def step(self) -> None:
+        k = self.random.choice([0, 0, 1, 3, 8])
+        had_work = bool(self.scheduler.running or self.scheduler.waiting)
+        decoding = [s for s in self.scheduler.running if s.num_uncomputed == 1]
+        plan = self.scheduler.schedule(lambda _seq: k)
+        assert bool(plan.chunks) == had_work, "no step passes without progress"
+        self.check(plan, decoding)
+        self.forward(plan)
+        for chunk in plan.chunks:
+            self.commit(chunk)
+
+    def check(self, plan: StepPlan, decoding: list[Sequence]) -> None:
+        """Budget; one writer per block; reads are covered; decoding is never passed over."""
+        assert plan.num_tokens <= self.budget
+        self.num_preempted += len(plan.preempted)
+        planned = [c.seq for c in plan.chunks]
+        assert len({id(s) for s in planned}) == len(planned)
+        assert all(s in planned or s in plan.preempted for s in decoding)
+        writers: Counter[int] = Counter()
+        for chunk in plan.chunks:
+            assert chunk.length >= 1
+            assert chunk.start == chunk.seq.num_computed
+            assert chunk.k == 0 or chunk.samples
+            last = (chunk.end + chunk.k - 1) // SIZE
+            writers.update(chunk.seq.blocks[chunk.start // SIZE : last + 1])
+            assert last < len(chunk.seq.blocks)
+        assert not [block for block, count in writers.items() if count > 1]
+        self.num_cached += sum(s.num_computed for s in plan.admitted)
+
+    def write(self, seq: Sequence, start: int, tokens: list[int]) -> None:
+        for position, token in enumerate(tokens, start):
+            self.kv[seq.blocks[position // SIZE]][position % SIZE] = token
+
+    def forward(self, plan: StepPlan) -> None:
+        """As a layer does: all write, guesses included, then each reads all that it has."""
+        for chunk in plan.chunks:
+            self.write(chunk.seq, chunk.start, chunk.seq.tokens[chunk.start : chunk.end])
+            self.write(chunk.seq, chunk.end, [-2] * chunk.k)
+        for chunk in plan.chunks:
+            read = [token for block in chunk.seq.blocks for token in self.kv[block]]
+            assert read[: chunk.end] == chunk.seq.tokens[: chunk.end]
+
+    def commit(self, chunk: Chunk) -> None:
+        seq = chunk.seq
+        if not chunk.samples:
+            self.scheduler.commit(chunk, [], 0, chunk.end)
+            return
+        room = self.scheduler.room(seq)
+        accepted = self.random.randint(0, chunk.k)
+        tokens = [self.random.randint(0, 3) for _ in range(accepted + 1)][:room]
+        stopped = self.random.random() < 0.03
+        if stopped:
+            tokens = tokens[: self.random.randint(1, len(tokens))]
+        self.write(seq, chunk.end, tokens[:accepted])
+        self.scheduler.commit(chunk, tokens, min(accepted, len(tokens)), chunk.end)
+        if stopped or not self.scheduler.room(seq):
+            self.scheduler.finish(seq, "stop" if stopped else "length")
+            self.ended[seq.id] += 1
+
+    def walk(self, operations: int) -> None:
+        for _ in range(operations):
+            self.random.choices([self.add, self.abort, self.step], weights=[2, 0.3, 8])[0]()
+            self.scheduler.audit()
+            if len(self.scheduler.waiting) > 12:
+                self.step()
+                self.scheduler.audit()
+        while self.scheduler.running or self.scheduler.waiting:
+            self.step()
+            self.scheduler.audit()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize(("blocks", "budget"), [(9, 16), (9, 5), (24, 40)])
+def test_ten_thousand_random_operations(blocks: int, budget: int, prefix_caching: bool) -> None:
+    """After each one the pool balances, no block has two writers, the budget holds and everyone
+    reads its own tokens' keys; in the end every request has ended exactly once and every block is
+    back."""
+    walk = Walk(blocks + budget, blocks=blocks, budget=budget, prefix_caching=prefix_caching)
+    walk.walk(10_000)
+    assert walk.ended == Counter(str(i + 1) for i in range(walk.num_added))
+    assert walk.num_added > 1000
+    assert walk.num_preempted > 50, "the walk is meant to run out of blocks"
+    assert (walk.num_cached > 1000) == prefix_caching
+    assert walk.scheduler.pool.num_used == 0
+    assert walk.scheduler.pool.num_free == blocks
