@@ -47,13 +47,14 @@ def read_config(path: Path) -> EngineConfig:
     try:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-        data.pop("server", None)
+        if isinstance(data, dict):
+            data.pop("server", None)
         return EngineConfig.model_validate(data)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except ValidationError as error:
         raise ConfigError(f"{path.name}: {_first(error)}") from error
-    except (ValueError, AttributeError) as error:  # not JSON, not TOML, or not a table
+    except ValueError as error:  # neither JSON nor TOML
         raise ConfigError(f"{path.name} is not a configuration: {error}") from error
 
 

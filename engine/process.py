@@ -42,7 +42,6 @@ from engine.messages import (
 
 logger = logging.getLogger(__name__)
 
-BEAT_MILLISECONDS = 1000
 LINGER_MILLISECONDS = 2000  # the last words may take this long to leave
 
 EXIT_DONE = 0
@@ -71,8 +70,16 @@ class StepEngine(Protocol):
 class EngineProcess:
     """`run()` is the whole life of the process; it returns the exit code."""
 
-    def __init__(self, make_engine: Callable[[], StepEngine], commands: str, events: str) -> None:
+    def __init__(
+        self,
+        make_engine: Callable[[], StepEngine],
+        commands: str,
+        events: str,
+        *,
+        beat_seconds: float = 1.0,
+    ) -> None:
         self._make_engine = make_engine
+        self._beat_milliseconds = round(beat_seconds * 1000)
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PULL)
         self._events = self._context.socket(zmq.PUSH)
@@ -113,7 +120,8 @@ class EngineProcess:
 
     def _serve(self, engine: StepEngine) -> None:
         while True:
-            self._receive(engine, 0 if engine.has_work or self._draining else BEAT_MILLISECONDS)
+            idle = not (engine.has_work or self._draining)
+            self._receive(engine, self._beat_milliseconds if idle else 0)
             if self._stopping:
                 return
             if engine.has_work:

@@ -22,12 +22,16 @@ MAX_FOLDER_BYTES = 80  # a Unix socket's path ends at 107 bytes
 
 
 class Incarnation:
-    """Make it, connect the client to `commands` and `events`, `spawn`, and always `close`."""
+    """Make it, connect the client to `commands` and `events`, `spawn`, and always `close`.
 
-    def __init__(self) -> None:
-        base = tempfile.gettempdir()
-        if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
-            base = "/tmp"
+    `base` is where its folder is made; default: the system's folder for temporary files.
+    """
+
+    def __init__(self, base: Path | None = None) -> None:
+        if base is None:
+            base = Path(tempfile.gettempdir())
+            if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
+                base = Path("/tmp")
         self.folder = Path(tempfile.mkdtemp(prefix="foretoken-", dir=base))
         self.commands = f"ipc://{self.folder}/commands"
         self.events = f"ipc://{self.folder}/events"

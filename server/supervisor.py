@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
@@ -42,7 +43,8 @@ class SupervisorSettings:
 
 class EngineSupervisor:
     """`start()` once, in a running loop; `stop(grace)` at the end. `failed` is set when the engine
-    is given up; `failure` then holds the sentence for the operator."""
+    is given up; `failure` then holds the sentence for the operator. `runtime_folder` holds the
+    private sockets (default: the system's folder for temporary files)."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class EngineSupervisor:
         settings: SupervisorSettings | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         environment: Mapping[str, str] | None = None,
+        runtime_folder: Path | None = None,
         on_state: Callable[[EngineState], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,6 +64,7 @@ class EngineSupervisor:
         self._settings = settings if settings is not None else SupervisorSettings()
         self._command = tuple(command)
         self._environment = dict(os.environ if environment is None else environment)
+        self._runtime_folder = runtime_folder
         self._on_state = on_state
         self._clock = clock
         self._lifecycle = Lifecycle(self._settings.restarts, observe=self._changed)
@@ -134,7 +138,7 @@ class EngineSupervisor:
 
     async def _live(self) -> float | None:
         """The life of one incarnation. Returns seconds until the next, or None: no more."""
-        self._incarnation = incarnation = Incarnation()
+        self._incarnation = incarnation = Incarnation(self._runtime_folder)
         try:
             loss = await self._run(incarnation)
             return self._mourn(loss)

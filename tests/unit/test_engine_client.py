@@ -1,0 +1,323 @@
+"""Mailboxes and the client, against a hand-driven peer on real sockets (no process)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from engine.errors import EngineLost
+from engine.messages import (
+    Abort,
+    Command,
+    Event,
+    Fatal,
+    Output,
+    Outputs,
+    SamplingParams,
+    StepMetrics,
+    Submit,
+    TokenLogprobs,
+)
+from server.engine_client import EngineClient, Stream
+from tests.support.fake_client import make_ready
+
+PARAMS = SamplingParams(seed=1, max_tokens=10)
+
+
+def logprob(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token=token, logprob=-1.0, top=[])
+
+
+# -- the mailbox ------------------------------------------------------------------------------
+
+
+def test_unread_outputs_merge_into_one() -> None:
+    """A slow reader costs one Output: tokens appended, counters replaced, finish kept."""
+
+    async def scenario() -> Output:
+        stream = Stream("a")
+        stream.put(
+            Output(
+                id="a",
+                tokens=[1, 2],
+                logprobs=[logprob(1), logprob(2)],
+                prompt_logprobs=[None, logprob(9)],
+                cached_tokens=16,
+                rounds=1,
+                proposed=4,
+                accepted=1,
+            )
+        )
+        stream.put(Output(id="a", tokens=[3], logprobs=[logprob(3)], rounds=2, proposed=8))
+        stream.put(Output(id="a", tokens=[4], logprobs=[logprob(4)], finish="stop", stop_token=4))
+        return await stream.next()
+
+    merged = asyncio.run(scenario())
+    assert merged == Output(
+        id="a",
+        tokens=[1, 2, 3, 4],
+        logprobs=[logprob(token) for token in (1, 2, 3, 4)],
+        prompt_logprobs=[None, logprob(9)],
+        cached_tokens=16,
+        finish="stop",
+        stop_token=4,
+    )
+
+
+def test_what_was_read_is_not_read_again() -> None:
+    """`next` takes: the second Output starts from nothing, first-only fields included."""
+
+    async def scenario() -> tuple[Output, Output]:
+        stream = Stream("a")
+        stream.put(Output(id="a", tokens=[1], cached_tokens=0))
+        first = await stream.next()
+        stream.put(Output(id="a", tokens=[2], finish="length"))
+        return first, await stream.next()
+
+    first, second = asyncio.run(scenario())
+    assert first == Output(id="a", tokens=[1], cached_tokens=0)
+    assert second == Output(id="a", tokens=[2], finish="length")
+
+
+def test_a_reader_waits_for_the_next_output() -> None:
+    """`next` sleeps while there is nothing, and wakes for what comes."""
+
+    async def scenario() -> Output:
+        stream = Stream("a")
+        reader = asyncio.create_task(stream.next())
+        await asyncio.sleep(0)
+        assert not reader.done()
+        stream.put(Output(id="a", tokens=[1]))
+        return await reader
+
+    assert asyncio.run(scenario()).tokens == [1]
+
+
+def test_a_lost_engine_is_told_after_the_tokens_that_came() -> None:
+    """What arrived before the loss is handed out; then EngineLost."""
+
+    async def scenario() -> None:
+        stream = Stream("a")
+        stream.put(Output(id="a", tokens=[1]))
+        stream.fail("it is gone")
+        assert (await stream.next()).tokens == [1]
+        with pytest.raises(EngineLost, match="it is gone"):
+            await stream.next()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["finish", "fail", "abort"])
+def test_a_second_terminal_event_is_refused(end: str) -> None:
+    """A request ends once; a second end is a bug that must not pass silently."""
+
+    async def scenario() -> None:
+        stream = Stream("a")
+        match end:
+            case "finish":
+                stream.put(Output(id="a", finish="stop"))
+            case "fail":
+                stream.fail("gone")
+            case "abort":
+                stream.abort()
+        with pytest.raises(AssertionError, match="after its end"):
+            stream.put(Output(id="a", tokens=[1]))
+        with pytest.raises(AssertionError, match="after its end"):
+            stream.fail("gone")
+
+    asyncio.run(scenario())
+
+
+def test_an_aborted_stream_keeps_its_counters() -> None:
+    """Usage of an aborted request is what the engine had last said."""
+
+    async def scenario() -> Output:
+        stream = Stream("a")
+        stream.put(Output(id="a", tokens=[1], rounds=3, proposed=9, accepted=5))
+        await stream.next()
+        stream.abort()
+        return await stream.next()
+
+    assert asyncio.run(scenario()) == Output(
+        id="a", finish="abort", rounds=3, proposed=9, accepted=5
+    )
+
+
+# -- the client -------------------------------------------------------------------------------
+
+
+class Peer:
+    """The engine's end of the wire, driven by hand."""
+
+    def __init__(self, commands: str, events: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._commands = self._context.socket(zmq.PULL)
+        self._events = self._context.socket(zmq.PUSH)
+        self._commands.connect(commands)
+        self._events.connect(events)
+
+    async def receive(self) -> Command:
+        data = await asyncio.wait_for(self._commands.recv(), 10)
+        command: Command = msgspec.msgpack.decode(data, type=Command)
+        return command
+
+    async def send(self, event: Event) -> None:
+        await self._events.send(msgspec.msgpack.encode(event))
+
+    async def send_bytes(self, data: bytes) -> None:
+        await self._events.send(data)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def connected(
+    folder: Path, client: EngineClient
+) -> AsyncIterator[tuple[Peer, asyncio.Queue[Event]]]:
+    """A client in state ready, its peer, and the events it passed on."""
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    endpoints = f"ipc://{folder}/c", f"ipc://{folder}/e"
+    client.connect(*endpoints, on_event=events.put_nowait)
+    client.state = "ready"
+    peer = Peer(*endpoints)
+    try:
+        yield peer, events
+    finally:
+        peer.close()
+        await client.disconnect()
+
+
+async def heard(events: asyncio.Queue[Event]) -> Event:
+    return await asyncio.wait_for(events.get(), 10)
+
+
+def test_a_request_goes_out_and_comes_back(tmp_path: Path) -> None:
+    """Submit reaches the engine as sent; its Outputs reach the stream, metrics the callback."""
+
+    async def scenario() -> None:
+        metrics: list[StepMetrics] = []
+        client = EngineClient(on_metrics=metrics.append)
+        submit = Submit("a", [1, 2], PARAMS, 3.0)
+        async with connected(tmp_path, client) as (peer, events):
+            await peer.send(make_ready(vocab_size=99))
+            await heard(events)
+            assert client.ready == make_ready(vocab_size=99)
+            stream = client.submit(submit)
+            assert client.inflight == 1
+            assert await peer.receive() == submit
+            await peer.send(Outputs([Output(id="a", tokens=[5])], StepMetrics(step=1)))
+            assert await stream.next() == Output(id="a", tokens=[5])
+            ending = Output(id="a", tokens=[6], finish="length")
+            await peer.send(Outputs([ending], StepMetrics(step=2)))
+            assert await stream.next() == ending
+        assert client.inflight == 0
+        assert [each.step for each in metrics] == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_submit_before_the_engine_has_connected_is_not_lost(tmp_path: Path) -> None:
+    """The sockets connect one by one: Ready can overtake the other one's handshake."""
+
+    async def scenario() -> None:
+        client = EngineClient()
+        endpoints = f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/e"
+        client.connect(*endpoints, on_event=lambda event: None)
+        client.state = "ready"
+        client.submit(Submit("a", [1], PARAMS, 0.0))
+        client.submit(Submit("b", [1], PARAMS, 0.0))
+        peer = Peer(*endpoints)
+        first, second = await peer.receive(), await peer.receive()
+        assert isinstance(first, Submit)
+        assert isinstance(second, Submit)
+        assert (first.id, second.id) == ("a", "b")
+        peer.close()
+        await client.disconnect()
+
+    asyncio.run(scenario())
+
+
+def test_abort_ends_here_at_once_and_is_told_to_the_engine(tmp_path: Path) -> None:
+    """The stream ends without waiting; the engine's own last words about it are dropped."""
+
+    async def scenario() -> None:
+        client = EngineClient()
+        async with connected(tmp_path, client) as (peer, events):
+            stream = client.submit(Submit("a", [1], PARAMS, 0.0))
+            client.abort(["a", "never-seen"])
+            client.abort(["a"])
+            assert client.inflight == 0
+            assert (await stream.next()).finish == "abort"
+            assert isinstance(await peer.receive(), Submit)
+            assert await peer.receive() == Abort(["a"])
+            late = [Output(id="a", tokens=[1]), Output(id="a", finish="abort")]
+            await peer.send(Outputs(late, StepMetrics()))
+            assert isinstance(await heard(events), Outputs)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("state", ["starting", "draining", "lost", "failed", "stopped"])
+def test_nothing_is_submitted_unless_ready(state: str) -> None:
+    """In every other state `submit` says why, in a sentence for the client."""
+    client = EngineClient()
+    client.state = state  # type: ignore[assignment]
+    with pytest.raises(EngineLost, match="engine|server"):
+        client.submit(Submit("a", [1], PARAMS, 0.0))
+    assert client.inflight == 0
+
+
+def test_fail_all_ends_every_stream_once(tmp_path: Path) -> None:
+    """Each open stream raises EngineLost; one that had ended is left alone."""
+
+    async def scenario() -> None:
+        client = EngineClient()
+        async with connected(tmp_path, client) as (peer, events):
+            streams = [client.submit(Submit(id, [1], PARAMS, 0.0)) for id in "abc"]
+            await peer.send(Outputs([Output(id="b", finish="stop")], StepMetrics()))
+            await heard(events)
+            client.fail_all("it is gone")
+            client.fail_all("it is gone again")
+            assert client.inflight == 0
+            assert (await streams[1].next()).finish == "stop"
+            for stream in (streams[0], streams[2]):
+                with pytest.raises(EngineLost, match="it is gone$"):
+                    await stream.next()
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_does_not_decode_is_fatal(tmp_path: Path) -> None:
+    """Garbage from the engine is told to the supervisor as Fatal, never passed over."""
+
+    async def scenario() -> Event:
+        client = EngineClient()
+        async with connected(tmp_path, client) as (peer, events):
+            await peer.send_bytes(b"\xc1")
+            return await heard(events)
+
+    event = asyncio.run(scenario())
+    assert isinstance(event, Fatal)
+    assert "could not be handled" in event.message
+
+
+def test_an_endpoint_that_cannot_be_bound_is_an_os_error(tmp_path: Path) -> None:
+    """The supervisor turns it into a sentence; zmq's own errors stay in the client."""
+
+    async def scenario() -> None:
+        with pytest.raises(OSError, match="cannot bind"):
+            EngineClient().connect(
+                f"ipc://{tmp_path}/no/such/folder/c",
+                f"ipc://{tmp_path}/e",
+                on_event=lambda event: None,
+            )
+
+    asyncio.run(scenario())

@@ -1,0 +1,247 @@
+"""EngineProcess with an engine by script and both ends of the wire in this process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from engine.__main__ import read_config
+from engine.errors import ConfigError, EngineError
+from engine.messages import (
+    Abort,
+    Command,
+    Drain,
+    Event,
+    Fatal,
+    Output,
+    Outputs,
+    Ready,
+    SamplingParams,
+    Stop,
+    Submit,
+)
+from engine.process import EngineProcess, StepEngine
+from tests.support.scripted import Script, expected_tokens, make_engine
+
+
+class FrontEnd:
+    """Says everything before the engine runs, and hears everything after."""
+
+    def __init__(self, folder: Path) -> None:
+        self.commands, self.events = f"ipc://{folder}/c", f"ipc://{folder}/e"
+        self._context = zmq.Context()
+        self._out = self._context.socket(zmq.PUSH)
+        self._in = self._context.socket(zmq.PULL)
+        self._gone = self._in.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._out.bind(self.commands)
+        self._in.bind(self.events)
+
+    def run(
+        self, make: Callable[[], StepEngine], *commands: Command | bytes
+    ) -> tuple[int, list[Event]]:
+        """The exit code, and every event."""
+        process = EngineProcess(make, self.commands, self.events, beat_seconds=0.02)
+        for command in commands:
+            data = command if isinstance(command, bytes) else msgspec.msgpack.encode(command)
+            self._out.send(data)
+        code = process.run()
+        assert self._gone.poll(10_000)  # all that it said has been read from its socket
+        events: list[Event] = []
+        while self._in.poll(10):
+            events.append(msgspec.msgpack.decode(self._in.recv(), type=Event))
+        return code, events
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def front_end(tmp_path: Path) -> Iterator[FrontEnd]:
+    handler = signal.getsignal(signal.SIGTERM)
+    front_end = FrontEnd(tmp_path)
+    yield front_end
+    front_end.close()
+    signal.signal(signal.SIGTERM, handler)
+
+
+def scripted(script: Script) -> Callable[[], StepEngine]:
+    return lambda: make_engine(script)
+
+
+def submit(id: str, prompt: list[int], max_tokens: int) -> Submit:
+    return Submit(id, prompt, SamplingParams(seed=0, max_tokens=max_tokens), 0.0)
+
+
+def outputs_of(events: list[Event], id: str) -> list[Output]:
+    items = [item for event in events if isinstance(event, Outputs) for item in event.items]
+    return [item for item in items if item.id == id]
+
+
+def test_drain_finishes_what_runs_and_takes_nothing_new(front_end: FrontEnd) -> None:
+    """Ready first; requests before Drain run to their end, one after it is refused; exit 0."""
+    code, events = front_end.run(
+        scripted(Script(tokens_per_step=3, step_seconds=0.05)),
+        submit("a", [1, 2], 8),
+        submit("b", [3], 2),
+        Drain(),
+        submit("late", [1], 5),
+    )
+    assert code == 0
+    assert isinstance(events[0], Ready)
+    for id, prompt, count in (("a", [1, 2], 8), ("b", [3], 2)):
+        items = outputs_of(events, id)
+        assert sum((item.tokens for item in items), []) == expected_tokens(prompt, count)
+        assert [item.finish for item in items if item.finish] == ["length"]
+    (refused,) = outputs_of(events, "late")
+    assert (refused.finish, refused.error) == ("error", "the engine is shutting down")
+
+
+def test_stop_ends_without_finishing(front_end: FrontEnd) -> None:
+    """Stop does not wait for requests, however long they are."""
+    code, events = front_end.run(scripted(Script()), submit("a", [1], 10**9), Stop())
+    assert code == 0
+    assert not any(item.finish for item in outputs_of(events, "a"))
+
+
+def test_an_abort_is_acknowledged(front_end: FrontEnd) -> None:
+    """The front end may rely on one Output with finish `abort`, even when nothing else runs."""
+    code, events = front_end.run(
+        scripted(Script()), submit("a", [1], 10**9), Abort(["a", "unknown"]), Drain()
+    )
+    assert code == 0
+    assert [item.finish for item in outputs_of(events, "a")] == ["abort"]
+
+
+def test_an_idle_engine_beats(front_end: FrontEnd) -> None:
+    """With nothing to do, the loop says so itself: empty Outputs with the gauges."""
+    beats: list[int] = []
+
+    def make() -> StepEngine:
+        engine = make_engine(Script())
+        gauges = engine.gauges
+
+        def count() -> object:
+            beats.append(1)
+            if len(beats) == 2:
+                signal.raise_signal(signal.SIGTERM)
+            return gauges()
+
+        engine.gauges = count  # type: ignore[method-assign,assignment]
+        return engine
+
+    code, events = front_end.run(make)
+    assert code == 0
+    assert [type(event) for event in events] == [Ready, Outputs, Outputs]
+    assert events[1] == Outputs([], make_engine(Script()).gauges())
+
+
+def test_sigterm_drains(front_end: FrontEnd) -> None:
+    """`kill PID` of the engine finishes what runs and exits 0, as Drain does."""
+
+    def make() -> StepEngine:
+        engine = make_engine(Script())
+        step = engine.step
+
+        def step_with_signal() -> Outputs:
+            signal.raise_signal(signal.SIGTERM)
+            return step()
+
+        engine.step = step_with_signal  # type: ignore[method-assign]
+        return engine
+
+    code, events = front_end.run(make, submit("a", [1], 4))
+    assert code == 0
+    assert [item.finish for item in outputs_of(events, "a")] == [None, None, None, "length"]
+
+
+def test_a_refusal_to_start_is_one_sentence_and_exit_code_2(
+    front_end: FrontEnd, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an operator can mend is said once, without a traceback."""
+    code, events = front_end.run(scripted(Script(refuse_to_start="no such folder: /x")))
+    assert code == 2
+    assert events == [Fatal("no such folder: /x")]
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
+        ("the engine stops: no such folder: /x", None)
+    ]
+
+
+@pytest.mark.parametrize(
+    "script", [Script(crash_at_start=True), Script(raise_after=2)], ids=["start", "step"]
+)
+def test_the_unexpected_is_fatal_with_a_traceback_in_the_log(
+    front_end: FrontEnd, caplog: pytest.LogCaptureFixture, script: Script
+) -> None:
+    """The last message is Fatal, the exit code is 1, and the log says where."""
+    code, events = front_end.run(scripted(script), submit("a", [1], 9))
+    assert code == 1
+    assert events[-1] == Fatal("the engine failed: RuntimeError: the script says so")
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_an_error_for_people_in_a_step_is_fatal_without_a_traceback(
+    front_end: FrontEnd, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Code 1 and not 2: the same configuration has served before the step."""
+
+    def make() -> StepEngine:
+        engine = make_engine(Script())
+
+        def step() -> Outputs:
+            raise EngineError("the device is gone")
+
+        engine.step = step  # type: ignore[method-assign]
+        return engine
+
+    code, events = front_end.run(make, submit("a", [1], 9))
+    assert code == 1
+    assert events[-1] == Fatal("the device is gone")
+    assert caplog.records[-1].exc_info is None
+
+
+def test_a_command_that_does_not_decode_is_fatal(front_end: FrontEnd) -> None:
+    """Both ends are ours: garbage is a bug, and serving on would hide it."""
+    code, events = front_end.run(scripted(Script()), b"\xc1")
+    assert code == 1
+    assert isinstance(events[-1], Fatal)
+
+
+# -- the configuration file ----------------------------------------------------------------------
+
+
+def test_the_configuration_is_json_or_toml(tmp_path: Path) -> None:
+    """The supervisor writes JSON; by hand, the server's own TOML will do."""
+    (tmp_path / "c.json").write_text('{"threads": 3}')
+    (tmp_path / "c.toml").write_text("threads = 3\n[server]\nport = 1\n[cache]\nblock_size = 8\n")
+    assert read_config(tmp_path / "c.json").threads == 3
+    assert read_config(tmp_path / "c.toml").cache.block_size == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("c.json", '{"threads": 0}', "threads: .* greater than or equal to 1 .given: 0"),
+        ("c.toml", "colour = 1", "colour: Extra inputs are not permitted"),
+        ("c.json", "{", "is not a configuration"),
+        ("c.toml", "= 1", "is not a configuration"),
+        ("c.json", "[]", "valid dictionary"),
+    ],
+)
+def test_a_bad_configuration_is_a_sentence(
+    tmp_path: Path, name: str, text: str, sentence: str
+) -> None:
+    """It names the key, what was given, and what is allowed."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        read_config(tmp_path / name)
+
+
+def test_a_missing_configuration_is_a_sentence(tmp_path: Path) -> None:
+    """It names the file."""
+    with pytest.raises(ConfigError, match="nowhere.toml: No such file"):
+        read_config(tmp_path / "nowhere.toml")

@@ -1,0 +1,104 @@
+"""The engine's states under a clock that is a number."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from server.engine_client import EngineState
+from server.lifecycle import ALLOWED, Lifecycle, Loss, RestartPolicy
+
+POLICY = RestartPolicy(max_restarts=3, window=100.0, backoff=1.0, backoff_limit=3.0)
+CRASH = Loss("the engine process was killed by SIGSEGV")
+USELESS = Loss("no such model folder: /x", useless_to_retry=True)
+
+
+def test_an_orderly_life() -> None:
+    """starting, ready, draining, stopped; each change is told once."""
+    seen: list[EngineState] = []
+    lifecycle = Lifecycle(POLICY, observe=seen.append)
+    lifecycle.ready(0.0)
+    lifecycle.drain()
+    lifecycle.stop()
+    assert seen == ["ready", "draining", "stopped"]
+    assert lifecycle.failure is None
+
+
+def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
+    """Losses in a row wait 1, 2, then at most 3 seconds; one more than max_restarts is final."""
+    lifecycle = Lifecycle(POLICY)
+    waits = []
+    for _ in range(POLICY.max_restarts):
+        waits.append(lifecycle.lose(CRASH, 0.0))
+        lifecycle.restart()
+    assert waits == [1.0, 2.0, 3.0]
+    assert lifecycle.lose(CRASH, 0.0) is None
+    assert lifecycle.state == "failed"
+    assert lifecycle.failure == f"{CRASH.sentence} (4 times in a row)"
+
+
+def test_serving_long_enough_forgives() -> None:
+    """After `window` seconds of ready the count begins anew; one second less does not."""
+    lifecycle = Lifecycle(POLICY)
+    assert lifecycle.lose(CRASH, 0.0) == 1.0
+    lifecycle.restart()
+    lifecycle.ready(10.0)
+    assert lifecycle.lose(CRASH, 109.0) == 2.0
+    lifecycle.restart()
+    lifecycle.ready(120.0)
+    assert lifecycle.lose(CRASH, 220.0) == 1.0
+
+
+def test_time_spent_starting_does_not_forgive() -> None:
+    """An engine that never gets ready must end in `failed`, however long each start takes."""
+    lifecycle = Lifecycle(POLICY)
+    for start in range(POLICY.max_restarts):
+        assert lifecycle.lose(CRASH, 1000.0 * start) is not None
+        lifecycle.restart()
+    assert lifecycle.lose(CRASH, 9000.0) is None
+
+
+def test_a_configuration_that_cannot_run_fails_at_once_in_its_own_words() -> None:
+    """Retrying a missing model folder only hides the reason from the operator."""
+    lifecycle = Lifecycle(POLICY)
+    assert lifecycle.lose(USELESS, 0.0) is None
+    assert lifecycle.state == "failed"
+    assert lifecycle.failure == USELESS.sentence
+
+
+def test_a_configuration_that_has_served_is_retried() -> None:
+    """After a crash the GPU's memory may be free a moment later: not a reason to give up."""
+    lifecycle = Lifecycle(POLICY)
+    lifecycle.ready(0.0)
+    lifecycle.lose(CRASH, 1.0)
+    lifecycle.restart()
+    assert lifecycle.lose(USELESS, 2.0) == 2.0
+
+
+@pytest.mark.parametrize("change", [Lifecycle.drain, Lifecycle.restart], ids=["drain", "restart"])
+def test_impossible_changes_are_refused(change: object) -> None:
+    """From `starting` there is nothing to drain and nothing to restart."""
+    lifecycle = Lifecycle(POLICY)
+    with pytest.raises(AssertionError, match="cannot go from starting"):
+        change(lifecycle)  # type: ignore[operator]
+
+
+def test_final_states_are_final() -> None:
+    """Nothing leads out of failed or stopped, and every state has a way to end."""
+    assert ALLOWED["failed"] == ALLOWED["stopped"] == frozenset()
+    assert all(targets & {"failed", "stopped"} for state, targets in ALLOWED.items() if targets)
+
+
+def test_one_log_line_per_change(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator reads the engine's life from the log, one line per change."""
+    with caplog.at_level(logging.INFO, logger="server.lifecycle"):
+        lifecycle = Lifecycle(POLICY)
+        lifecycle.ready(0.0)
+        lifecycle.lose(CRASH, 1.0)
+        lifecycle.restart()
+    assert [record.getMessage() for record in caplog.records] == [
+        "engine starting -> ready: serving",
+        f"engine ready -> lost: {CRASH.sentence}",
+        "engine lost -> starting: restart 1 of at most 3",
+    ]
