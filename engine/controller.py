@@ -132,7 +132,7 @@ class AdaptiveK:
     def __init__(self, k_max: int) -> None:
         self.k_max = k_max
         self._acceptance = AcceptanceEstimate(k_max)
-        self._target = CostCurve([1, 65], [1e-3, 2e-3])
+        self._target = CostCurve(((1, 1e-3), (65, 2e-3)))
         self._draft = CostCurve()
         self._host = HostCost()
         self._probe = _Probe()
@@ -176,10 +176,11 @@ class AdaptiveK:
             self._probe.result(seen.outcomes)
         self._acceptance.update(seen.k, seen.outcomes)
         if seen.pure_decode and seen.num_sequences:
-            self._target.update(seen.rows, seen.target_seconds)
+            size = seen.num_sequences.bit_length()
+            self._target.update(seen.rows, size, seen.target_seconds)
             self._host.update(seen.rows, seen.host_seconds)
             if seen.k and self._drafted:
-                self._draft.update(seen.num_sequences, seen.draft_seconds / seen.k)
+                self._draft.update(seen.num_sequences, size, seen.draft_seconds / seen.k)
         if seen.outcomes:
             self._drafted = seen.k > 0
 
@@ -195,18 +196,19 @@ class AdaptiveK:
 
     def _predict(self, sequences: int) -> list[float]:
         """Expected tokens per second for each K."""
-        step = self._draft.predict(sequences)
+        size = sequences.bit_length()
+        step = self._draft.predict(sequences, size)
         tokens = rows = 1.0
-        rates = [sequences / self._seconds(sequences)]
+        rates = [sequences / self._seconds(sequences, size)]
         for k, (offered, survival) in enumerate(self._acceptance.expected(), start=1):
             tokens += survival
             rows += offered
-            seconds = self._seconds(sequences * rows) + k * step
+            seconds = self._seconds(sequences * rows, size) + k * step
             rates.append(sequences * tokens / seconds)
         return rates
 
-    def _seconds(self, rows: float) -> float:
-        return self._target.predict(rows) + self._host.predict(rows)
+    def _seconds(self, rows: float, size: int) -> float:
+        return self._target.predict(rows, size) + self._host.predict(rows)
 
 
 def build_controller(config: SpeculationConfig) -> KController:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import exp, log
 
 Points = Sequence[tuple[int, float]]  # (size, seconds), from a start-up profile
@@ -18,6 +17,7 @@ _PRIOR_REJECTION = 0.3
 _PRIOR_TRIALS = 4.0
 _POOL_WEIGHT = 8.0  # trials that the pooled hazard is worth at each depth
 _OUTLIER = 0.7  # log-seconds beyond which an observation is clipped
+_COMMON_RATE, _RESIDUAL_RATE, _RESIDUAL_FADE = 0.1, 0.05, 0.003
 _LINE_KEEP = 0.97  # what a round-old host time still counts
 
 
@@ -106,51 +106,53 @@ def _counts(
     return offered, reached, checked, rejected
 
 
-@dataclass(slots=True)
 class CostCurve:
-    """Seconds by size: a profile, linear between its points, times one factor for what drifts
-    (heat, neighbours, context) and one per size bucket for what the profile got wrong there."""
+    """Seconds by size: a profile, linear between its points, times what it got wrong.
 
-    sizes: list[int] = field(default_factory=lambda: [1, 2])
-    seconds: list[float] = field(default_factory=lambda: [1e-5, 1e-5])
-    common: float = 0.0  # log of the factor
-    residuals: dict[int, float] = field(default_factory=dict)  # log, by `_bucket`
-    seen: int = 0
+    The correction has a factor for all sizes within a group (a group is a batch size; heat,
+    neighbours, context and the work per sequence land here) and one for each power of two of the
+    size in that group. Corrections are logarithms.
+    """
+
+    def __init__(self, points: Points = ((1, 1e-5),)) -> None:
+        self.set_profile(points)
 
     def set_profile(self, points: Points) -> None:
         """Start over from measured points; a single one means a flat curve."""
         table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
         if len(table) == 1:
             table.append((table[0][0] + 1, table[0][1]))
-        self.sizes = [size for size, _ in table]
-        self.seconds = [seconds for _, seconds in table]
-        self.common, self.seen = 0.0, 0
-        self.residuals = {}
+        self._sizes = [size for size, _ in table]
+        self._seconds = [seconds for _, seconds in table]
+        self._common: dict[int, float] = {}
+        self._latest = 0.0  # the correction of the group seen last, for groups not seen yet
+        self._residuals: dict[tuple[int, int], float] = {}
+        self._seen = 0
 
     def _base(self, size: float) -> float:
-        i = min(max(bisect_right(self.sizes, size), 1), len(self.sizes) - 1)
-        x0, x1, y0, y1 = self.sizes[i - 1], self.sizes[i], self.seconds[i - 1], self.seconds[i]
-        return max(y0 + (y1 - y0) * (size - x0) / (x1 - x0), 0.5 * self.seconds[0])
+        sizes, seconds = self._sizes, self._seconds
+        i = min(max(bisect_right(sizes, size), 1), len(sizes) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (sizes[i] - sizes[i - 1])
+        return max(seconds[i] + slope * (size - sizes[i]), 0.5 * seconds[0])
 
-    def predict(self, size: float) -> float:
-        return self._base(size) * exp(self.common + self.residuals.get(_bucket(size), 0.0))
+    def predict(self, size: float, group: int) -> float:
+        correction = self._common.get(group, self._latest)
+        correction += self._residuals.get((group, int(size).bit_length()), 0.0)
+        return self._base(size) * exp(correction)
 
-    def update(self, size: float, seconds: float) -> None:
+    def update(self, size: float, group: int, seconds: float) -> None:
         """Learn from one measurement. What is common is learnt fast, what is particular to a size
         slowly, so a slow spell does not make the other sizes look good."""
-        bucket = _bucket(size)
-        residual = self.residuals.get(bucket, 0.0)
-        error = log(max(seconds, 1e-7) / self._base(size)) - self.common - residual
-        if self.seen:
+        key = (group, int(size).bit_length())
+        common = self._common.get(group, self._latest)
+        residual = self._residuals.get(key, 0.0)
+        error = log(max(seconds, 1e-7) / self._base(size)) - common - residual
+        if self._seen:
             error = min(max(error, -_OUTLIER), _OUTLIER)
-        self.seen += 1
-        self.common += error * max(0.1, 1.0 / self.seen)
-        self.residuals[bucket] = residual + 0.05 * error - 0.003 * residual
-
-
-def _bucket(size: float) -> int:
-    """Powers of two."""
-    return int(size).bit_length()
+        self._seen += 1
+        self._latest = common + error * max(_COMMON_RATE, 1.0 / self._seen)
+        self._common[group] = self._latest
+        self._residuals[key] = residual + _RESIDUAL_RATE * error - _RESIDUAL_FADE * residual
 
 
 class HostCost:
