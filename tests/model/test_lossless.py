@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from engine.pair import Pair, load_pair
 
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
+from engine.pair import Pair, load_pair
 from tests.support.drafters import Liar, Oracle, TreeOracle
-from tests.support.reference import Reference
+from tests.support.reference import Reference, log_softmax
 
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 LENGTH = 20
@@ -80,7 +80,9 @@ def config_for(
     proposer: dict[str, object] = {"kind": drafter}
     if drafter == "draft_model":
         proposer["path"] = draft
-    controller = {"kind": "adaptive"} if k == "adaptive" else {"kind": "fixed", "k": k}
+    controller: dict[str, object] = {"kind": "fixed", "k": k}
+    if k == "adaptive":
+        controller = {"kind": "adaptive"}
     return EngineConfig.model_validate(
         {
             "target": {"path": target},
@@ -218,8 +220,6 @@ def test_prompt_logprobs(
 ) -> None:
     """Law: prompt log-probabilities are the reference's, however the prompt is chunked, and a
     cached prefix does not swallow them."""
-    from tests.support.reference import log_softmax
-
     prompt = PROMPT * 3
     variant: dict[str, dict[str, object]] = {
         "schedule": {"max_step_tokens": budget, "max_sequences": 2},
@@ -253,19 +253,43 @@ def test_oracle(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a drafter that is always right is accepted whole: ceil(n / (K+1)) rounds, and nothing
-    that was proposed is lost."""
+    """Law: a drafter that is always right is accepted whole, in ceil(n / (K+1)) rounds."""
     tokens = expected[name][0]
-    for oracle in (Oracle({name: PROMPT + tokens}), TreeOracle({name: PROMPT + tokens})):
-        config = config_for(tiny_target, tiny_draft, "ngram", k, {"cache": {"block_size": 4}})
-        engine = Engine(config, pair=pair, proposer=oracle)
-        submit_all(engine, PROMPT, {name: FIELDS[name]})
-        replies = Replies(run(engine))
-        assert replies.tokens[name] == tokens
-        depth = oracle.depth(k)
-        assert replies.last[name].rounds == math.ceil(len(tokens) / (depth + 1))
-        if isinstance(oracle, Oracle):
-            assert replies.last[name].accepted == replies.last[name].proposed
+    oracle = Oracle({name: PROMPT + tokens})
+    last = replies_of(oracle, k, name, pair, (tiny_target, tiny_draft), tokens)
+    assert last.rounds == math.ceil(len(tokens) / (k + 1))
+    assert last.accepted == last.proposed == len(tokens) - last.rounds
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain", "greedy penalties"])
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_tree_oracle(
+    k: int,
+    name: str,
+    pair: Pair,
+    tiny_target: str,
+    tiny_draft: str,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: a tree's accepted path is kept wherever it branches: its KV is moved into order, and
+    one node of each pair of siblings is accepted in every round that proposes."""
+    tokens = expected[name][0]
+    oracle = TreeOracle({name: PROMPT + tokens})
+    last = replies_of(oracle, k, name, pair, (tiny_target, tiny_draft), tokens)
+    assert last.accepted == len(tokens) - last.rounds >= len(tokens) // 2 - 1
+    assert last.proposed <= 2 * last.accepted
+
+
+def replies_of(
+    oracle: Oracle, k: int, name: str, pair: Pair, paths: tuple[str, str], tokens: list[int]
+) -> Output:
+    """Run one request with this drafter, demand its text, answer its last Output."""
+    config = config_for(*paths, "ngram", k, {"cache": {"block_size": 4}})
+    engine = Engine(config, pair=pair, proposer=oracle)
+    submit_all(engine, PROMPT, {name: FIELDS[name]})
+    replies = Replies(run(engine))
+    assert replies.tokens[name] == tokens
+    return replies.last[name]
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])

@@ -25,9 +25,10 @@ class Reference:
     """`generate` answers the token ids and the raw log-probability of each."""
 
     def __init__(self, path: str, eos_ids: Sequence[int]) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        )
+        self._model = model.eval()
         self._eos_ids = list(eos_ids)
 
     def logits(self, tokens: Sequence[int]) -> Floats:
