@@ -1,0 +1,129 @@
+"""The `foretoken` command: serve | bench | train demo. Parses, and hands over.
+
+Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
+command that needs them, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from engine.errors import EngineError
+from server.config import load_config
+
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+
+# Offline commands are the engine's; they run as programs of their own, so that the front end's
+# modules need not import them.
+PROGRAMS = {("bench",): "engine.bench", ("train", "demo"): "engine.demo.train"}
+
+SERVE = """\
+Serves an OpenAI-compatible API. Without arguments: the built-in pair on 127.0.0.1:8000.
+
+--target without --draft (and without a proposer in CONFIG.toml) means n-gram lookup, which needs
+no second model: the built-in draft fits the built-in target only.
+
+Any key of the configuration can be given as --set key=value (TOML values; bare words are strings)
+or as an environment variable: FORETOKEN__SERVER__API_KEY=... is safer than --api-key, which other
+users of the machine can see. --set wins over the other options, these over the environment, that
+over CONFIG.toml. The table of all keys is in README.md.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for words, module in PROGRAMS.items():
+        if tuple(given[: len(words)]) == words:
+            return run_program(module, given[len(words) :])
+    parsed = build_parser().parse_args(given)
+    try:
+        return int(parsed.run(parsed))
+    except EngineError as error:
+        sys.stderr.write(f"foretoken: {error}\n")
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="foretoken", description="An OpenAI-compatible server with exact speculative decoding."
+    )
+    parser.add_argument("--version", action="version", version=f"foretoken {version('foretoken')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    commands.add_parser("bench", help="measure what speculation gains here (bench --help)")
+    train = commands.add_parser("train", help="train the built-in pair: train demo (--help)")
+    train.add_argument("what", choices=["demo"])
+    return parser
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model, or the built-in pair",
+        description=SERVE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument("config", nargs="?", metavar="CONFIG.toml", help="configuration file")
+    serve.add_argument("--target", metavar="MODEL", help="the model: a folder or a hub name")
+    serve.add_argument("--draft", metavar="MODEL", help="its draft: a folder or a hub name")
+    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
+    serve.add_argument("--port", type=int, help="port to listen on (8000); 0 takes a free one")
+    serve.add_argument("--served-model-name", metavar="NAME", help="name in /v1/models")
+    serve.add_argument("--api-key", metavar="KEY", help="what clients must send")
+    serve.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="key=value",
+        help="any configuration key; may be repeated",
+    )  # fmt: skip
+    serve.set_defaults(run=run_serve)
+
+
+def overrides(parsed: argparse.Namespace) -> list[str]:
+    """The options as `key=value`, strings quoted so that a name like `4` stays one."""
+    said = {
+        "target.path": parsed.target,
+        "server.host": parsed.host,
+        "server.port": parsed.port,
+        "server.served_model_name": parsed.served_model_name,
+        "server.api_key": parsed.api_key,
+    }
+    options = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in said.items()
+        if value is not None
+    ]
+    if parsed.draft is not None:
+        path = json.dumps(parsed.draft, ensure_ascii=False)
+        options.append(f"speculation.proposer.path={path}")
+    return options + list(parsed.sets)
+
+
+def run_serve(parsed: argparse.Namespace) -> int:
+    """Load the configuration and serve. Raises EngineError."""
+    config = load_config(parsed.config, overrides(parsed), os.environ)
+    from server.serve import serve
+
+    return serve(config)
+
+
+def run_program(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    call: Callable[[Sequence[str]], int] = subprocess.call,
+) -> int:
+    """`python -m module ARGS` as a child; Ctrl-C reaches both, and the child's code is ours."""
+    try:
+        return call([sys.executable, "-m", module, *arguments])
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED

@@ -1,0 +1,269 @@
+"""`foretoken serve`: one front end from its first log line to its exit code.
+
+Owns the socket, the signals, and the order of starting and stopping. The engine starts first, the
+tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM or
+SIGINT: no new requests, running ones have `grace_seconds`, exit code 0. Second: at once.
+Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could not be started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from engine.config import model_folder
+from engine.errors import ConfigError, EngineError
+from server.app import create_app
+from server.config import Config, ServerConfig
+from server.engine_client import EngineClient, EngineState
+from server.lifecycle import RestartPolicy
+from server.metrics import Metrics
+from server.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
+from server.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_ENGINE_LOST = 1
+EXIT_CANNOT_START = 2
+CLOSE_SECONDS = 5  # for connections to end after their requests have
+BACKLOG = 2048
+
+
+class Service:
+    """`run()` is the whole life of the front end. `load` and `command` are parameters for tests."""
+
+    def __init__(
+        self,
+        config: Config,
+        listener: socket.socket,
+        *,
+        load: Callable[[Config], Tokenizer] | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._load = load or load_for
+        self._say = say or _say
+        self._metrics = Metrics()
+        self._client = EngineClient(on_metrics=self._metrics.observe_step)
+        self._supervisor = EngineSupervisor(
+            config.engine,
+            self._client,
+            settings=_settings(config.server),
+            command=command,
+            on_state=self._on_state,
+        )
+        self._stop = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._http: _Http | None = None
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises EngineError when it cannot start or go on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        await self._supervisor.start()
+        over = asyncio.create_task(self._over())
+        loading = _in_thread(lambda: self._load(self._config))
+        try:
+            first: set[asyncio.Future[Any]] = {loading, over}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                await self._serve_http(loading.result(), over)
+        finally:
+            over.cancel()
+            await self._supervisor.stop(0.0)
+        return self._outcome()
+
+    async def _serve_http(self, tokenizer: Tokenizer, over: asyncio.Task[None]) -> None:
+        app = create_app(
+            self._config, tokenizer=tokenizer, client=self._client, metrics=self._metrics
+        )
+        self._http = http = _Http(app)
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        announcing = asyncio.create_task(self._announce(http))
+        try:
+            await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
+            # HTTP goes on meanwhile: running streams end, new requests are told why not.
+            await self._supervisor.stop(self._config.server.grace_seconds)
+        finally:
+            announcing.cancel()
+            http.should_exit = True
+            await serving
+
+    async def _announce(self, http: _Http) -> None:
+        await self._ready.wait()
+        while not http.started:
+            await asyncio.sleep(0.01)
+        self._say(welcome(self._config, self._listener.getsockname()[1]))
+
+    async def _over(self) -> None:
+        waiting = [
+            asyncio.create_task(event.wait()) for event in (self._stop, self._supervisor.failed)
+        ]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _outcome(self) -> int:
+        if not self._supervisor.failed.is_set():
+            return EXIT_STOPPED
+        sentence = self._supervisor.failure or "the engine failed"
+        if not self._ready.is_set():
+            raise EngineError(sentence)
+        logger.error("giving up: %s", sentence)
+        return EXIT_ENGINE_LOST
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._stop.is_set():
+            logger.warning("%s again: stopping at once", name)
+            self._supervisor.hurry()
+            if self._http is not None:
+                self._http.force_exit = True
+            return
+        grace = self._config.server.grace_seconds
+        logger.info("%s: no new requests; running ones have %g s", name, grace)
+        self._stop.set()
+
+    def _on_state(self, state: EngineState) -> None:
+        self._metrics.set_engine_state(state)
+        if state == "ready":
+            self._ready.set()
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its signal handlers: when it stops is the Service's decision."""
+
+    def __init__(self, app: object) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ws="none",
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(config: Config) -> int:
+    """Serve until a signal. Returns the exit code; raises EngineError, one sentence."""
+    configure_logging(config.server.log_level)
+    with listen(config.server.host, config.server.port) as listener:
+        for note in config.notes:
+            logger.info(note)
+        return asyncio.run(_run(config, listener))
+
+
+async def _run(config: Config, listener: socket.socket) -> int:
+    return await Service(config, listener).run()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
+        ) from None
+
+
+def load_for(config: Config) -> Tokenizer:
+    """The target's tokenizer. Raises ModelError."""
+    target = config.engine.target
+    return load_tokenizer(
+        model_folder(target.path, "target"),
+        revision=target.revision,
+        trust_remote_code=target.trust_remote_code,
+    )
+
+
+def configure_logging(level: str) -> None:
+    """One line per event on stderr; libraries speak only when something is wrong."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    if level != "debug":
+        for library in ("uvicorn", "httpx", "transformers", "asyncio"):
+            logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def welcome(config: Config, port: int) -> str:
+    """What a newcomer reads when the engine is ready."""
+    host = config.server.host
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url, name = f"http://{host}:{port}/v1", config.model_name
+    key = " -H 'Authorization: Bearer '$KEY" if config.server.api_key else ""
+    body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
+    return (
+        f"Foretoken serves {name} at {url}\n"
+        f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _settings(server: ServerConfig) -> SupervisorSettings:
+    return SupervisorSettings(
+        watchdog=server.watchdog_seconds,
+        start_timeout=server.start_timeout_seconds,
+        restarts=RestartPolicy(
+            max_restarts=server.max_restarts, window=server.restart_window_seconds
+        ),
+    )
+
+
+def _in_thread(load: Callable[[], Tokenizer]) -> asyncio.Future[Tokenizer]:
+    """`load()` in a daemon thread: a download under way must not hold up the exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Tokenizer] = loop.create_future()
+
+    def settle(tokenizer: Tokenizer | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif tokenizer is not None:
+            future.set_result(tokenizer)
+
+    def run() -> None:
+        tokenizer, failure = None, None
+        try:
+            tokenizer = load()
+        except Exception as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, tokenizer, failure)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    return future
