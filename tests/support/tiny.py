@@ -15,10 +15,10 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -117,7 +117,8 @@ FAMILIES = {
 def build(model_class: Any, config: Any) -> PreTrainedModel:
     """A seeded random model; norms and biases are moved off their trivial initial values."""
     torch.manual_seed(11)
-    model: PreTrainedModel = model_class(config).eval()
+    model: PreTrainedModel = model_class(config)
+    model.train(False)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -128,7 +129,8 @@ def build(model_class: Any, config: Any) -> PreTrainedModel:
 def draft_of(target: PreTrainedModel, layers: int = 1) -> PreTrainedModel:
     """The target's first `layers` layers under its own head."""
     settings = target.config.to_dict() | {"num_hidden_layers": layers, "layer_types": None}
-    draft: PreTrainedModel = type(target)(type(target.config)(**settings)).eval()
+    draft: PreTrainedModel = type(target)(type(target.config)(**settings))
+    draft.train(False)
     names = draft.state_dict().keys()
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
     return draft
@@ -136,7 +138,7 @@ def draft_of(target: PreTrainedModel, layers: int = 1) -> PreTrainedModel:
 
 def save(model: PreTrainedModel, folder: Path) -> str:
     """Save as `save_pretrained` does, without its progress bar. Returns the folder as a string."""
-    shown = logging.is_progress_bar_enabled()  # type: ignore[no-untyped-call]
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model.save_pretrained(folder)

@@ -1,0 +1,301 @@
+"""What a model folder may be, and how each refusal reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    LlamaConfig,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MistralConfig,
+)
+from transformers.utils import logging
+
+from engine.attention import interface
+from engine.errors import ModelError
+from engine.model import loader
+from engine.model.loader import LoadedModel, load_model
+from engine.model.pair import check_pair
+from tests.support import tiny
+
+
+def load(path: Path | str, **settings: Any) -> LoadedModel:
+    return load_model(str(path), role="target", device="cpu", **settings)
+
+
+def copy_of(folder: str, to: Path, **changes: Any) -> Path:
+    """A copy of a model folder with changes to its config.json."""
+    to.mkdir(exist_ok=True)
+    for file in Path(folder).iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    config = json.loads((to / "config.json").read_text()) | changes
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+def refusal(path: Path | str, **settings: Any) -> str:
+    """The sentence of the refusal; it must be one line."""
+    with pytest.raises(ModelError) as caught:
+        load(path, **settings)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_facts_of_a_loaded_model(tiny_target: str) -> None:
+    loaded = load(tiny_target)
+    assert loaded.vocab_size == tiny.VOCAB
+    assert loaded.max_model_len == 256
+    assert loaded.eos_ids == tuple(tiny.EOS)
+    assert (loaded.dtype_name, loaded.device_name) == ("float32", "cpu")
+    assert [layer.kv_heads for layer in loaded.layers] == [2, 2, 2]
+    assert load(tiny_target, max_model_len=100).max_model_len == 100
+    assert load(tiny_target, dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_one_eos_id_may_be_a_number(tiny_target: str, tmp_path: Path) -> None:
+    folder = copy_of(tiny_target, tmp_path / "m", eos_token_id=7)
+    (folder / "generation_config.json").unlink()
+    assert load(folder).eos_ids == (7,)
+
+
+def test_loading_leaves_the_verbosity_of_transformers_alone(tiny_target: str) -> None:
+    """Bug: silencing is global in transformers, and the host program lost its warnings."""
+    before = (logging.get_verbosity(), logging.is_progress_bar_enabled())
+    load(tiny_target)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    assert "was not found" in refusal(tmp_path / "nowhere")
+    assert "was not found" in refusal("nowhere")
+
+
+def test_folder_without_a_config(tmp_path: Path) -> None:
+    assert "no config.json" in refusal(tmp_path)
+
+
+def test_file_instead_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    assert "was not found" in refusal(tmp_path / "weights.bin")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "not a JSON object"),
+        ("{}", "no usable configuration"),
+        ('{"model_type": "no-such-model"}', "no usable configuration"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "the target model"),
+        ('{"model_type": "llama", "num_attention_heads": 0}', "the target model"),
+    ],
+)
+def test_malformed_config(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert reason in refusal(tmp_path)
+
+
+def test_no_weights(tiny_target: str, tmp_path: Path) -> None:
+    folder = copy_of(tiny_target, tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    assert "could not be loaded" in refusal(folder)
+
+
+@pytest.mark.parametrize("size", [0, 5, 1000])
+def test_truncated_weights(tiny_target: str, tmp_path: Path, size: int) -> None:
+    folder = copy_of(tiny_target, tmp_path / "m")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    assert "could not be loaded" in refusal(folder)
+
+
+def test_absent_weights_are_not_invented(tiny_target: str, tmp_path: Path) -> None:
+    """Bug: transformers fills absent weights at random and warns; served, that is noise."""
+    folder = copy_of(tiny_target, tmp_path / "m", num_hidden_layers=4, layer_types=None)
+    assert "lacks 9 of its weights" in refusal(folder)
+
+
+def test_weights_of_another_shape(tiny_target: str, tmp_path: Path) -> None:
+    folder = copy_of(tiny_target, tmp_path / "m", intermediate_size=64)
+    assert "the target model" in refusal(folder)
+
+
+def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
+    model = tiny.llama()
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight").fill_(float("nan"))
+    assert "not numbers" in refusal(tiny.save(model, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("t5", "encoder-decoder"),
+        ("llava", "multimodal"),
+        ("vit", "not a causal language model"),
+        ("mamba", "recurrent state"),
+        ("jamba", "recurrent state"),
+        ("bloom", "exchangeable attention"),
+        ("llama4_text", "chunked_attention"),
+    ],
+)
+def test_architectures_out_of_reach(tmp_path: Path, model_type: str, reason: str) -> None:
+    """Law: refused by its configuration, before any weight is read, and by name."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    sentence = refusal(tmp_path)
+    assert reason in sentence
+    assert model_type in sentence
+
+
+def test_state_space_weights_are_refused_by_name(tmp_path: Path) -> None:
+    config = Mamba2Config(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, state_size=8
+    )
+    assert "Mamba2ForCausalLM" in refusal(tiny.save(Mamba2ForCausalLM(config), tmp_path))
+
+
+def test_more_positions_than_the_model_has(tiny_target: str) -> None:
+    sentence = refusal(tiny_target, max_model_len=1000)
+    assert "1000" in sentence
+    assert "256" in sentence
+
+
+def test_a_growing_rope_stays_at_its_original_length() -> None:
+    """Law: a rope that changes with the longest sequence of a forward would let one request alter
+    another's text, so such models serve the length before it changes."""
+    rope = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    config = LlamaConfig(max_position_embeddings=256, rope_parameters=rope)
+    assert loader._limit(config, None, "m") == 64
+    with pytest.raises(ModelError, match="has 64 positions"):
+        loader._limit(config, 65, "m")
+
+
+def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here")
+    with pytest.raises(ModelError, match="no CUDA device"):
+        load_model(tiny_target, role="target", device="cuda")
+
+
+def test_only_a_hub_name_may_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: org/name goes to the hub; offline, the sentence says so. Anything else never does."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "no usable configuration" in refusal("no-such-org/no-such-model")
+
+
+def test_an_argument_that_no_backend_honours_is_refused(tiny_target: str) -> None:
+    """Law: honoured or refused, never ignored."""
+    model = load(tiny_target).model
+    attention = model.model.layers[0].self_attn
+    probe = interface.LayerProbe()
+    tensor = torch.zeros(1, 4, 1, 12)
+
+    def call(**arguments: Any) -> None:
+        interface.attention_forward(
+            attention, tensor, tensor[:, :2], tensor[:, :2], None, foretoken=probe, **arguments
+        )
+
+    with pytest.raises(ModelError, match="'position_bias'"):
+        call(position_bias=torch.zeros(1))
+    with pytest.raises(ModelError, match="not causal"):
+        call(is_causal=False)
+    call(position_ids=torch.zeros(1, 1), output_attentions=False, scaling=1.0)
+    with pytest.raises(ModelError, match="called twice"):
+        call()
+
+
+def test_a_model_that_drops_our_argument_is_refused(tiny_target: str) -> None:
+    model = load(tiny_target).model
+    with pytest.raises(ModelError, match="do not hand keyword arguments"):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+
+
+def test_a_window_that_never_arrives_is_refused() -> None:
+    """Bug: a dozen tokens at load would not show a window of thousands being ignored."""
+    from engine.model.proof import _check_windows
+
+    layer = interface.LayerShape(0, 1, 8, 8)
+    with pytest.raises(ModelError, match="sliding window"):
+        _check_windows(MistralConfig(sliding_window=9), (layer,), "m")
+    _check_windows(MistralConfig(sliding_window=None), (layer,), "m")
+
+
+def test_different_arithmetic_is_refused(tiny_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: the proof at load can fail; here attention forgets its scaling."""
+    plain = interface.attention_forward
+
+    def unscaled(*tensors: Any, scaling: float | None = None, **named: Any) -> Any:
+        return plain(*tensors, scaling=1.0, **named)
+
+    monkeypatch.setattr(
+        loader, "register", lambda: AttentionInterface.register("foretoken", unscaled)
+    )
+    try:
+        assert "does not compute the same" in refusal(tiny_target)
+    finally:
+        interface.register()
+
+
+def test_a_pair_of_one_vocabulary_fits(tiny_target: str, tiny_draft: str) -> None:
+    check_pair(load(tiny_target), load(tiny_draft))
+
+
+def with_tokens(folder: Path, tokens: dict[str, int] | list[Any], added: list[Any]) -> Path:
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": tokens}, "added_tokens": added})
+    )
+    return folder
+
+
+def padded(target: str, to: Path) -> Path:
+    """A draft folder with eight more embedding rows than the tokenizer has tokens."""
+    model = tiny.draft_of(tiny.llama())
+    model.resize_token_embeddings(tiny.VOCAB + 8)
+    return Path(tiny.save(model, to))
+
+
+WORDS = {f"t{i}": i for i in range(120)}
+ADDED = [{"id": i, "content": f"<{i}>"} for i in range(120, 128)]
+
+
+def test_padding_rows_are_no_mismatch(tiny_target: str, tmp_path: Path) -> None:
+    """Law: equal tokens on the shared range fit, however many rows follow."""
+    target = with_tokens(copy_of(tiny_target, tmp_path / "t"), WORDS, ADDED)
+    draft = with_tokens(padded(tiny_target, tmp_path / "d"), WORDS, ADDED)
+    check_pair(load(target), load(draft))
+    listed = [[text, 0.0] for text in WORDS]
+    with_tokens(draft, listed, ADDED)
+    check_pair(load(target), load(draft))
+
+
+def test_sizes_alone_must_be_equal(tiny_target: str, tmp_path: Path) -> None:
+    draft = load(padded(tiny_target, tmp_path / "d"))
+    with pytest.raises(ModelError, match=r"have 136 and 128 tokens"):
+        check_pair(load(tiny_target), draft)
+
+
+def test_one_different_token_is_named(tiny_target: str, tmp_path: Path) -> None:
+    target = with_tokens(copy_of(tiny_target, tmp_path / "t"), WORDS, ADDED)
+    other = {("word" if i == 17 else text): i for text, i in WORDS.items()}
+    draft = with_tokens(copy_of(tiny_target, tmp_path / "d"), other, ADDED)
+    with pytest.raises(ModelError, match=r"token 17 is 'word' for the draft and 't17'"):
+        check_pair(load(target), load(draft))
+
+
+def test_a_broken_tokenizer_file_is_one_sentence(tiny_target: str, tmp_path: Path) -> None:
+    target = copy_of(tiny_target, tmp_path / "t")
+    (target / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json that cannot be read"):
+        check_pair(load(target), load(target))
