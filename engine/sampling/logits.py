@@ -10,10 +10,10 @@ nothing here needs the constant, and neither does an argmax with noise.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -23,7 +23,7 @@ from engine.messages import SamplingParams
 from engine.sampling.filters import keep_most_likely
 from engine.sequence import Sequence
 
-_MAX_HISTORIES = 512
+_MAX_HISTORIES = 128
 _LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
 
 
@@ -59,23 +59,36 @@ class _Run:
         return self.first + len(self.contexts)
 
 
-@dataclass(slots=True)
 class _History:
     """Committed tokens of one sequence as the penalties need them, kept up to date by appending."""
 
-    seq: Sequence
-    length: int = 0
-    seen: dict[int, None] = field(default_factory=dict)  # prompt and generated
-    counts: dict[int, int] = field(default_factory=dict)  # generated
+    def __init__(self, seq: Sequence, *, like: Tensor) -> None:
+        self.seq = seq
+        self.seen: set[int] = set()  # prompt and generated
+        self.seen_ids = torch.empty(0, dtype=torch.int64, device=like.device)
+        self.counts: Counter[int] = Counter()  # generated
+        self.count_row = like.new_zeros(like.shape[1])  # the same, [vocab]
+        self._length = 0
+
+    def fits(self, seq: Sequence, *, like: Tensor) -> bool:
+        same = self.seq is seq and self._length <= len(seq.tokens)
+        return same and self.count_row.shape[0] == like.shape[1]
 
     def catch_up(self) -> None:
-        num_prompt = self.seq.num_prompt
-        for position in range(self.length, len(self.seq.tokens)):
-            token = self.seq.tokens[position]
-            self.seen[token] = None
-            if position >= num_prompt:
-                self.counts[token] = self.counts.get(token, 0) + 1
-        self.length = len(self.seq.tokens)
+        tokens, start = self.seq.tokens, self._length
+        if start == len(tokens):
+            return
+        self._length = len(tokens)
+        new = [token for token in dict.fromkeys(tokens[start:]) if token not in self.seen]
+        if new:
+            self.seen.update(new)
+            added = torch.tensor(new, device=self.seen_ids.device)
+            self.seen_ids = torch.cat([self.seen_ids, added])
+        generated = tokens[max(start, self.seq.num_prompt) :]
+        if generated:
+            self.counts.update(generated)
+            changed = list(dict.fromkeys(generated))
+            self.count_row[changed] = self.count_row.new_tensor([self.counts[t] for t in changed])
 
 
 class LogitsProcessor:
@@ -115,14 +128,12 @@ class LogitsProcessor:
         params, vocab = run.seq.params, rows.shape[1]
         if params.logit_bias:
             ids = [token for token in params.logit_bias if token < vocab]
-            values = [params.logit_bias[token] for token in ids]
-            rows[:, ids] += torch.tensor(values, dtype=rows.dtype, device=rows.device)
+            rows[:, ids] += rows.new_tensor([params.logit_bias[token] for token in ids])
         early = [i for i, c in enumerate(run.contexts) if c.num_output < params.min_tokens]
         if early:
-            stops = {*self.eos_ids, *params.stop_token_ids}
-            for token in stops:
+            for token in {*self.eos_ids, *params.stop_token_ids}:
                 if token < vocab:
-                    rows[: len(run.contexts)][early, token] = -torch.inf
+                    rows[early, token] = -torch.inf
         if params.repetition_penalty != 1.0:
             self._penalise_repetition(rows, run)
         if params.frequency_penalty or params.presence_penalty:
@@ -131,50 +142,53 @@ class LogitsProcessor:
     def _penalise_repetition(self, rows: Tensor, run: _Run) -> None:
         """Divide positive logits of tokens seen so far, multiply others (arXiv:1909.05858)."""
         penalty = run.seq.params.repetition_penalty
-        seen = self._history(run.seq).seen
-        if seen:
-            ids = torch.tensor(list(seen), device=rows.device)
-            rows[:, ids] = _repelled(rows[:, ids], penalty)
+        history = self._history(run.seq, like=rows)
+        rows[:, history.seen_ids] = _repelled(rows[:, history.seen_ids], penalty)
         pairs = [
             (i, token)
             for i, context in enumerate(run.contexts)
             for token in dict.fromkeys(context.path)
-            if token not in seen
+            if token not in history.seen
         ]
         if pairs:
-            index = tuple(torch.tensor(pairs, device=rows.device).unbind(1))
+            index = _index(pairs, rows.device)
             rows[index] = _repelled(rows[index], penalty)
 
     def _penalise_counts(self, rows: Tensor, run: _Run) -> None:
-        """Frequency per occurrence, presence once, over generated tokens and the row's path."""
+        """Frequency per occurrence, presence once, over generated tokens and the row's path. What a
+        path holds is counted anew from the plain logit: a token has the same value to the bit
+        whether it is committed or only proposed."""
         params = run.seq.params
-        history = self._history(run.seq).counts
+        history = self._history(run.seq, like=rows)
         pairs: list[tuple[int, int]] = []
-        penalties: list[float] = []
+        totals: list[int] = []
         for i, context in enumerate(run.contexts):
-            counts = history
-            if context.path:
-                counts = dict(history)
-                for token in context.path:
-                    counts[token] = counts.get(token, 0) + 1
-            pairs += [(i, token) for token in counts]
-            penalties += [
-                params.frequency_penalty * count + params.presence_penalty
-                for count in counts.values()
-            ]
-        if pairs:
-            index = tuple(torch.tensor(pairs, device=rows.device).unbind(1))
-            rows[index] -= torch.tensor(penalties, dtype=rows.dtype, device=rows.device)
+            for token in dict.fromkeys(context.path):
+                pairs.append((i, token))
+                totals.append(history.counts[token] + context.path.count(token))
+        index = _index(pairs, rows.device)
+        plain = rows[index]
+        rows -= _count_penalty(history.count_row, params)
+        rows[index] = plain - _count_penalty(rows.new_tensor(totals), params)
 
-    def _history(self, seq: Sequence) -> _History:
+    def _history(self, seq: Sequence, *, like: Tensor) -> _History:
         history = self._histories.pop(id(seq), None)
-        if history is None or history.seq is not seq or history.length > len(seq.tokens):
-            history = _History(seq)
+        if history is None or not history.fits(seq, like=like):
+            history = _History(seq, like=like)
             if len(self._histories) >= _MAX_HISTORIES:
                 self._histories.popitem(last=False)
         self._histories[id(seq)] = history
         history.catch_up()
         return history
+
+
+def _index(pairs: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, ...]:
+    """(row, token) pairs as an index of a [rows, vocab] tensor."""
+    return torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2).unbind(1)
+
+
+def _count_penalty(counts: Tensor, params: SamplingParams) -> Tensor:
+    return counts * params.frequency_penalty + (counts > 0) * params.presence_penalty
 
 
 def _repelled(logits: Tensor, penalty: float) -> Tensor:

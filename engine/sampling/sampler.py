@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +33,7 @@ class Sampler:
         keys = [_key(context) for context in contexts]
         if any(keys):
             log_probs = log_probs + self._for(log_probs).rows(keys)
-        best, tokens = log_probs.max(dim=1)
-        return tokens.masked_fill_(~best.isfinite(), NOT_FINITE)
+        return _argmax(log_probs)
 
     def prefetch(self, log_probs: Tensor, keys: Seq[Key]) -> None:
         """Compute the noise of these (seed, position) pairs in one go, for rows that are as wide
@@ -44,6 +44,17 @@ class Sampler:
         if self._noise is None:
             self._noise = KeyedNoise(log_probs.shape[1], device=log_probs.device)
         return self._noise
+
+
+def _argmax(scores: Tensor) -> Tensor:
+    """[rows] lowest id of each row's largest score; NOT_FINITE where that is no finite number."""
+    if scores.device.type == "cpu":  # numpy's is some ten times faster than torch's
+        table = scores.numpy()
+        tokens = table.argmax(axis=1)
+        best = table[np.arange(len(table)), tokens]
+        return torch.from_numpy(np.where(np.isfinite(best), tokens, NOT_FINITE))
+    largest, ids = scores.max(dim=1)
+    return ids.masked_fill_(~largest.isfinite(), NOT_FINITE)
 
 
 def _key(context: RowContext) -> Key | None:
