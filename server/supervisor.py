@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +71,9 @@ class EngineSupervisor:
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        # Told, never cancelled: a cancelled clean-up would leave a process or a folder behind.
+        self._end = asyncio.Event()
+        self._finished = asyncio.Event()
 
     @property
     def state(self) -> EngineState:
@@ -94,40 +97,36 @@ class EngineSupervisor:
 
     async def stop(self, grace: float) -> None:
         """No new requests; running ones have `grace` seconds, then each ends with a sentence.
-        Returns when the process and its files are gone. `hurry()` cuts the grace short."""
-        if self.state == "ready":
+        Returns when the process and its files are gone. A second call cuts the grace short."""
+        if self.state == "draining":
+            self._hurry.set()
+        elif self.state == "ready":
             self._lifecycle.drain()
             self._client.send(Drain())
             await self._finish(grace)
+            self._end.set()
+        else:
+            self._end.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait({self._task})
         if self.state not in ("failed", "stopped"):
             self._lifecycle.stop()
 
-    def hurry(self) -> None:
-        """End the grace period of a `stop` that is under way, or will be."""
-        self._hurry.set()
-
     async def _finish(self, grace: float) -> None:
         """Wait for the drained engine to exit; after `grace` seconds cut what still runs."""
-        assert self._task is not None, "only a started engine is ready"
-        hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait({self._task, hurry}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        if not self._task.done():
-            self._client.fail_all(
-                f"the server is shutting down; the request did not end within {grace:g} s"
-            )
+        await _within(grace, self._finished, self._hurry)
+        if not self._finished.is_set():
+            self._client.fail_all("the server is shutting down and waits no longer for requests")
             self._client.send(Stop())
-            await asyncio.wait({self._task}, timeout=STOP_SECONDS)
+            await _within(STOP_SECONDS, self._finished)
 
     # -- one incarnation after the other -------------------------------------------------------
 
     async def _supervise(self) -> None:
         try:
             while (delay := await self._live()) is not None:
-                await asyncio.sleep(delay)
+                if await _within(delay, self._end):
+                    return
                 self._lifecycle.restart()
         except Exception as error:  # a bug of ours must not look like an engine that is starting
             logger.exception("the supervisor stops: unexpected error")
@@ -135,13 +134,15 @@ class EngineSupervisor:
             self._lifecycle.fail(sentence)
             self._client.fail_all(sentence)
             self.failed.set()
+        finally:
+            self._finished.set()
 
     async def _live(self) -> float | None:
         """The life of one incarnation. Returns seconds until the next, or None: no more."""
         self._incarnation = incarnation = Incarnation(self._runtime_folder)
         try:
             loss = await self._run(incarnation)
-            return self._mourn(loss)
+            return self._mourn(loss) if loss is not None else None
         finally:
             self._incarnation = None
             await self._client.disconnect()
@@ -157,8 +158,8 @@ class EngineSupervisor:
             self.failed.set()
         return delay
 
-    async def _run(self, incarnation: Incarnation) -> Loss:
-        """Spawn, and watch until it is over: exit, Fatal, or silence."""
+    async def _run(self, incarnation: Incarnation) -> Loss | None:
+        """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""
         signs = _Signs()
         try:
             self._client.connect(
@@ -169,47 +170,41 @@ class EngineSupervisor:
             await incarnation.spawn(self._command, self._config, environment=self._environment)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
-        exited = asyncio.create_task(incarnation.wait())
+        exit_watch = asyncio.create_task(_set_after(incarnation.wait(), signs.over))
         try:
-            over = await self._watch(exited, signs)
-            return over if over is not None else await self._last_words(incarnation, exited, signs)
+            silence = await self._watch(signs)
+            if silence is not None or not signs.over.is_set():
+                return silence
+            return await self._last_words(incarnation, signs)
         finally:
-            exited.cancel()
+            exit_watch.cancel()
 
     def _on_event(self, event: Event, signs: _Signs) -> None:
         signs.heard = True
         match event:
-            case Ready():
+            case Ready() if not self._end.is_set():
                 self._lifecycle.ready(self._clock())
                 signs.ready.set()
             case Fatal():
                 signs.fatal = event.message
                 signs.over.set()
 
-    async def _watch(self, exited: asyncio.Task[int], signs: _Signs) -> Loss | None:
-        """None when it exited or said Fatal; a Loss when it says nothing."""
+    async def _watch(self, signs: _Signs) -> Loss | None:
+        """None when it is over, or when `stop` is called; a Loss when it says nothing."""
         settings = self._settings
-        over = asyncio.create_task(signs.over.wait())
-        ready = asyncio.create_task(signs.ready.wait())
-        try:
-            await _first({exited, over, ready}, settings.start_timeout)
-            if not (exited.done() or over.done() or ready.done()):
-                return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
-            # Looks are counted, not seconds: if our own loop was held up, so was our hearing.
-            silent = 0
-            while not await _first({exited, over}, settings.watchdog / WATCH_TICKS):
-                silent = 0 if signs.heard else silent + 1
-                signs.heard = False
-                if silent >= WATCH_TICKS:
-                    return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
-            return None
-        finally:
-            over.cancel()
-            ready.cancel()
+        await _within(settings.start_timeout, signs.ready, signs.over, self._end)
+        if not (signs.ready.is_set() or signs.over.is_set() or self._end.is_set()):
+            return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
+        # Looks are counted, not seconds: if our own loop was held up, so was our hearing.
+        silent = 0
+        while not await _within(settings.watchdog / WATCH_TICKS, signs.over, self._end):
+            silent = 0 if signs.heard else silent + 1
+            signs.heard = False
+            if silent >= WATCH_TICKS:
+                return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
+        return None
 
-    async def _last_words(
-        self, incarnation: Incarnation, exited: asyncio.Task[int], signs: _Signs
-    ) -> Loss:
+    async def _last_words(self, incarnation: Incarnation, signs: _Signs) -> Loss:
         """What was sent before the end may still be on the way, and so may the exit code."""
         deadline = self._clock() + LAST_WORDS_SECONDS
         while self._clock() < deadline:
@@ -238,11 +233,21 @@ class _Signs:
     def __init__(self) -> None:
         self.heard = False  # since the last look
         self.ready = asyncio.Event()
-        self.over = asyncio.Event()
+        self.over = asyncio.Event()  # it exited, or said Fatal
         self.fatal: str | None = None
 
 
-async def _first(tasks: set[asyncio.Task[int] | asyncio.Task[bool]], timeout: float) -> bool:
-    """Whether one of them was done within `timeout` seconds."""
-    done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    return bool(done)
+async def _within(seconds: float, *events: asyncio.Event) -> bool:
+    """Whether one of the events was set within so many seconds; returns as soon as one is."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return any(event.is_set() for event in events)
+
+
+async def _set_after(awaitable: Awaitable[object], event: asyncio.Event) -> None:
+    await awaitable
+    event.set()

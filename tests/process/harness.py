@@ -1,0 +1,106 @@
+"""A supervised scripted engine, and questions to the operating system."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.messages import Output, SamplingParams, Submit
+from server.engine_client import EngineClient, EngineState, Stream
+from server.lifecycle import RestartPolicy
+from server.supervisor import EngineSupervisor, SupervisorSettings
+from tests.support.scripted import COMMAND, Script
+
+PATIENCE = 60.0  # seconds; how long a loaded machine may take for what is normally instant
+QUICK = SupervisorSettings(restarts=RestartPolicy(backoff=0.05))
+
+
+@dataclass
+class House:
+    """A supervisor, its client, the states it went through, and where its files lie."""
+
+    supervisor: EngineSupervisor
+    client: EngineClient
+    folder: Path
+    states: list[EngineState] = field(default_factory=list)
+
+    def submit(self, id: str, max_tokens: int, prompt: tuple[int, ...] = (1, 2, 3)) -> Stream:
+        params = SamplingParams(seed=0, max_tokens=max_tokens)
+        return self.client.submit(Submit(id, list(prompt), params, 0.0))
+
+    async def reach(self, state: EngineState, *, times: int = 1) -> None:
+        """Wait until the engine has been in `state` that often."""
+        await until(lambda: self.states.count(state) >= times)
+
+
+@asynccontextmanager
+async def house(
+    script: Script,
+    *,
+    settings: SupervisorSettings = QUICK,
+    command: Sequence[str] = COMMAND,
+) -> AsyncIterator[House]:
+    """Started, not yet ready; at the end everything must be gone."""
+    with short_folder() as folder:
+        states: list[EngineState] = []
+        client = EngineClient()
+        supervisor = EngineSupervisor(
+            EngineConfig(),
+            client,
+            settings=settings,
+            command=command,
+            environment=script.environment(),
+            runtime_folder=folder,
+            on_state=states.append,
+        )
+        await supervisor.start()
+        try:
+            yield House(supervisor, client, folder, states)
+        finally:
+            pid = supervisor.pid
+            await supervisor.stop(0)
+        assert pid is None or is_gone(pid)
+        assert list(folder.iterdir()) == []
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for Unix sockets, which pytest's are not always."""
+    folder = Path(tempfile.mkdtemp(prefix="ft-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def read_all(stream: Stream) -> list[Output]:
+    """Every Output up to the one with `finish`; raises EngineLost."""
+    outputs = [await stream.next()]
+    while outputs[-1].finish is None:
+        outputs.append(await stream.next())
+    return outputs
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process of that number runs (a zombie that nobody reaps does not run)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,361 @@
+"""The supervisor, the client and the wire, with real children that play engine from a script."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from engine.errors import EngineLost
+from server.engine_client import Stream
+from server.lifecycle import RestartPolicy
+from server.supervisor import SupervisorSettings
+from tests.process.harness import House, house, is_gone, read_all, tokens_of, until
+from tests.support.scripted import Script, expected_tokens
+
+SLOW = Script(step_seconds=0.02)
+ENDLESS = 10**6
+
+
+async def ends_as_lost(stream: Stream) -> str:
+    """Read on until EngineLost comes, within the five seconds that are promised."""
+    async with asyncio.timeout(5):
+        try:
+            while True:
+                output = await stream.next()
+                assert output.finish is None
+        except EngineLost as lost:
+            return str(lost)
+
+
+async def started_streams(home: House, count: int) -> list[Stream]:
+    """Streams that have seen their first token."""
+    await home.reach("ready")
+    streams = [home.submit(f"r{n}", ENDLESS) for n in range(count)]
+    for stream in streams:
+        await stream.next()
+    return streams
+
+
+async def serves(home: House, id: str = "after") -> None:
+    """A new request gets exactly the tokens of the script."""
+    outputs = await read_all(home.submit(id, 7))
+    assert tokens_of(outputs) == expected_tokens((1, 2, 3), 7)
+
+
+def test_requests_run_side_by_side() -> None:
+    """Ready's facts arrive, each stream gets its own tokens in order, and ends once."""
+
+    async def scenario() -> None:
+        async with house(Script(tokens_per_step=3)) as home:
+            await home.reach("ready")
+            assert home.client.ready is not None
+            assert home.client.ready.pid == home.supervisor.pid
+            prompts = [(n, n + 1) for n in range(8)]
+            streams = [home.submit(f"r{n}", 20 + n, prompt) for n, prompt in enumerate(prompts)]
+            results = await asyncio.gather(*(read_all(stream) for stream in streams))
+            for n, (prompt, outputs) in enumerate(zip(prompts, results, strict=True)):
+                assert tokens_of(outputs) == expected_tokens(prompt, 20 + n)
+                assert outputs[-1].finish == "length"
+            assert home.client.inflight == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_reader_gets_one_merged_output() -> None:
+    """Nobody reads while the engine finishes: one Output holds everything."""
+
+    async def scenario() -> None:
+        async with house(Script()) as home:
+            await home.reach("ready")
+            stream = home.submit("a", 50)
+            await until(lambda: home.client.inflight == 0)
+            output = await stream.next()
+            assert output.tokens == expected_tokens((1, 2, 3), 50)
+            assert (output.finish, output.rounds, output.cached_tokens) == ("length", 50, 0)
+
+    asyncio.run(scenario())
+
+
+def test_an_aborted_request_ends_and_the_others_go_on() -> None:
+    """The engine frees it (its gauges say so) while its neighbour is not disturbed."""
+
+    async def scenario() -> None:
+        running: list[int] = []
+        async with house(SLOW) as home:
+            home.client.on_metrics = lambda metrics: running.append(metrics.num_running)
+            gone, stays = await started_streams(home, 2)
+            await until(lambda: running[-1] == 2)
+            home.client.abort([gone.id])
+            while (await gone.next()).finish is None:
+                pass
+            await until(lambda: running[-1] == 1)
+            await stays.next()
+
+    asyncio.run(scenario())
+
+
+def test_kill_9_mid_stream() -> None:
+    """Every open stream is told within seconds, the engine comes back, and serves."""
+
+    async def scenario() -> None:
+        async with house(SLOW) as home:
+            streams = await started_streams(home, 4)
+            first = home.supervisor.pid
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            sentences = await asyncio.gather(*(ends_as_lost(stream) for stream in streams))
+            assert all("killed by SIGKILL" in sentence for sentence in sentences)
+            assert home.states[:3] == ["starting", "ready", "lost"]
+            assert home.client.inflight == 0
+            with pytest.raises(EngineLost, match="try again"):
+                home.submit("too-early", 5)
+            await home.reach("ready", times=2)
+            assert home.states == ["starting", "ready", "lost", "starting", "ready"]
+            assert home.supervisor.pid != first
+            await serves(home)
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_in_the_step_tells_the_clients_why(tmp_path: Path) -> None:
+    """The engine's own last sentence reaches the streams; then it is started again."""
+    script = Script(step_seconds=0.02, raise_after=10, only_once=str(tmp_path / "once"))
+
+    async def scenario() -> None:
+        async with house(script) as home:
+            (stream,) = await started_streams(home, 1)
+            assert "RuntimeError: the script says so" in await ends_as_lost(stream)
+            await home.reach("ready", times=2)
+            await serves(home)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["stopped", "step hangs"])
+def test_a_silent_engine_is_killed_and_replaced(tmp_path: Path, how: str) -> None:
+    """A process that lives but gives no sign of life is as good as dead."""
+    hang_after = 5 if how == "step hangs" else None
+    script = Script(step_seconds=0.02, hang_after=hang_after, only_once=str(tmp_path / "once"))
+    settings = SupervisorSettings(watchdog=3.0, restarts=RestartPolicy(backoff=0.05))
+
+    async def scenario() -> None:
+        async with house(script, settings=settings) as home:
+            (stream,) = await started_streams(home, 1)
+            first = home.supervisor.pid
+            assert first is not None
+            if hang_after is None:
+                os.kill(first, signal.SIGSTOP)
+            await home.reach("lost")
+            assert "no sign of life for 3 s" in await ends_as_lost(stream)
+            await home.reach("ready", times=2)
+            assert is_gone(first)
+            await serves(home)
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
+    """Heartbeats keep an engine without work alive beyond the watchdog's limit."""
+    settings = SupervisorSettings(watchdog=2.0)
+
+    async def scenario() -> None:
+        beats: list[int] = []
+        async with house(Script(), settings=settings) as home:
+            home.client.on_metrics = lambda metrics: beats.append(metrics.num_running)
+            await until(lambda: len(beats) >= 4)
+            assert home.states == ["starting", "ready"]
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_start_is_waited_for() -> None:
+    """Loading may take longer than the watchdog's limit; meanwhile requests are refused."""
+    settings = SupervisorSettings(watchdog=0.5)
+
+    async def scenario() -> None:
+        async with house(Script(start_seconds=2), settings=settings) as home:
+            with pytest.raises(EngineLost, match="the engine is starting"):
+                home.submit("too-early", 5)
+            await home.reach("ready")
+            assert home.states == ["starting", "ready"]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_never_ready_is_given_up() -> None:
+    """After its tries the supervisor says so, instead of starting for ever."""
+    settings = SupervisorSettings(
+        start_timeout=0.5, restarts=RestartPolicy(max_restarts=1, backoff=0.05)
+    )
+
+    async def scenario() -> None:
+        async with house(Script(start_seconds=3600), settings=settings) as home:
+            await home.supervisor.failed.wait()
+            assert home.states == ["starting", "lost", "starting", "lost", "failed"]
+            assert home.supervisor.failure == (
+                "the engine was not ready within 0.5 s (2 times in a row)"
+            )
+            with pytest.raises(EngineLost, match="not being restarted"):
+                home.submit("too-late", 5)
+
+    asyncio.run(scenario())
+
+
+def test_a_configuration_that_cannot_run_is_given_up_at_once() -> None:
+    """The engine's own sentence is kept for the operator; nothing is retried."""
+
+    async def scenario() -> None:
+        async with house(Script(refuse_to_start="no such model folder: /x")) as home:
+            await home.supervisor.failed.wait()
+            assert home.states == ["starting", "lost", "failed"]
+            assert home.supervisor.failure == "no such model folder: /x"
+
+    asyncio.run(scenario())
+
+
+def test_a_crash_at_start_is_retried(tmp_path: Path) -> None:
+    """What is not the configuration's fault may go better the next time."""
+
+    async def scenario() -> None:
+        script = Script(crash_at_start=True, only_once=str(tmp_path / "once"))
+        async with house(script) as home:
+            await home.reach("ready")
+            assert home.states == ["starting", "lost", "starting", "ready"]
+
+    asyncio.run(scenario())
+
+
+def test_a_command_that_does_not_exist_is_a_sentence() -> None:
+    """Not even a process: the operator is told what could not be started."""
+    settings = SupervisorSettings(restarts=RestartPolicy(max_restarts=0))
+
+    async def scenario() -> None:
+        async with house(Script(), settings=settings, command=("/no/such/program",)) as home:
+            await home.supervisor.failed.wait()
+            assert "could not be started" in (home.supervisor.failure or "")
+            assert "/no/such/program" in (home.supervisor.failure or "")
+
+    asyncio.run(scenario())
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_drain_finishes_running_streams() -> None:
+    """`stop` refuses what is new, lets what runs come to its end, then the process exits."""
+
+    async def scenario() -> None:
+        async with house(SLOW) as home:
+            await home.reach("ready")
+            stream = home.submit("a", 60)
+            first = await stream.next()
+            pid = home.supervisor.pid
+            stopping = asyncio.create_task(home.supervisor.stop(grace=60))
+            await home.reach("draining")
+            with pytest.raises(EngineLost, match="shutting down"):
+                home.submit("too-late", 5)
+            outputs = [first, *await read_all(stream)]
+            assert tokens_of(outputs) == expected_tokens((1, 2, 3), 60)
+            await stopping
+            assert home.states == ["starting", "ready", "draining", "stopped"]
+            assert pid is not None
+            assert is_gone(pid)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["grace is over", "second stop"])
+def test_what_does_not_finish_in_time_is_told(end: str) -> None:
+    """Streams that outlive the grace period end with a sentence, not as if they were complete."""
+
+    async def scenario() -> None:
+        async with house(SLOW) as home:
+            (stream,) = await started_streams(home, 1)
+            if end == "second stop":
+                stopping = asyncio.create_task(home.supervisor.stop(grace=3600))
+                await home.reach("draining")
+                await home.supervisor.stop(grace=3600)
+                await stopping
+            else:
+                await home.supervisor.stop(grace=0.2)
+            assert "shutting down" in await ends_as_lost(stream)
+            assert home.states[-1] == "stopped"
+
+    asyncio.run(scenario())
+
+
+def test_a_hung_engine_cannot_hold_up_the_end() -> None:
+    """Drain and Stop go unheard: it is killed, and nothing is left."""
+
+    async def scenario() -> None:
+        async with house(SLOW) as home:
+            (stream,) = await started_streams(home, 1)
+            pid = home.supervisor.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await home.supervisor.stop(grace=0.2)
+            assert is_gone(pid)
+            assert "shutting down" in await ends_as_lost(stream)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_lost_while_draining_is_not_restarted() -> None:
+    """Its streams are told; the end goes on."""
+
+    async def scenario() -> None:
+        async with house(SLOW) as home:
+            (stream,) = await started_streams(home, 1)
+            pid = home.supervisor.pid
+            assert pid is not None
+            stopping = asyncio.create_task(home.supervisor.stop(grace=3600))
+            await home.reach("draining")
+            os.kill(pid, signal.SIGKILL)
+            assert "SIGKILL" in await ends_as_lost(stream)
+            await stopping
+            assert home.states == ["starting", "ready", "draining", "stopped"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("when", ["starting", "lost"])
+def test_stop_in_every_state(when: str) -> None:
+    """A child that is loading, or a restart that is pending, is not waited for."""
+    settings = SupervisorSettings(restarts=RestartPolicy(backoff=3600.0, backoff_limit=3600.0))
+    script = Script(start_seconds=3600) if when == "starting" else Script(crash_at_start=True)
+
+    async def scenario() -> None:
+        async with house(script, settings=settings) as home:
+            if when == "lost":
+                await home.reach("lost")
+            else:
+                await until(lambda: home.supervisor.pid is not None)
+            await home.supervisor.stop(grace=3600)
+            assert home.states[-1] == "stopped"
+            assert home.supervisor.pid is None
+
+    asyncio.run(scenario())
+
+
+def test_signals_to_the_engine_alone() -> None:
+    """Ctrl-C is not the engine's business; SIGTERM finishes what runs, then it is replaced."""
+
+    async def scenario() -> None:
+        async with house(SLOW) as home:
+            await home.reach("ready")
+            pid = home.supervisor.pid
+            assert pid is not None
+            stream = home.submit("a", 40)
+            first = await stream.next()
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+            outputs = [first, *await read_all(stream)]
+            assert tokens_of(outputs) == expected_tokens((1, 2, 3), 40)
+            await home.reach("ready", times=2)
+            await serves(home)
+
+    asyncio.run(scenario())
