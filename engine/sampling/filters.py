@@ -43,7 +43,7 @@ def keep_most_likely(
         )
     if any(min_p):
         share = torch.tensor(min_p, dtype=logits.dtype, device=logits.device).unsqueeze(1)
-        floor = logits.amax(dim=1, keepdim=True) + share.log()
+        floor = kept.amax(dim=1, keepdim=True) + share.log()
         kept = kept.masked_fill(kept < floor, -torch.inf)
     return kept
 
