@@ -68,12 +68,14 @@ class Service:
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self._http: _Http | None = None
+        self._hurry: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """Returns the exit code. Raises EngineError when it cannot start or go on."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
         over = asyncio.create_task(self._over())
         loading = _in_thread(lambda: self._load(self._config))
@@ -85,6 +87,8 @@ class Service:
         finally:
             over.cancel()
             await self._supervisor.stop(0.0)
+            if self._hurry is not None:
+                await self._hurry
         return self._outcome()
 
     async def _serve_http(self, tokenizer: Tokenizer, over: asyncio.Task[None]) -> None:
@@ -132,7 +136,7 @@ class Service:
         name = signal.Signals(number).name
         if self._stop.is_set():
             logger.warning("%s again: stopping at once", name)
-            self._supervisor.hurry()
+            self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
             if self._http is not None:
                 self._http.force_exit = True
             return

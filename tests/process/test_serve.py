@@ -1,0 +1,165 @@
+"""The whole front end as a process: ready, drain, second signal, failure at start, port in use."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from tests.support.scripted import Script
+
+COMMAND = [sys.executable, "-m", "tests.support.serve_scripted"]
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0  # seconds; nothing here waits that long unless it is broken
+
+
+@dataclass
+class Front:
+    """A running front end and its address."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+
+def _spawn(script: Script, *settings: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *settings],
+        cwd=ROOT,
+        env=script.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def front(script: Script, *settings: str) -> Iterator[Front]:
+    """Ready when entered, gone when left."""
+    process = _spawn(script, "server.port=0", *settings)
+    stdout, stderr = process.stdout, process.stderr
+    assert stdout is not None
+    assert stderr is not None
+    drain = threading.Thread(target=_discard, args=(stderr,), daemon=True)
+    drain.start()
+    try:
+        found = re.search(r"http://\S+(?=/v1$)", stdout.readline().strip())
+        assert found, "the front end did not say that it is ready"
+        yield Front(process, found[0])
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+        drain.join(PATIENCE)
+        stdout.close()
+        stderr.close()
+
+
+def _discard(stream: IO[str]) -> None:
+    for _ in stream:
+        pass
+
+
+def body(tokens: int) -> dict[str, object]:
+    return {"model": "foretoken-demo", "prompt": "abc", "max_tokens": tokens, "stream": True}
+
+
+def events(response: httpx.Response) -> Iterator[str]:
+    return (
+        line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")
+    )
+
+
+def test_drain_finishes_streams_and_refuses_new_requests() -> None:
+    """Law: after SIGTERM a running stream ends well, /ready is red, new requests get 503, and the
+    exit code is 0."""
+    with front(Script(step_seconds=0.02), "server.grace_seconds=60") as served:
+        with httpx.stream(
+            "POST", f"{served.url}/v1/completions", json=body(100), timeout=PATIENCE
+        ) as response:
+            told = events(response)
+            next(told)
+            served.process.send_signal(signal.SIGTERM)
+            while httpx.get(f"{served.url}/ready").status_code == 200:
+                pass
+            refused = httpx.post(f"{served.url}/v1/completions", json=body(1))
+            assert refused.status_code == 503
+            assert "shutting down" in refused.json()["error"]["message"]
+            *_, last_chunk, done = told
+        assert done == "[DONE]"
+        assert json.loads(last_chunk)["choices"][0]["finish_reason"] == "length"
+        assert served.wait() == 0
+
+
+def test_second_signal_stops_at_once() -> None:
+    """Law: whoever asks twice does not wait; the stream is told, and the exit code is 0."""
+    with front(Script(step_seconds=0.05), "server.grace_seconds=3600") as served:
+        with httpx.stream(
+            "POST", f"{served.url}/v1/completions", json=body(3000), timeout=PATIENCE
+        ) as response:
+            told = events(response)
+            next(told)
+            served.process.send_signal(signal.SIGINT)
+            while httpx.get(f"{served.url}/ready").status_code == 200:
+                pass
+            served.process.send_signal(signal.SIGINT)
+            try:
+                *_, last = told
+                assert last != "[DONE]"
+            except httpx.RemoteProtocolError:
+                pass  # the connection was cut: at once means at once
+        assert served.wait() == 0
+
+
+def test_grace_ends() -> None:
+    """Law: a stream that outlives the grace period ends with an error event and no [DONE]."""
+    with front(Script(step_seconds=0.05), "server.grace_seconds=0.2") as served:
+        with httpx.stream(
+            "POST", f"{served.url}/v1/completions", json=body(3000), timeout=PATIENCE
+        ) as response:
+            told = events(response)
+            next(told)
+            served.process.send_signal(signal.SIGTERM)
+            *_, last = told
+        assert "shutting down" in json.loads(last)["error"]["message"]
+        assert served.wait() == 0
+
+
+def test_signal_while_starting() -> None:
+    """Law: a server that is still loading stops at once and in order."""
+    process = _spawn(Script(start_seconds=3600), "server.port=0")
+    assert process.stderr is not None
+    while "engine starting" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+
+
+def test_engine_that_cannot_start_is_one_sentence() -> None:
+    """Law: the engine's own sentence, no traceback, a non-zero exit code."""
+    process = _spawn(Script(refuse_to_start="the folder holds no model"), "server.port=0")
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert err.strip().splitlines()[-1] == "foretoken: the folder holds no model"
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_engine_given_up_after_serving() -> None:
+    """Law: when restarts are used up the front end leaves with an error, so that the platform
+    replaces it."""
+    with front(Script(die_after=1), "server.max_restarts=0") as served:
+        httpx.post(f"{served.url}/v1/completions", json=body(5), timeout=PATIENCE)
+        assert served.wait() == 1

@@ -1,0 +1,120 @@
+"""The command line: what options mean, and one sentence per mistake."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from engine.config import DraftModelConfig, NgramConfig
+from engine.errors import ConfigError
+from server.cli import build_parser, main, overrides, run_program
+from server.config import Config, load_config
+from server.serve import listen, welcome
+
+
+def parsed(*arguments: str) -> Config:
+    return load_config(None, overrides(build_parser().parse_args(["serve", *arguments])))
+
+
+def test_options_are_configuration_keys() -> None:
+    """Law: every option of serve is a key, and a value keeps its type however it looks."""
+    config = parsed(
+        "--target", "org/big", "--draft", "true", "--host", "::1", "--port", "0",
+        "--served-model-name", "4", "--api-key", "1234", "--set", "speculation.controller.k=3",
+    )  # fmt: skip
+    assert config.engine.target.path == "org/big"
+    assert config.engine.speculation.proposer == DraftModelConfig(path="true")
+    assert config.engine.speculation.k_max == 3
+    assert (config.server.host, config.server.port) == ("::1", 0)
+    assert (config.model_name, config.server.api_key) == ("4", "1234")
+
+
+def test_target_alone_means_ngram() -> None:
+    """Law: --target without --draft needs no second model; --draft alone is a draft."""
+    assert parsed("--target", "org/big").engine.speculation.proposer == NgramConfig()
+    assert parsed("--draft", "d").engine.speculation.proposer == DraftModelConfig(path="d")
+    assert parsed().engine.speculation.proposer == DraftModelConfig()
+
+
+def test_set_wins_over_options() -> None:
+    """Law: `make serve ARGS="--set server.port=9"` must work although make passes --port."""
+    assert parsed("--port", "8000", "--set", "server.port=9").server.port == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["serve", "/nowhere.toml"], ["/nowhere.toml", "No such file"]),
+        (["serve", "--port", "99999"], ["server.port = 99999", "65535"]),
+        (["serve", "--set", "speculation.k=1"], ["unknown key speculation.k"]),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: exit code 2, one line on stderr, no traceback."""
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("foretoken: ")
+    assert said.count("\n") == 1
+    for part in parts:
+        assert part in said
+
+
+def test_port_in_use_is_a_sentence() -> None:
+    """Law: a taken port is named, before anything is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1 port {port}: .* in use"):
+            listen("127.0.0.1", port)
+
+
+def test_unknown_host_is_a_sentence() -> None:
+    """Law: a host that does not resolve, or is not ours, is named."""
+    with pytest.raises(ConfigError, match="cannot listen on 192.0.2.1 port 0"):
+        listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program"),
+    [
+        (["bench", "--quick"], ["engine.bench", "--quick"]),
+        (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
+    ],
+)
+def test_offline_commands_are_programs(arguments: list[str], program: list[str]) -> None:
+    """Law: their options are theirs, --help included, and their exit code is ours."""
+    called: list[Sequence[str]] = []
+
+    def call(command: Sequence[str]) -> int:
+        called.append(command)
+        return 7
+
+    words = 1 if arguments[0] == "bench" else 2
+    assert run_program(program[0], arguments[words:], call=call) == 7
+    assert called == [[sys.executable, "-m", *program]]
+
+
+def test_welcome_can_be_pasted() -> None:
+    """Law: the address shown can be reached from this machine, and no key is shown."""
+    config = load_config(None, ["server.host=0.0.0.0", "server.api_key=s3cret"])
+    said = welcome(config, 8123)
+    assert "curl -N http://127.0.0.1:8123/v1/completions" in said
+    assert '"model": "foretoken-demo"' in said
+    assert "Authorization" in said
+    assert "s3cret" not in said
+    assert "http://[::1]:1/v1" in welcome(load_config(None, ["server.host=::"]), 1)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: --help and --version are answers, not errors."""
+    for arguments in (["--help"], ["--version"], ["serve", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for word in ("serve", "bench", "train", "foretoken 0", "--target", "n-gram"):
+        assert word in said
