@@ -20,8 +20,7 @@ from pydantic import ValidationError
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.process import EngineProcess, StepEngine, follow_parent
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+from engine.threads import limit_threads
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +65,7 @@ def _first(error: ValidationError) -> str:
 
 def _make_engine(path: Path) -> StepEngine:
     config = read_config(path)
-    if config.threads is not None:
-        for name in THREAD_VARIABLES:
-            os.environ[name] = str(config.threads)
+    limit_threads(config.threads, os.environ)
     from engine.core import Engine  # brings torch in, which reads the environment once
 
     return Engine(config)
