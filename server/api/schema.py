@@ -160,7 +160,6 @@ class CompletionRequest(CommonRequest):
     best_of: int | None = None
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    suffix: None = None
 
     @property
     def alternatives(self) -> int | None:

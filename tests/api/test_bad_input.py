@@ -1,0 +1,324 @@
+"""Bad input: a 4xx in the OpenAI envelope that names the field; never a 5xx, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.serving import MODEL, Served, serve
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+SECRET = "a-private-sentence"
+
+COMMON_BAD: list[tuple[str, Any, str]] = [
+    ("temperature", -0.1, "temperature"),
+    ("temperature", 2.1, "temperature"),
+    ("temperature", "1", "temperature"),
+    ("temperature", True, "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.01, "top_p"),
+    ("top_k", -2, "top_k"),
+    ("top_k", 1.5, "top_k"),
+    ("min_p", -0.1, "min_p"),
+    ("min_p", 1.1, "min_p"),
+    ("n", 0, "n"),
+    ("n", 129, "n"),
+    ("n", True, "n"),
+    ("n", "3", "n"),
+    ("n", 1.5, "n"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", -1, "max_tokens"),
+    ("max_tokens", 2**31, "max_tokens"),
+    ("max_tokens", 10**30, "max_tokens"),
+    ("max_tokens", "5", "max_tokens"),
+    ("min_tokens", -1, "min_tokens"),
+    ("seed", 2**64, "seed"),
+    ("seed", -(2**63) - 1, "seed"),
+    ("seed", 1.5, "seed"),
+    ("presence_penalty", 2.5, "presence_penalty"),
+    ("frequency_penalty", -2.5, "frequency_penalty"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("repetition_penalty", 11, "repetition_penalty"),
+    ("stop", 5, "stop"),
+    ("stop", "", "stop"),
+    ("stop", ["a", ""], "stop"),
+    ("stop", ["a", 1], "stop"),
+    ("stop", ["a"] * 17, "stop"),
+    ("stop", "x" * 257, "stop"),
+    ("stop_token_ids", 5, "stop_token_ids"),
+    ("stop_token_ids", [258], "stop_token_ids"),
+    ("stop_token_ids", [-1], "stop_token_ids"),
+    ("stop_token_ids", [True], "stop_token_ids"),
+    ("stop_token_ids", [1] * 65, "stop_token_ids"),
+    ("logit_bias", [], "logit_bias"),
+    ("logit_bias", {"a": 1}, "logit_bias"),
+    ("logit_bias", {"-1": 1}, "logit_bias"),
+    ("logit_bias", {"258": 1}, "logit_bias"),
+    ("logit_bias", {"99999999999": 1}, "logit_bias"),
+    ("logit_bias", {"1": 101}, "logit_bias.1"),
+    ("logit_bias", {"1": "5"}, "logit_bias.1"),
+    ("logit_bias", {"1": False}, "logit_bias.1"),
+    ("logit_bias", {str(i): 1 for i in range(1025)}, "logit_bias"),
+    ("stream", "yes", "stream"),
+    ("stream", 1, "stream"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
+    ("stream_options", 3, "stream_options"),
+    ("ignore_eos", "no", "ignore_eos"),
+    ("skip_special_tokens", 0, "skip_special_tokens"),
+    ("include_stop_str_in_output", "x", "include_stop_str_in_output"),
+    ("cache_salt", 5, "cache_salt"),
+    ("cache_salt", "x" * 513, "cache_salt"),
+    ("user", 5, "user"),
+    ("metadata", "x", "metadata"),
+    ("metadata", {"a": 1}, "metadata.a"),
+    ("store", "yes", "store"),
+    ("service_tier", "priority", "service_tier"),
+    ("model", 5, "model"),
+    ("frobnicate", 1, "frobnicate"),
+    ("guided_json", {}, "guided_json"),
+    ("tools", [{"type": "function"}], "tools"),
+    ("tool_choice", "auto", "tool_choice"),
+    ("functions", [{}], "functions"),
+    ("function_call", "auto", "function_call"),
+    ("parallel_tool_calls", True, "parallel_tool_calls"),
+    ("response_format", {"type": "json_object"}, "response_format"),
+    ("prediction", {"type": "content", "content": "x"}, "prediction"),
+    ("audio", {}, "audio"),
+    ("modalities", ["text", "audio"], "modalities"),
+    ("reasoning_effort", "high", "reasoning_effort"),
+    ("verbosity", "low", "verbosity"),
+    ("web_search_options", {}, "web_search_options"),
+]
+
+COMPLETION_BAD: list[tuple[str, Any, str]] = [
+    ("prompt", "", "prompt"),
+    ("prompt", [], "prompt"),
+    ("prompt", ["a", ""], "prompt[1]"),
+    ("prompt", [[1], []], "prompt[1]"),
+    ("prompt", 5, "prompt"),
+    ("prompt", {"a": 1}, "prompt"),
+    ("prompt", [1, "a"], "prompt"),
+    ("prompt", [1.5], "prompt"),
+    ("prompt", [True], "prompt"),
+    ("prompt", [None], "prompt"),
+    ("prompt", None, "prompt"),
+    ("prompt", [1, 258], "prompt"),
+    ("prompt", [-1], "prompt"),
+    ("prompt", [10**30], "prompt"),
+    ("prompt", [[1], [300]], "prompt[1]"),
+    ("prompt", ["a"] * 129, "prompt"),
+    ("logprobs", -1, "logprobs"),
+    ("logprobs", 21, "logprobs"),
+    ("logprobs", True, "logprobs"),
+    ("echo", "yes", "echo"),
+    ("best_of", 3, "best_of"),
+    ("suffix", "x", "suffix"),
+    ("messages", HELLO, "messages"),
+    ("max_completion_tokens", 5, "max_completion_tokens"),
+    ("top_logprobs", 5, "top_logprobs"),
+    ("min_tokens", 17, "min_tokens"),  # more than the default of max_tokens
+]
+
+CHAT_BAD: list[tuple[str, Any, str]] = [
+    ("messages", [], "messages"),
+    ("messages", "hello", "messages"),
+    ("messages", None, "messages"),
+    ("messages", ["hello"], "messages[0]"),
+    ("messages", [{"role": "user"}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": None}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": []}], "messages[0].content"),
+    ("messages", [{"content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
+    ("messages", [{"role": 5, "content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+    ("messages", [{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
+    ("messages", [*HELLO, {"role": "assistant", "content": "", "tool_calls": [{}]}],
+     "messages[1].tool_calls"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+     "messages[0].content[0].type"),
+    ("messages", [{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+     "messages[0].content[0]"),
+    ("messages", [{"role": "user", "content": [{"type": 5, "text": "x"}]}],
+     "messages[0].content[0].type"),
+    ("logprobs", 5, "logprobs"),
+    ("top_logprobs", 5, "top_logprobs"),  # without logprobs: true
+    ("max_completion_tokens", 0, "max_completion_tokens"),
+    ("prompt", "hello", "prompt"),
+    ("echo", True, "echo"),
+    ("best_of", 1, "best_of"),
+    ("suffix", "x", "suffix"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(max_body_bytes=100_000) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url) as http:
+        yield http
+
+
+def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "Traceback" not in error["message"]
+    assert "pydantic" not in error["message"]
+    return dict(error)
+
+
+def check(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    error = error_of(http.post(path, json=body), 400)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert error["code"]
+    assert f"`{param.partition('.')[0].partition('[')[0]}" in error["message"]
+
+
+@pytest.mark.parametrize(("field", "value", "param"), COMMON_BAD + COMPLETION_BAD)
+def test_completions(http: httpx.Client, field: str, value: Any, param: str) -> None:
+    """Each of these was silently ignored, coerced, or a 500 in some server."""
+    check(http, COMPLETIONS, {"model": MODEL, "prompt": "hello", field: value}, param)
+
+
+@pytest.mark.parametrize(("field", "value", "param"), COMMON_BAD + CHAT_BAD)
+def test_chat(http: httpx.Client, field: str, value: Any, param: str) -> None:
+    """The same law for chat."""
+    check(http, CHAT, {"model": MODEL, "messages": HELLO, field: value}, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"model": "a", "prompt": "\\ud800"}',
+        b'{"model": "m", "prompt": "a", "temperature": NaN}',
+        b'{"model": "m", "prompt": "a", "temperature": Infinity}',
+        b"[" * 5000,
+        b'{"a":' * 5000,
+    ],
+)
+def test_malformed_json(http: httpx.Client, body: bytes) -> None:
+    """Bytes that are not a JSON object: a 400 that says so."""
+    error = error_of(http.post(COMPLETIONS, content=body), 400)
+    assert error["code"] == "invalid_json"
+    assert "JSON" in error["message"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_beyond_double_is_out_of_range(http: httpx.Client, number: str) -> None:
+    """1e999 is valid JSON and reads as infinity; it must not pass as a number."""
+    body = f'{{"model": "{MODEL}", "prompt": "a", "temperature": {number}}}'
+    error = error_of(http.post(COMPLETIONS, content=body), 400)
+    assert error["param"] == "temperature"
+
+
+def test_a_prompt_that_fills_the_context(http: httpx.Client) -> None:
+    """Too many tokens is context_length_exceeded, with the numbers."""
+    error = error_of(http.post(COMPLETIONS, json={"model": MODEL, "prompt": [1] * 512}), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "512" in error["message"]
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised(http: httpx.Client) -> None:
+    """More bytes than the context times the longest token: refused without tokenising."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": SECRET * 2000}]}
+    error = error_of(http.post(CHAT, json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "messages"
+    assert "bytes" in error["message"]
+    assert SECRET not in error["message"]
+
+
+def test_a_named_length_must_fit_a_default_is_clipped(served: Served, http: httpx.Client) -> None:
+    """max_tokens of the client's own is a promise: it fits or is refused. Defaults are clipped."""
+    body = {"model": MODEL, "prompt": [1] * 505, "max_tokens": 8}
+    error = error_of(http.post(COMPLETIONS, json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "513" in error["message"]
+    reply = http.post(COMPLETIONS, json={"model": MODEL, "prompt": [1] * 505})
+    assert reply.json()["usage"]["completion_tokens"] == 7
+    assert served.client.submitted[-1].params.max_tokens == 7
+
+
+def test_unknown_model(http: httpx.Client) -> None:
+    """Another model's name is a 404, as with OpenAI."""
+    error = error_of(http.post(COMPLETIONS, json={"model": "gpt-4o", "prompt": "a"}), 404)
+    assert error["code"] == "model_not_found"
+    assert MODEL in error["message"]
+    assert error_of(http.get("/v1/models/gpt-4o"), 404)["code"] == "model_not_found"
+
+
+def test_several_unknown_fields_are_all_named(http: httpx.Client) -> None:
+    """One round trip tells all of them."""
+    body = {"model": MODEL, "prompt": "a", "one": 1, "two": 2}
+    message = error_of(http.post(COMPLETIONS, json=body), 400)["message"]
+    assert "`one`" in message
+    assert "`two`" in message
+
+
+def test_unknown_route_and_wrong_method(http: httpx.Client) -> None:
+    """Also what the framework itself refuses comes in the envelope."""
+    assert error_of(http.get("/v2/nothing"), 404)["code"] == "unknown_route"
+    reply = http.get(COMPLETIONS)
+    assert error_of(reply, 405)["code"] == "method_not_allowed"
+    assert reply.headers["allow"] == "POST"
+
+
+def test_body_too_large(http: httpx.Client) -> None:
+    """The cap holds with and without a Content-Length."""
+    body = json.dumps({"model": MODEL, "prompt": "a" * 200_000}).encode()
+    assert error_of(http.post(COMPLETIONS, content=body), 413)["code"] == "body_too_large"
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(body), 10_000):
+            yield body[start : start + 10_000]
+
+    assert error_of(http.post(COMPLETIONS, content=pieces()), 413)["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": SECRET, "temperature": 9},
+        {"prompt": [SECRET, 1]},
+        {"prompt": "a", "stop": [SECRET, 1]},
+        {"prompt": "a", "user": {SECRET: 1}},
+        {"prompt": "a", "temperature": SECRET},
+        {"prompt": "a", "suffix": SECRET},
+    ],
+)
+def test_errors_do_not_repeat_what_users_wrote(http: httpx.Client, body: dict[str, Any]) -> None:
+    """Error texts end up in logs; prompts must not."""
+    assert SECRET not in http.post(COMPLETIONS, json={"model": MODEL, **body}).text
+
+
+def test_refusals_are_counted_and_nothing_reached_the_engine(http: httpx.Client) -> None:
+    """The operator sees refusals by reason."""
+
+    def count() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        name = 'foretoken_rejected_requests_total{reason="invalid"}'
+        return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    before = count()
+    http.post(COMPLETIONS, json={"model": MODEL})
+    assert count() == before + 1

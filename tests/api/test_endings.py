@@ -1,0 +1,160 @@
+"""Every request ends once: the client leaves, the engine dies or refuses, the server drains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.fake_client import FakeClient
+from tests.support.serving import MODEL, Served, serve
+
+COMPLETIONS = "/v1/completions"
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 500}
+
+
+def gated() -> tuple[asyncio.Semaphore, FakeClient]:
+    gate = asyncio.Semaphore(0)
+    return gate, FakeClient(gate=gate)
+
+
+def release(served: Served, gate: asyncio.Semaphore, steps: int) -> None:
+    for _ in range(steps):
+        served.call(gate.release)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_client_leaves_a_stream(n: int) -> None:
+    """The connection closes: every choice is aborted, while others go on."""
+    gate, client = gated()
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        body = {**LONG, "stream": True, "n": n}
+        with http.stream("POST", COMPLETIONS, json=body) as reply:
+            release(served, gate, 2 * n)
+            assert next(reply.iter_lines()).startswith("data: ")
+        served.until(lambda: len(client.aborted) == n)
+        assert client.inflight == 0
+        assert sorted(client.aborted) == sorted(s.id for s in client.submitted)
+
+
+def test_client_leaves_before_the_first_token() -> None:
+    """A request still waiting in the engine is aborted as well."""
+    _, client = gated()
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}):
+            served.until(lambda: client.inflight == 1)
+        served.until(lambda: client.inflight == 0)
+        assert len(client.aborted) == 1
+
+
+def test_client_leaves_without_streaming() -> None:
+    """Nobody reads the socket while the body is gathered, yet the client's leave is noticed."""
+    _, client = gated()
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(COMPLETIONS, json={**LONG, "n": 2}, timeout=0.3)
+        served.until(lambda: len(client.aborted) == 2)
+        assert client.inflight == 0
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
+def test_engine_dies_within_a_stream(path: str) -> None:
+    """One error event, then the end of the stream, and no [DONE]."""
+    gate, client = gated()
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": 50, "stream": True}
+    body |= (
+        {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    )
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        with http.stream("POST", path, json=body) as reply:
+            release(served, gate, 3)
+            lines = reply.iter_lines()
+            assert "choices" in json.loads(next(lines).removeprefix("data: "))
+            served.until(lambda: client.steps >= 4)
+            served.call(client.die, "the engine process died")
+            rest = [line.removeprefix("data: ") for line in lines if line]
+        assert "[DONE]" not in rest
+        error = json.loads(rest[-1])["error"]
+        assert error["message"] == "the engine process died"
+        assert error["type"] == "server_error"
+        assert [line for line in rest if '"error"' in line] == rest[-1:]
+
+
+def test_engine_dies_while_a_body_is_gathered() -> None:
+    """No bytes were sent yet, so it is a clean 503 that a client may retry."""
+    gate, client = gated()
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+
+        async def post() -> httpx.Response:
+            async with httpx.AsyncClient(base_url=served.url) as http:
+                task = asyncio.create_task(http.post(COMPLETIONS, json={**LONG, "n": 2}))
+                while client.inflight < 2:
+                    await asyncio.sleep(0.01)
+                release(served, gate, 3)
+                served.call(client.die)
+                return await task
+
+        reply = asyncio.run(post())
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"]
+        assert reply.json()["error"]["code"] == "engine_unavailable"
+        assert http.get("/ready").status_code == 503
+        assert http.get("/health").json() == {"status": "ok", "engine": "lost"}
+
+
+def test_engine_refuses_a_sequence() -> None:
+    """finish "error" of the engine: a 500 with its sentence, or an error event."""
+    client = FakeClient(refusal="the logits were not finite")
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        reply = http.post(COMPLETIONS, json=LONG)
+        assert reply.status_code == 500
+        assert reply.json()["error"]["message"] == "the logits were not finite"
+        text = http.post(COMPLETIONS, json={**LONG, "stream": True}).text
+        assert "not finite" in text
+        assert "[DONE]" not in text
+        assert client.inflight == 0
+
+
+@pytest.mark.parametrize("state", ["starting", "draining", "lost", "failed", "stopped"])
+def test_states_that_take_no_requests(state: Any) -> None:
+    """503 with Retry-After for work; /ready is red; /health only when it failed for good."""
+    with serve(FakeClient(state=state)) as served, httpx.Client(base_url=served.url) as http:
+        reply = http.post(COMPLETIONS, json=LONG)
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"]
+        assert http.get("/ready").status_code == 503
+        assert http.get("/health").status_code == (503 if state == "failed" else 200)
+        assert http.get("/health").json()["engine"] == state
+        assert http.get("/v1/models").status_code == 200
+
+
+def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
+    """Events end with an empty line of LF, as OpenAI's do; the last one is [DONE]."""
+    with serve() as served, httpx.Client(base_url=served.url) as http:
+        reply = http.post(COMPLETIONS, json={**LONG, "max_tokens": 3, "stream": True})
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        events = reply.text.split("\n\n")
+        assert events[-1] == ""
+        assert events[-2] == "data: [DONE]"
+        assert reply.text.count("[DONE]") == 1
+        assert "\r" not in reply.text
+        assert served.client.aborted == []
+        assert 'foretoken_requests_total{reason="length"} 1.0' in http.get("/metrics").text
+
+
+def test_a_running_stream_survives_the_stop_signal() -> None:
+    """sse-starlette cuts streams half a second after uvicorn's SIGTERM; ours run to their end."""
+    gate, client = gated()
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        body = {**LONG, "max_tokens": 2, "stream": True}
+        with http.stream("POST", COMPLETIONS, json=body) as reply:
+            served.until(lambda: client.inflight == 1)
+            served.call(served.runner.handle_exit, signal.SIGTERM, None)
+            threading.Event().wait(0.8)
+            release(served, gate, 2)
+            assert list(reply.iter_lines())[-2] == "data: [DONE]"

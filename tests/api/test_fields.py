@@ -1,0 +1,157 @@
+"""The table of fields cannot drift: every row is sent to the server and does what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from server.api.fields import BY_NAME, FIELDS, Endpoint, FieldRow
+from server.api.schema import CommonRequest, CompletionRequest
+from server.api.schema_chat import ChatRequest
+from tests.support.fake_client import FakeClient
+from tests.support.serving import MODEL, Served, serve
+
+BODIES: dict[Endpoint, dict[str, Any]] = {
+    "completions": {"model": MODEL, "prompt": "hi", "max_tokens": 4},
+    "chat": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+}
+PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+MODELS: dict[Endpoint, type[CommonRequest]] = {
+    "completions": CompletionRequest,
+    "chat": ChatRequest,
+}
+
+# A value that is not the default, per field and (where it matters) endpoint.
+GOOD: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": [[104, 105], [106]],
+    "messages": [{"role": "developer", "content": [{"type": "text", "text": "hi"}]}],
+    "max_tokens": 3,
+    "max_completion_tokens": 4,
+    "n": 2,
+    "best_of": 1,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "stop": ["zz", "yy"],
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "seed": -5,
+    "presence_penalty": -2,
+    "frequency_penalty": 2.0,
+    "logit_bias": {"0": -100, "257": 100},
+    "logprobs": {"completions": 20, "chat": True},
+    "top_logprobs": 20,
+    "echo": True,
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "min_tokens": 2,
+    "ignore_eos": True,
+    "stop_token_ids": [7, 8],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "cache_salt": "tenant",
+    "user": "u",
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+}
+NEEDED: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+}
+ON_THE_WIRE: dict[str, Any] = {
+    "max_tokens": 3,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "seed": 2**64 - 5,
+    "presence_penalty": -2.0,
+    "frequency_penalty": 2.0,
+    "logit_bias": {0: -100.0, 257: 100.0},
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "min_tokens": 2,
+    "ignore_eos": True,
+    "stop_token_ids": (7, 8),
+    "cache_salt": "tenant",
+}
+
+CASES = [
+    pytest.param(row, endpoint, id=f"{endpoint}-{row.name}")
+    for row in FIELDS
+    for endpoint in BODIES
+]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(FakeClient()) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url) as http:
+        yield http
+
+
+def good_value(row: FieldRow, endpoint: Endpoint) -> Any:
+    value = GOOD[row.name]
+    return value[endpoint] if row.name == "logprobs" else value
+
+
+@pytest.mark.parametrize(("row", "endpoint"), CASES)
+def test_every_row_does_what_it_says(
+    served: Served, http: httpx.Client, row: FieldRow, endpoint: Endpoint
+) -> None:
+    """supported: reaches the engine; no-op: accepted; refused and absent: a 400 naming it."""
+    status = row.status(endpoint)
+    value = good_value(row, endpoint) if row.name in GOOD else "anything"
+    body = {**BODIES[endpoint], row.name: value, **NEEDED.get(row.name, {})}
+    reply = http.post(PATHS[endpoint], json=body)
+    if status in ("supported", "no-op"):
+        assert reply.status_code == 200, reply.text
+        if row.name in ON_THE_WIRE:
+            sent = served.client.submitted[-1].params
+            assert getattr(sent, row.name) == ON_THE_WIRE[row.name]
+        return
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == row.name
+    assert error["code"] == ("unsupported_field" if status == "refused" else "unknown_field")
+
+
+OPTIONAL = [
+    pytest.param(row, endpoint, id=f"{endpoint}-{row.name}")
+    for row in FIELDS
+    for endpoint, body in BODIES.items()
+    if row.status(endpoint) is not None and row.name not in body
+]
+
+
+@pytest.mark.parametrize(("row", "endpoint"), OPTIONAL)
+def test_null_and_neutral_values_are_as_good_as_nothing(
+    http: httpx.Client, row: FieldRow, endpoint: Endpoint
+) -> None:
+    """SDKs send nulls and defaults for fields that the user never touched."""
+    for value in (None, *row.neutral):
+        reply = http.post(PATHS[endpoint], json={**BODIES[endpoint], row.name: value})
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_schema_and_table_name_the_same_fields(endpoint: Endpoint) -> None:
+    """A field in the model that the table does not know, or the reverse, is a drift."""
+    told = {r.name for r in FIELDS if r.status(endpoint) in ("supported", "no-op")}
+    assert set(MODELS[endpoint].model_fields) == told
+
+
+def test_names_are_unique() -> None:
+    """One row per name."""
+    assert len(BY_NAME) == len(FIELDS)

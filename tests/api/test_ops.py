@@ -1,0 +1,97 @@
+"""The operator's routes, the API key, and what every response carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.serving import MODEL, Served, serve
+
+KEY = "sk-secret"
+BODY = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(api_key=KEY) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url) as http:
+        yield http
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
+def test_open_paths(http: httpx.Client, path: str) -> None:
+    """Platforms probe and scrape without a key."""
+    assert http.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x"],
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("GET", f"/v1/models/{MODEL}"),
+        ("GET", "/v1/nothing"),
+        ("GET", "/v1/../v1/models"),
+        ("GET", "//v1/models"),
+        ("GET", "/health/../v1/models"),
+    ],
+)
+def test_guarded_paths(
+    http: httpx.Client, method: str, path: str, authorization: str | None
+) -> None:
+    """Deny by default: without the key nothing but the open paths answers, not even a 404."""
+    headers = {} if authorization is None else {"Authorization": authorization}
+    reply = http.request(method, path, json=BODY, headers=headers)
+    assert reply.status_code == 401
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert KEY not in reply.text
+
+
+def test_the_key_opens_and_odd_headers_do_not_break(http: httpx.Client) -> None:
+    """The scheme is case-insensitive; bytes beyond ASCII are only a wrong key; Host is no path."""
+    reply = http.post("/v1/completions", json=BODY, headers={"Authorization": f"bearer {KEY}"})
+    assert reply.status_code == 200
+    odd = {b"Authorization": "Bearer schlüssel".encode()}
+    assert http.get("/v1/models", headers=odd).status_code == 401
+    forged = http.get("/v1/models", headers={"Host": "x/health?"})
+    assert forged.status_code in (400, 401)
+
+
+def test_no_cors(http: httpx.Client) -> None:
+    """A page of another origin gets no permission."""
+    headers = {"Origin": "https://evil.example", "Authorization": f"Bearer {KEY}"}
+    reply = http.post("/v1/completions", json=BODY, headers=headers)
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_replies_carry_their_id(http: httpx.Client) -> None:
+    """The SDK's `_request_id` comes from this header."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    reply = http.post("/v1/completions", json=BODY, headers=headers)
+    assert reply.headers["x-request-id"] == reply.json()["id"]
+
+
+def test_metrics_count_requests(http: httpx.Client) -> None:
+    """Prometheus text with our prefix; unauthorised requests are counted."""
+    text = http.get("/metrics").text
+    assert "foretoken_time_to_first_token_seconds_count" in text
+    assert 'foretoken_rejected_requests_total{reason="unauthorized"}' in text
+
+
+def test_version(http: httpx.Client) -> None:
+    """Code and numerics, for a bug report."""
+    version = http.get("/version").json()
+    assert version["name"] == "foretoken"
+    assert version["proposer"] == "draft_model"

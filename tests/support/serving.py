@@ -1,0 +1,81 @@
+"""The app behind a real uvicorn on a free port, in a thread, over a FakeClient."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from engine.config import EngineConfig
+from server.app import create_app
+from server.config import Config, ServerConfig
+from server.metrics import Metrics
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient
+
+MODEL = "fake-model"
+
+
+@dataclass
+class Served:
+    """A running server: its address, the fake engine client, and its event loop."""
+
+    url: str
+    client: FakeClient
+    metrics: Metrics
+    loop: asyncio.AbstractEventLoop
+    runner: uvicorn.Server
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run a function in the server's loop."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Wait for something that must become true; fails loudly when it does not."""
+        pause = threading.Event()
+        for _ in range(int(seconds / 0.01)):
+            if condition():
+                return
+            pause.wait(0.01)
+        raise AssertionError("waited in vain")
+
+
+@contextmanager
+def serve(client: FakeClient | None = None, **server: Any) -> Iterator[Served]:
+    """`server` are fields of ServerConfig."""
+    client = client if client is not None else FakeClient()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loops.append(asyncio.get_running_loop())
+        yield
+
+    config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
+    metrics = Metrics()
+    app = create_app(
+        config, tokenizer=ByteTokenizer(), client=client, metrics=metrics, lifespan=lifespan
+    )
+    uvicorn_config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=2
+    )
+    runner = uvicorn.Server(uvicorn_config)
+    thread = threading.Thread(target=runner.run, daemon=True)
+    thread.start()
+    pause = threading.Event()
+    while not runner.started:
+        assert thread.is_alive(), "the server did not start"
+        pause.wait(0.005)
+    port = runner.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Served(f"http://127.0.0.1:{port}", client, metrics, loops[0], runner)
+    finally:
+        runner.should_exit = True
+        thread.join(15)
+        assert not thread.is_alive(), "the server did not stop"

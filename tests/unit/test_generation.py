@@ -1,0 +1,338 @@
+"""Generation and Choice without HTTP: fan-out, text, counts, logprobs, and one end per sequence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import pytest
+
+from engine.errors import EngineLost
+from engine.messages import SamplingParams
+from server.choice import Delta, Echo, GenerationFailed, token_text
+from server.generation import Admission, Generation, GenerationSpec, QueueFull, choice_seed
+from server.metrics import Metrics
+from tests.support.byte_tokenizer import EOS, ByteTokenizer
+from tests.support.fake_client import FakeClient, Script, listed_script, make_ready
+
+T = TypeVar("T")
+END = 257  # the fake engine's EOS id
+
+
+def fake(script: Script | bytes | None = None, **settings: Any) -> FakeClient:
+    if isinstance(script, bytes):
+        script = listed_script(list(script), then=END)
+    return FakeClient(script=script, **settings)
+
+
+def spec(**changes: Any) -> GenerationSpec:
+    params = {"seed": 1, "max_tokens": 100, **changes.pop("params", {})}
+    base: dict[str, Any] = {"id": "x", "prompts": [[104, 105]], "context": 512}
+    return GenerationSpec(**{**base, **changes}, params=SamplingParams(**params))
+
+
+def generation(client: FakeClient, metrics: Metrics | None = None, **changes: Any) -> Generation:
+    tokenizer = ByteTokenizer()
+    return Generation(
+        spec(**changes),
+        client=client,
+        tokenizer=tokenizer,
+        metrics=metrics if metrics is not None else Metrics(),
+    )
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    async def inner() -> T:
+        return await main()
+
+    return asyncio.run(inner())
+
+
+async def collect(generation: Generation) -> list[Delta]:
+    generation.start(arrival=0.0)
+    return [delta async for delta in generation.deltas()]
+
+
+def text_of(deltas: list[Delta], index: int = 0) -> str:
+    return "".join(delta.text for delta in deltas if delta.index == index)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7])
+@pytest.mark.parametrize("n", [1, 4])
+def test_text_does_not_depend_on_tokens_per_step(step: int, n: int) -> None:
+    """However many tokens a step commits: same texts, same counts, one finish per choice."""
+
+    def outcome(step: int) -> tuple[list[str], int]:
+        call = generation(fake(tokens_per_step=step), n=n, params={"max_tokens": 10})
+        deltas = run(lambda: collect(call))
+        finishes = [delta.index for delta in deltas if delta.finish is not None]
+        assert sorted(finishes) == list(range(n))
+        return [text_of(deltas, i) for i in range(n)], call.usage.completion_tokens
+
+    assert outcome(step) == outcome(1)
+
+
+def test_seeds_of_choices() -> None:
+    """Choice 0 has the seed itself, the others fixed different ones, alike for every prompt."""
+    client = fake()
+    call = generation(client, prompts=[[1], [2]], n=3, params={"seed": 7})
+    run(lambda: collect(call))
+    seeds = [submit.params.seed for submit in client.submitted]
+    assert seeds[:3] == seeds[3:] == [choice_seed(7, i) for i in range(3)]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 3
+    # SplitMix64's published outputs for the state 1234567 (Vigna's splitmix64.c)
+    assert choice_seed(1234567, 1) == 6457827717110365317
+    assert choice_seed(1234567, 2) == 3203168211198807973
+
+
+def test_characters_are_never_split() -> None:
+    """One byte per step, yet every delta is whole characters."""
+    call = generation(fake("añ🙂e".encode()))
+    deltas = run(lambda: collect(call))
+    assert [delta.text for delta in deltas if delta.text] == ["a", "ñ", "🙂", "e"]
+
+
+def test_an_unfinished_character_at_the_end() -> None:
+    """max_tokens in the middle of a character: U+FFFD at the end, not lost and not an error."""
+    call = generation(fake("a🙂".encode()), params={"max_tokens": 3})
+    assert text_of(run(lambda: collect(call))) == "a\ufffd"
+
+
+@pytest.mark.parametrize("step", [1, 5, 50])
+def test_a_stop_string_aborts_and_counts_to_the_match(step: int) -> None:
+    """Text is cut before the match, tokens are counted up to it, the engine is told at once."""
+    client = fake(b"ab<END>more text", tokens_per_step=step)
+    call = generation(client, stop=("<END>", "zzz"), params={"ignore_eos": True})
+    deltas = run(lambda: collect(call))
+    assert text_of(deltas) == "ab"
+    assert deltas[-1].finish == "stop"
+    assert call.usage.completion_tokens == len(b"ab<END>")
+    assert client.aborted == ["x-0"]
+    assert client.inflight == 0
+
+
+def test_a_stop_string_may_be_kept() -> None:
+    """include_stop keeps the match and nothing after it."""
+    call = generation(fake(b"ab<END>more", tokens_per_step=4), stop=("<END>",), include_stop=True)
+    assert text_of(run(lambda: collect(call))) == "ab<END>"
+
+
+def test_held_back_text_comes_out_when_it_was_no_stop() -> None:
+    """The beginning of a stop string at the very end belongs to the text."""
+    call = generation(fake(b"ab<EN"), stop=("<END>",))
+    deltas = run(lambda: collect(call))
+    assert text_of(deltas) == "ab<EN"
+    assert deltas[-1].finish == "stop"  # by EOS
+
+
+def test_no_stop_string_before_min_tokens() -> None:
+    """min_tokens holds for stop strings as for stop tokens."""
+    call = generation(fake(b"xxoxxoxx"), stop=("o",), params={"min_tokens": 4})
+    assert text_of(run(lambda: collect(call))) == "xxoxx"
+
+
+def test_a_stop_string_and_the_limit_in_one_step() -> None:
+    """The match wins over "length", and nothing is left to abort."""
+    client = fake(b"abSTOP", tokens_per_step=6)
+    call = generation(client, stop=("STOP",), params={"max_tokens": 6})
+    deltas = run(lambda: collect(call))
+    assert deltas[-1].finish == "stop"
+    assert client.aborted == []
+
+
+def test_the_stop_token_has_no_text_but_counts() -> None:
+    """A stop_token_ids token that is an ordinary letter is left out of the text."""
+    call = generation(fake(b"abc"), params={"stop_token_ids": (99,)})
+    assert text_of(run(lambda: collect(call))) == "ab"
+    assert call.usage.completion_tokens == 3
+    kept = generation(fake(b"abc"), include_stop=True, params={"stop_token_ids": (99,)})
+    assert text_of(run(lambda: collect(kept))) == "abc"
+
+
+@pytest.mark.parametrize("step", [1, 3, 9])
+def test_logprobs_belong_to_the_text_that_left(step: int) -> None:
+    """Entries of tokens that a stop string cut away never leave, streamed or not."""
+    client = fake(b"abcSTOPxyz", tokens_per_step=step)
+    call = generation(client, stop=("STOP",), params={"logprobs": 1})
+    deltas = run(lambda: collect(call))
+    entries = [entry for delta in deltas for entry in delta.logprobs or []]
+    assert "".join(entry.chosen.token for entry in entries) == text_of(deltas) == "abc"
+    assert [entry.offset for entry in entries] == [0, 1, 2]
+    assert [len(entry.top) for entry in entries] == [1, 1, 1]
+
+
+def test_logprobs_of_a_held_back_end_come_at_the_end() -> None:
+    """Held back with their text, released with it."""
+    call = generation(fake(b"abST"), stop=("STOP",), params={"logprobs": 0})
+    deltas = run(lambda: collect(call))
+    entries = [entry for delta in deltas for entry in delta.logprobs or []]
+    assert "".join(entry.chosen.token for entry in entries) == "abST"
+
+
+def test_logprobs_of_split_characters() -> None:
+    """A part of a character is named by its bytes and has the character's offset."""
+    call = generation(fake("añb".encode()), params={"logprobs": 0})
+    deltas = run(lambda: collect(call))
+    entries = [entry for delta in deltas for entry in delta.logprobs or []]
+    assert [e.chosen.token for e in entries] == ["a", "bytes:\\xc3", "bytes:\\xb1", "b"]
+    assert [e.offset for e in entries] == [0, 1, 1, 2]
+    assert token_text("ñ".encode()) == "ñ"
+
+
+def test_echo_comes_first_and_once() -> None:
+    """Each choice begins with its prompt; with prompt logprobs the first has none."""
+    call = generation(
+        fake(b"xyz", tokens_per_step=2),
+        echoes=[Echo("hi", [104, 105])],
+        n=2,
+        params={"logprobs": 0, "prompt_logprobs": 0},
+    )
+    deltas = run(lambda: collect(call))
+    assert text_of(deltas, 0) == text_of(deltas, 1) == "hixyz"
+    entries = [e for delta in deltas if delta.index == 0 for e in delta.logprobs or []]
+    assert [e.chosen.token for e in entries] == list("hixyz")
+    assert [e.chosen.logprob is None for e in entries] == [True, False, False, False, False]
+    assert [e.offset for e in entries] == [0, 1, 2, 3, 4]
+
+
+def test_special_tokens_in_the_text() -> None:
+    """Skipped or shown, as asked."""
+    ready = make_ready(vocab_size=260)
+    script = listed_script([97, EOS, 98], then=END)
+    for skip, expected in ((True, "ab"), (False, "a<|endoftext|>b")):
+        call = generation(fake(script, ready=ready), skip_special_tokens=skip)
+        assert text_of(run(lambda call=call: collect(call))) == expected  # type: ignore[misc]
+
+
+def test_max_tokens_is_clipped_to_the_context() -> None:
+    """Per prompt: what the context leaves."""
+    client = fake()
+    call = generation(
+        client, prompts=[[1] * 10, [2] * 15], context=16, params={"max_tokens": 99, "min_tokens": 4}
+    )
+    run(lambda: collect(call))
+    assert [submit.params.max_tokens for submit in client.submitted] == [6, 1]
+    assert [submit.params.min_tokens for submit in client.submitted] == [4, 1]
+
+
+def test_usage_counts_a_prompt_once_and_choices_each() -> None:
+    """prompt_tokens of n=3 is that of n=1; speculation is summed over choices."""
+    call = generation(fake(tokens_per_step=3), prompts=[[1, 2], [3]], n=3, params={"max_tokens": 6})
+    run(lambda: collect(call))
+    usage = call.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 36)
+    assert (usage.proposed, usage.accepted, usage.rounds) == (24, 24, 12)
+
+
+def test_leaving_the_iterator_aborts_what_is_open() -> None:
+    """`aclose` in the middle: all choices aborted, none twice."""
+    client = fake()
+    metrics = Metrics()
+    call = generation(client, metrics, n=3)
+
+    async def main() -> None:
+        call.start(arrival=0.0)
+        async with aclosing(call.deltas()) as deltas:
+            async for _ in deltas:
+                break
+        call.close()
+
+    run(main)
+    assert sorted(client.aborted) == ["x-0", "x-1", "x-2"]
+    assert client.inflight == 0
+    assert b'requests_total{reason="abort"} 1.0' in metrics.render()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_cancellation_aborts(n: int) -> None:
+    """A cancelled task (the client left) aborts without awaiting anything."""
+    client = fake(gate=asyncio.Semaphore(0))
+    call = generation(client, n=n)
+
+    async def main() -> None:
+        task = asyncio.create_task(collect(call))
+        while client.inflight < n:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert client.inflight == 0
+
+    run(main)
+    assert len(client.aborted) == n
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_engine_death_ends_the_call(n: int) -> None:
+    """EngineLost with the sentence, counted as an error, no stray task exceptions."""
+    client = fake(gate=asyncio.Semaphore(0))
+    metrics = Metrics()
+    call = generation(client, metrics, n=n)
+    strays: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
+        task = asyncio.create_task(collect(call))
+        while client.inflight < n:
+            await asyncio.sleep(0)
+        client.die("gone")
+        with pytest.raises(EngineLost, match="gone"):
+            await task
+
+    run(main)
+    assert strays == []
+    assert b'requests_total{reason="error"} 1.0' in metrics.render()
+
+
+def test_one_refused_choice_ends_all() -> None:
+    """finish "error" raises with the engine's sentence."""
+    client = fake(refusal="not finite")
+    call = generation(client, n=2)
+    with pytest.raises(GenerationFailed, match="not finite"):
+        run(lambda: collect(call))
+    assert client.inflight == 0
+
+
+def test_submitting_is_all_or_nothing() -> None:
+    """If the engine is lost between two choices, the first is aborted."""
+
+    class Flaky(FakeClient):
+        def submit(self, submit: Any) -> Any:
+            if len(self.submitted) == 1:
+                self.state = "lost"
+            return super().submit(submit)
+
+    client = Flaky()
+    call = generation(client, n=3)
+    with pytest.raises(EngineLost):
+        run(lambda: collect(call))
+    assert client.aborted == ["x-0"]
+
+
+def test_metrics_of_a_finished_call() -> None:
+    """One request, a time to first token, and a gap per later token."""
+    metrics = Metrics()
+    call = generation(fake(), metrics, n=2, params={"max_tokens": 5})
+    run(lambda: collect(call))
+    call.close()
+    text = metrics.render().decode()
+    assert 'foretoken_requests_total{reason="length"} 1.0' in text
+    assert "foretoken_time_to_first_token_seconds_count 1.0" in text
+    assert "foretoken_inter_token_latency_seconds_count 8.0" in text
+    assert "foretoken_prompt_tokens_total 2.0" in text
+
+
+def test_admission_counts_those_being_tokenised() -> None:
+    """Two requests may not both pass the check while their prompts are read."""
+    admission = Admission(FakeClient(), 4)
+    with admission.reserve(3):
+        with pytest.raises(QueueFull, match="at most 4"), admission.reserve(2):
+            pass
+        with admission.reserve(1):
+            pass
+    with admission.reserve(4):
+        pass
