@@ -1,0 +1,121 @@
+"""Prints the figures and replies that the model card (README.md) states.
+
+python -m engine.demo.card --measure    losses and acceptance on held-out text
+python -m engine.demo.card --time       one-row forward times of both models, one thread
+python -m engine.demo.card --replies    the documented prompts and what the target answers at T=0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from engine.demo import checkpoint
+from engine.demo.checkpoint import settings
+from engine.demo.measure import report
+from engine.demo.rows import heldout_rows
+
+HERE = Path(__file__).parent
+PROMPTS = HERE / "prompts.json"
+TEMPERATURES = (0.0, 0.7, 1.0)
+
+
+def measure(folder: Path, rows: int) -> None:
+    """One line per kind of text and temperature: the couplings of measure.py, as shares."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    target, draft = (checkpoint.load(folder / name, torch.float32) for name in ("target", "draft"))
+    names = ("text", "T", "target loss", "draft loss", "matched", "rejection", "greedy draft")
+    print("| " + " | ".join(names) + " |")
+    print("|---" * len(names) + "|")
+    for record in report(target, draft, heldout_rows(tokenizer, rows), TEMPERATURES):
+        values = (
+            f"{value:.3f}" for key, value in record.items() if key not in ("text", "temperature")
+        )
+        print(f"| {record['text']} | {record['temperature']} | " + " | ".join(values) + " |")
+
+
+@torch.no_grad()
+def forward_time(folder: Path, context: int = 64, repeats: int = 100) -> float:
+    """Median milliseconds of one cached decoding step through transformers."""
+    model = checkpoint.plain(folder, torch.bfloat16)
+    cache = model(torch.arange(5, 5 + context)[None], use_cache=True).past_key_values
+    token, times = torch.tensor([[50]]), []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        cache = model(token, past_key_values=cache, use_cache=True).past_key_values
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def reply(folder: Path, prompt: str | list[dict[str, str]], tokens: int = 96) -> str:
+    """What the target says at T=0: text is completed, messages are answered."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model = checkpoint.plain(folder, torch.float32)
+    text = prompt
+    if not isinstance(prompt, str):
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    ends = model.generation_config.eos_token_id
+    model.generation_config = settings(max_new_tokens=tokens, do_sample=False, eos_token_id=ends)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids))
+    return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def documented() -> list[dict[str, str]]:
+    """The card's prompts, each with the reply of the committed weights."""
+    prompts: list[dict[str, str]] = json.loads(PROMPTS.read_text("utf-8"))
+    return prompts
+
+
+def answers(folder: Path) -> list[dict[str, str]]:
+    """The documented prompts with the replies that the weights in `folder` give now."""
+    found = []
+    for entry in documented():
+        kind = "code" if "code" in entry else "chat"
+        prompt = entry[kind]
+        asked: str | list[dict[str, str]] = (
+            prompt if kind == "code" else [{"role": "user", "content": prompt}]
+        )
+        found.append({kind: prompt, "reply": reply(folder, asked, 48 if kind == "code" else 96)})
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.demo.card", description=(__doc__ or "").split("\n", 1)[0]
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=HERE, help="folder that holds target/ and draft/"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="losses and acceptance on held-out text"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=16, help="rows of 512 tokens per kind of text (default 16)"
+    )
+    parser.add_argument("--time", action="store_true", help="one-row forward times on one thread")
+    parser.add_argument(
+        "--replies", action="store_true", help="the documented prompts, answered at T=0, as JSON"
+    )
+    options = parser.parse_args(argv)
+    if options.measure:
+        measure(options.folder, options.rows)
+    if options.time:
+        torch.set_num_threads(1)
+        target, draft = (forward_time(options.folder / name) for name in ("target", "draft"))
+        print(f"target {target:.2f} ms, draft {draft:.2f} ms, ratio {draft / target:.3f}")
+    if options.replies:
+        print(json.dumps(answers(options.folder), indent=2, ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,175 @@
+"""The text the demo pair learns from, found or written on any machine that has Python.
+
+Half is the standard library's own source (its docstrings once more as prose, some of it in
+fill-in-the-middle form), half is written by `chat.py`. A file is held out by the hash of its
+relative path, so that every machine holds out the same files and a benchmark can ask for text
+the models have never seen. Pure Python: imported without torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.demo.chat import Dialogue, conversation, extraction, functions, invent_json
+
+Kind = Literal["code", "chat", "json", "prose"]
+SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "ensurepip",
+    "__pycache__",
+    "encodings",
+    "idle_test",
+    "pydoc_data",
+    "lib2to3",
+}
+HELD_OUT_PERCENT = 2
+LARGEST_FILE = 320_000
+HELD_OUT_SEED = 1_000_003
+
+
+def held_out(path: str) -> bool:
+    """Whether the file is kept from training: by its path alone, so alike on every machine."""
+    return (
+        int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % 100 < HELD_OUT_PERCENT
+    )
+
+
+@cache
+def library() -> dict[str, str]:
+    """Relative path -> source of the standard library's readable files, in a stable order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    sources: dict[str, str] = {}
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if (
+            SKIPPED.intersection(name.split("/"))
+            or "bad" in path.name
+            or path.name.startswith("_sysconfigdata")
+        ):
+            continue
+        if not 200 < path.stat().st_size < LARGEST_FILE:
+            continue
+        try:
+            sources[name] = path.read_text("utf-8").replace("\r\n", "\n")
+        except UnicodeDecodeError:
+            continue
+    return sources
+
+
+def heldout_code() -> list[str]:
+    """Whole source files that training never saw."""
+    return [source for name, source in library().items() if held_out(name)]
+
+
+@cache
+def training_code() -> dict[str, str]:
+    return {name: source for name, source in library().items() if not held_out(name)}
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """The prose inside a source file: docstrings of a paragraph or more, unindented."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if len(text) > 300:
+                yield text
+
+
+def render(dialogue: Dialogue) -> str:
+    """A conversation without tools in the form the chat template gives it."""
+    return "".join(
+        f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in dialogue
+    )
+
+
+def middle_out(rng: random.Random, text: str) -> str:
+    """The text in fill-in-the-middle order: prefix, suffix, middle."""
+    first, second = sorted(rng.sample(range(1, len(text)), 2))
+    prefix, middle, suffix = text[:first], text[first:second], text[second:]
+    return f"<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>{middle}"
+
+
+def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
+    """A file cut at line starts into pieces of about `length` characters, one in ten as FIM."""
+    piece: list[str] = []
+    size = 0
+    for line in source.splitlines(keepends=True):
+        piece.append(line)
+        size += len(line)
+        if size >= length:
+            text = "".join(piece)
+            yield middle_out(rng, text[: length // 2]) if rng.random() < 0.1 else text
+            piece, size = [], 0
+    if size > 40:
+        yield "".join(piece)
+
+
+def small_programs(rng: random.Random) -> str:
+    """Some of the small functions in a row, as a file: completed without a chat around them."""
+    chosen = rng.sample(functions(), rng.randint(1, 5))
+    parts = []
+    for wordings, source in chosen:
+        if rng.random() < 0.25:
+            source = f"# {rng.choice(wordings).capitalize()}\n{source}"
+        parts.append(source)
+    return rng.choice(("\n\n\n", "\n\n")).join(parts) + "\n"
+
+
+def code_documents(seed: int) -> list[str]:
+    """Training files once, shuffled; tests are over half of them and repetitive, so 40 % go."""
+    rng = random.Random(seed)
+    names = sorted(training_code())
+    rng.shuffle(names)
+    kept = [name for name in names if "test" not in name or rng.random() < 0.6]
+    return [training_code()[name] for name in kept]
+
+
+@cache
+def prose_documents() -> list[str]:
+    """The library's docstrings; parsing all of it takes some ten seconds, so once."""
+    return [text for source in training_code().values() for text in docstrings(source)]
+
+
+def dialogues(seed: int, count: int) -> Iterator[tuple[Dialogue, list[dict[str, Any]]]]:
+    """Conversations with the tools they offer; the caller renders them with its chat template."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield conversation(rng)
+
+
+def heldout_dialogues(kind: Literal["chat", "json"], count: int) -> list[Dialogue]:
+    """Conversations from a seed that training does not use: new sentences, the same world."""
+    rng = random.Random(HELD_OUT_SEED)
+    if kind == "json":
+        return [(extraction if rng.random() < 0.7 else invent_json)(rng) for _ in range(count)]
+    plain = (dialogue for dialogue, tools in dialogues(HELD_OUT_SEED, 3 * count) if not tools)
+    return [dialogue for dialogue, _ in zip(plain, range(count), strict=False)]
+
+
+def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
+    """Prompts training never saw, ready to tokenize; chats end where the assistant begins."""
+    rng = random.Random(HELD_OUT_SEED)
+    if kind in ("chat", "json"):
+        dialogues_ = heldout_dialogues("chat" if kind == "chat" else "json", count)
+        return [render(dialogue[:-1]) + "<|im_start|>assistant\n" for dialogue in dialogues_]
+    texts = heldout_code()
+    if kind == "prose":
+        texts = [text for source in texts for text in docstrings(source)]
+    prompts = []
+    for _ in range(count if texts else 0):
+        lines = rng.choice(texts).splitlines(keepends=True)
+        start = rng.randrange(max(1, len(lines) - 12))
+        prompts.append("".join(lines[start : start + 12]))
+    return prompts

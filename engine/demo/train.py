@@ -1,0 +1,191 @@
+"""Trains the built-in target and draft together, from nothing but Python's own library and a seed.
+
+    python -m engine.demo.train --minutes 80 --distill-minutes 12
+
+The target learns the text. The draft learns the target, in the same pass, so that every
+checkpoint is a usable pair. The learning rate follows the share of the budget that has passed,
+so the run ends well whenever it has to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from engine.demo import checkpoint, distill
+from engine.demo.measure import report
+from engine.demo.network import Network, Shape
+from engine.demo.optimizer import Optimizer
+from engine.demo.rows import Rows, heldout_rows, tokenizer_texts
+from engine.demo.tokenizer import VOCABULARY, train_tokenizer
+from engine.demo.workers import Workers
+
+TARGET = Shape(VOCABULARY, hidden_size=192, intermediate_size=576, num_hidden_layers=16)
+DRAFT = Shape(VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=1)
+TOKENS_PER_PASS, PASSES_PER_STEP = 1024, 4
+LENGTHS = ((0.35, 256), (0.90, 512), (2.0, 2048))  # up to which share of the budget, row length
+WARM_UP = 0.015
+
+log = logging.getLogger("foretoken.demo")
+
+
+@dataclass
+class Budget:
+    """How much of the run has passed: by the clock, or by steps where a run must be repeatable."""
+
+    minutes: float
+    steps: int | None
+    start: float
+    done: int = 0
+
+    def share(self) -> float:
+        if self.steps is not None:
+            return self.done / self.steps
+        return (time.monotonic() - self.start) / (60 * self.minutes)
+
+    def rate(self) -> float:
+        """Warm-up, a plateau until 40 %, then a straight line to zero."""
+        share = self.share()
+        return max(0.0, min(share / WARM_UP, 1.0, (1 - share) / 0.6))
+
+    def length(self) -> int:
+        return next(length for limit, length in LENGTHS if self.share() < limit)
+
+
+class Trainer:
+    """The two networks, their data and their clock."""
+
+    def __init__(
+        self,
+        output: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        budget: Budget,
+        seed: int,
+        workers: int,
+    ) -> None:
+        self.output, self.tokenizer, self.budget = output, tokenizer, budget
+        self.target, self.draft = Network(TARGET), Network(DRAFT)
+        self.workers = Workers((self.target, self.draft), workers)
+        self.optimizer = Optimizer((self.target, self.draft))
+        self.rows = Rows(tokenizer, seed)
+        self.heldout = heldout_rows(tokenizer, rows=2)
+        self.tokens = 0
+        self.recent: list[tuple[float, float]] = []
+
+    def step(self) -> None:
+        """A few passes, by whichever worker is free, and one update."""
+        length = self.budget.length()
+        rows = max(1, TOKENS_PER_PASS // length)
+        batches = [self.rows.batch(rows, length) for _ in range(PASSES_PER_STEP)]
+        self.recent.append(self.workers.gradients(batches))
+        self.optimizer.step(self.budget.rate())
+        self.tokens += rows * length * PASSES_PER_STEP
+        self.budget.done += 1
+
+    def run(self, checkpoint_minutes: float) -> None:
+        saved = time.monotonic()
+        while self.budget.share() < 1:
+            self.step()
+            if self.budget.done % 25 == 0 or self.budget.done < 6:
+                self.note()
+            if time.monotonic() - saved > 60 * checkpoint_minutes:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+        self.workers.close()
+
+    def note(self) -> None:
+        elapsed = time.monotonic() - self.budget.start
+        learned, followed = (sum(values) / len(values) for values in zip(*self.recent, strict=True))
+        self.recent.clear()
+        log.info(
+            "%5.0f s  step %d  %.2f M tokens  %.0f tokens/s  length %d  target %.3f  draft %.3f",
+            elapsed,
+            self.budget.done,
+            self.tokens / 1e6,
+            self.tokens / elapsed,
+            self.budget.length(),
+            learned,
+            followed,
+        )
+
+    def save(self) -> None:
+        checkpoint.save(self.target, self.tokenizer, self.output / "target")
+        checkpoint.save(self.draft, self.tokenizer, self.output / "draft")
+        for record in report(self.target, self.draft, self.heldout, (0.0, 1.0)):
+            log.info(
+                "held out %s",
+                json.dumps(
+                    {key: round(x, 3) if isinstance(x, float) else x for key, x in record.items()}
+                ),
+            )
+        log.info("saved %s after %.2f M tokens", self.output, self.tokens / 1e6)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="foretoken train demo", description=(__doc__ or "").split("\n", 1)[0]
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(__file__).parent,
+        help="folder to write target/ and draft/ to",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=80, help="time for both models together (default 80)"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="stop after this many steps instead, to make a run repeatable"
+    )
+    parser.add_argument(
+        "--distill-minutes",
+        type=float,
+        default=12,
+        help="time for the draft alone, afterwards (default 12)",
+    )
+    parser.add_argument(
+        "--checkpoint-minutes",
+        type=float,
+        default=10,
+        help="write the pair this often (default 10)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="worker processes (default: all cores)",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.manual_seed(options.seed)
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(tokenizer_texts(options.seed))
+    log.info("tokenizer of %d tokens", len(tokenizer))
+    options.output.mkdir(parents=True, exist_ok=True)
+    budget = Budget(options.minutes, options.steps, time.monotonic())
+    Trainer(options.output, tokenizer, budget, options.seed, options.threads).run(
+        options.checkpoint_minutes
+    )
+    if options.distill_minutes > 0:
+        distill.run(options.output, options.distill_minutes, options.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

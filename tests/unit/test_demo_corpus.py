@@ -1,0 +1,121 @@
+"""The demo pair's corpus: the same on every run, and never a held-out file in training."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.demo import chat, corpus
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A library of a thousand small files, so that no test reads the real one."""
+    sources = {f"pack/file_{i}.py": f'"""File {i}."""\n' + "x = 1\n" * 60 for i in range(1000)}
+    monkeypatch.setattr(corpus, "library", lambda: sources)
+    corpus.training_code.cache_clear()
+    return sources
+
+
+def test_training_and_held_out_files_are_disjoint_and_complete(library: dict[str, str]) -> None:
+    """A figure on text that training has seen would flatter every drafter."""
+    held, kept = set(corpus.heldout_code()), set(corpus.training_code().values())
+    assert not held & kept
+    assert held | kept == set(library.values())
+    assert 5 <= len(held) <= 50
+
+
+def test_a_file_is_held_out_by_its_path_alone() -> None:
+    """The split must be the same on every machine: no seed, no order, no content."""
+    assert [name for name in ("ast.py", "os.py", "json/decoder.py") if corpus.held_out(name)] == [
+        "ast.py"
+    ]
+
+
+def test_the_same_seed_writes_the_same_conversations() -> None:
+    """A rerun of the training script must see the same text."""
+    assert list(corpus.dialogues(7, 200)) == list(corpus.dialogues(7, 200))
+    assert list(corpus.dialogues(7, 200)) != list(corpus.dialogues(8, 200))
+
+
+def test_code_documents_depend_on_the_seed_alone(library: dict[str, str]) -> None:
+    """Set order or directory order must not leak into training."""
+    assert corpus.code_documents(3) == corpus.code_documents(3)
+    assert corpus.code_documents(3) != corpus.code_documents(4)
+
+
+def test_every_small_function_is_python() -> None:
+    """The model repeats these word for word: a syntax error here is its syntax error."""
+    assert len(chat.functions()) >= 60
+    for wordings, source in chat.functions():
+        assert all(wordings)
+        ast.parse(source)
+
+
+def test_every_writer_ends_with_the_assistant() -> None:
+    """A conversation that ends with a question would teach the model to stay silent."""
+    rng = random.Random(0)
+    for writer, _ in chat.WRITERS:
+        for _ in range(20):
+            dialogue = writer(rng)
+            assert [turn["role"] for turn in dialogue] == ["user", "assistant"]
+            assert dialogue[-1]["content"]
+
+
+def test_arithmetic_is_right() -> None:
+    """A table learned by heart is no better than the table."""
+    rng = random.Random(0)
+    for _ in range(500):
+        left, sign, right, result = re.fullmatch(
+            r"(\d+) (.) (\d+) = (\d+)", chat.arithmetic(rng)[-1]["content"]
+        ).groups()  # type: ignore[union-attr]
+        value = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[sign](int(left), int(right))
+        assert value == int(result)
+
+
+def test_extracted_json_parses() -> None:
+    """Held-out JSON is what the structured-output figures are measured on."""
+    for dialogue in corpus.heldout_dialogues("json", 50):
+        assert json.loads(dialogue[-1]["content"])
+
+
+def test_a_tool_call_names_an_offered_tool() -> None:
+    """A call to a tool that was not offered would teach the model to invent tools."""
+    seen = 0
+    for dialogue, tools in corpus.dialogues(0, 400):
+        offered = {tool["function"]["name"] for tool in tools}
+        for call in itertools.chain(*(turn.get("tool_calls", []) for turn in dialogue)):
+            assert call["function"]["name"] in offered
+            seen += 1
+    assert seen > 10
+
+
+def test_a_passage_turned_inside_out_keeps_its_text() -> None:
+    """Fill-in-the-middle moves the middle to the end and must lose nothing."""
+    text = "def f(x):\n    return x + 1\n"
+    turned = corpus.middle_out(random.Random(1), text)
+    found = re.fullmatch(
+        r"<\|fim_prefix\|>(.*)<\|fim_suffix\|>(.*)<\|fim_middle\|>(.*)", turned, re.DOTALL
+    )
+    assert found is not None
+    prefix, suffix, middle = found.groups()
+    assert prefix + middle + suffix == text
+
+
+@pytest.mark.parametrize("kind", ["code", "chat", "json", "prose"])
+def test_held_out_prompts_are_repeatable(library: dict[str, str], kind: corpus.Kind) -> None:
+    """Two benchmark runs must ask the same questions."""
+    assert corpus.heldout_prompts(kind, 4) == corpus.heldout_prompts(kind, 4)
+
+
+def test_the_corpus_needs_no_torch() -> None:
+    """Benchmarks and unit tests import it where torch may be missing."""
+    for module in (corpus, chat):
+        source = Path(str(module.__file__)).read_text("utf-8")
+        assert not re.search(r"^\s*(import|from) (torch|transformers|tokenizers)", source, re.M)
