@@ -7,6 +7,7 @@ to do with the estimates is `controller`'s.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from math import exp, log
 
@@ -17,7 +18,7 @@ _PRIOR_REJECTION = 0.3
 _PRIOR_TRIALS = 4.0
 _POOL_WEIGHT = 8.0  # trials that the pooled hazard is worth at each depth
 _OUTLIER = 0.7  # log-seconds beyond which an observation is clipped
-_COMMON_RATE, _RESIDUAL_RATE, _RESIDUAL_FADE = 0.1, 0.05, 0.003
+_COMMON_RATE, _RESIDUAL_RATE = 0.1, 0.05
 _LINE_KEEP = 0.97  # what a round-old host time still counts
 
 
@@ -94,15 +95,15 @@ def _counts(
 ) -> tuple[list[int], list[int], list[int], list[int]]:
     """Per depth, sequences: offered a guess; all before accepted; guess checked; rejected."""
     offered, reached, checked, rejected = [0] * k, [0] * k, [0] * k, [0] * k
-    for proposed, accepted in outcomes:
+    for (proposed, accepted), times in Counter(outcomes).items():
         for j in range(min(proposed, k)):
-            offered[j] += 1
+            offered[j] += times
         for j in range(min(accepted + 1, k)):
-            reached[j] += 1
+            reached[j] += times
         for j in range(min(accepted + 1, proposed, k)):
-            checked[j] += 1
+            checked[j] += times
         if accepted < min(proposed, k):
-            rejected[accepted] += 1
+            rejected[accepted] += times
     return offered, reached, checked, rejected
 
 
@@ -111,7 +112,7 @@ class CostCurve:
 
     The correction has a factor for all sizes within a group (a group is a batch size; heat,
     neighbours, context and the work per sequence land here) and one for each power of two of the
-    size in that group. Corrections are logarithms.
+    size in that group, interpolated where none was seen. Corrections are logarithms.
     """
 
     def __init__(self, points: Points = ((1, 1e-5),)) -> None:
@@ -126,8 +127,8 @@ class CostCurve:
         self._seconds = [seconds for _, seconds in table]
         self._common: dict[int, float] = {}
         self._latest = 0.0  # the correction of the group seen last, for groups not seen yet
-        self._residuals: dict[tuple[int, int], float] = {}
-        self._seen = 0
+        self._residuals: dict[int, dict[int, float]] = {}  # by group, then power of two
+        self._visits: dict[tuple[int, int], int] = {}
 
     def _base(self, size: float) -> float:
         sizes, seconds = self._sizes, self._seconds
@@ -137,22 +138,43 @@ class CostCurve:
 
     def predict(self, size: float, group: int) -> float:
         correction = self._common.get(group, self._latest)
-        correction += self._residuals.get((group, int(size).bit_length()), 0.0)
+        residuals = self._residuals.get(group)
+        if residuals:
+            correction += _interpolated(residuals, int(size).bit_length())
         return self._base(size) * exp(correction)
 
     def update(self, size: float, group: int, seconds: float) -> None:
-        """Learn from one measurement. What is common is learnt fast, what is particular to a size
-        slowly, so a slow spell does not make the other sizes look good."""
-        key = (group, int(size).bit_length())
-        common = self._common.get(group, self._latest)
-        residual = self._residuals.get(key, 0.0)
-        error = log(max(seconds, 1e-7) / self._base(size)) - common - residual
-        if self._seen:
+        """Learn from one measurement. A size's first ones set its own factor; later, what is common
+        is learnt faster, so a slow spell does not make the other sizes look good."""
+        power = int(size).bit_length()
+        residuals = self._residuals.setdefault(group, {})
+        error = log(max(seconds, 1e-7) / self.predict(size, group))
+        visits = self._visits.get((group, power), 0) + 1
+        self._visits[group, power] = visits
+        if visits > 1:
             error = min(max(error, -_OUTLIER), _OUTLIER)
-        self._seen += 1
-        self._latest = common + error * max(_COMMON_RATE, 1.0 / self._seen)
+        residual = _interpolated(residuals, power) if residuals else 0.0
+        if residuals:
+            rate = max(_RESIDUAL_RATE, 1.0 / visits)
+            residual += rate * error
+            step = (1.0 - rate) * _COMMON_RATE
+        else:
+            step = 1.0
+        residuals[power] = residual
+        self._latest = self._common.get(group, self._latest) + step * error
         self._common[group] = self._latest
-        self._residuals[key] = residual + _RESIDUAL_RATE * error - _RESIDUAL_FADE * residual
+
+
+def _interpolated(table: dict[int, float], key: int) -> float:
+    """The value at `key`, between its neighbours', or the nearest one's."""
+    if key in table:
+        return table[key]
+    below = max((k for k in table if k < key), default=None)
+    above = min((k for k in table if k > key), default=None)
+    if below is None or above is None:
+        return table[next(k for k in (below, above) if k is not None)]
+    share = (key - below) / (above - below)
+    return table[below] + share * (table[above] - table[below])
 
 
 class HostCost:
