@@ -10,7 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from engine.messages import SamplingParams
+from server.api.completions import CompletionChunks
+from server.api.intake import Call
+from server.api.sse import GenerationStream
+from server.generation import Generation, GenerationSpec
+from server.metrics import Metrics
+from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
 
@@ -62,14 +70,50 @@ def test_client_leaves_without_streaming() -> None:
         assert client.inflight == 0
 
 
+def test_client_leaves_before_the_stream_begins() -> None:
+    """The socket breaks at the headers: the iterator never runs, its `finally` neither; the
+    response itself must close the generation."""
+    client = FakeClient(gate=asyncio.Semaphore(0))
+    params = SamplingParams(seed=1, max_tokens=5)
+    spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512)
+    generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
+    call = Call(
+        id="x",
+        created=0,
+        model=MODEL,
+        fingerprint="fp",
+        seed=1,
+        include_usage=False,
+        generation=generation,
+    )
+
+    async def send(message: Message) -> None:
+        raise OSError("broken pipe")
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def main() -> None:
+        generation.start(arrival=0.0)
+        response = GenerationStream(call, CompletionChunks())
+        scope = {"type": "http", "method": "POST"}
+        with pytest.raises(OSError, match="broken pipe"):
+            await response(scope, receive, send)
+
+    asyncio.run(main())
+    assert client.aborted == ["x-0"]
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
 def test_engine_dies_within_a_stream(path: str) -> None:
     """One error event, then the end of the stream, and no [DONE]."""
     gate, client = gated()
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 50, "stream": True}
-    body |= (
-        {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
-    )
+    if path == COMPLETIONS:
+        body["prompt"] = "a"
+    else:
+        body["messages"] = [{"role": "user", "content": "a"}]
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         with http.stream("POST", path, json=body) as reply:
             release(served, gate, 3)
