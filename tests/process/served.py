@@ -1,0 +1,106 @@
+"""A whole server in a child process, and what its clients see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.process.harness import PATIENCE, is_gone, until
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTED = (sys.executable, "-m", "tests.support.front_end", "server.port=0")
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: asyncio.subprocess.Process
+    http: httpx.AsyncClient
+
+    @property
+    def engine(self) -> int:
+        """The pid of its engine: its only child."""
+        pid = self.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(child)
+
+    async def exit_code(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), PATIENCE)
+
+    async def status(self, path: str) -> int:
+        return (await self.http.get(path)).status_code
+
+    async def until_status(self, path: str, status: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while await self.status(path) != status:
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(command: Sequence[str], environment: Mapping[str, str]) -> AsyncIterator[Server]:
+    """Ready to serve. At the end it must be dead already, or it is killed; so is its engine."""
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    engine: int | None = None
+    try:
+        assert process.stdout is not None
+        welcome = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+        assert b" at http://" in welcome, f"the server said {welcome!r}"
+        url = welcome.decode().split(" at ")[1].removesuffix("/v1\n")
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
+            server = Server(process, http)
+            engine = server.engine
+            yield server
+        if process.returncode is not None:  # it ended by itself: then with its engine
+            assert is_gone(engine)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        await until(lambda: engine is None or is_gone(engine))
+
+
+class SSE:
+    """The events of one streamed completion, one at a time."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        assert response.status_code == 200
+        self._lines = response.aiter_lines()
+
+    async def next(self) -> str | None:
+        """The data of the next event; None at the end of the body."""
+        async for line in self._lines:
+            if line.startswith("data: "):
+                return line.removeprefix("data: ")
+        return None
+
+    async def rest(self) -> list[str]:
+        events = []
+        while (data := await self.next()) is not None:
+            events.append(data)
+        return events
+
+
+@asynccontextmanager
+async def completion(server: Server, **fields: Any) -> AsyncIterator[SSE]:
+    """A streamed completion that has begun."""
+    body = {"model": "demo", "prompt": [97, 98], "stream": True, **fields}
+    async with server.http.stream("POST", "/v1/completions", json=body) as response:
+        yield SSE(response)
+
+
+def text_of(events: Sequence[str]) -> str:
+    """What the chunks of a stream add up to."""
+    chunks = [json.loads(data) for data in events if data != "[DONE]"]
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])

@@ -1,0 +1,169 @@
+"""Both processes under signals, seen from HTTP. The engine plays a script; the rest is real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.process.harness import is_gone, until
+from tests.process.served import ROOT, SCRIPTED, Server, completion, serving, text_of
+from tests.support.scripted import Script, expected_tokens
+
+ASCII = Script(vocab_size=128, step_seconds=0.02)  # every token is a character
+NAMED = (*SCRIPTED, "server.served_model_name=demo")
+PROMPT = list(b"ab")
+
+
+def expected_text(count: int) -> str:
+    return bytes(expected_tokens(PROMPT, count, ASCII.vocab_size)).decode()
+
+
+async def metrics(server: Server) -> list[str]:
+    return (await server.http.get("/metrics")).text.splitlines()
+
+
+def test_a_killed_engine_is_an_error_event_then_it_serves_again() -> None:
+    """Every open stream ends within 5 s by an error event, without [DONE]; /ready goes red, then
+    green; a plain request gets a 503 with the OpenAI body; the next one is served."""
+
+    async def scenario() -> None:
+        async with serving(NAMED, ASCII.environment()) as server:
+            body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4000}
+            async with completion(server, max_tokens=4000) as stream:
+                plain = asyncio.create_task(server.http.post("/v1/completions", json=body))
+                for _ in range(5):
+                    assert await stream.next() is not None
+                os.kill(server.engine, signal.SIGKILL)
+                async with asyncio.timeout(5):
+                    events = await stream.rest()
+                    answer = await plain
+            assert "[DONE]" not in events
+            assert "killed by SIGKILL" in json.loads(events[-1])["error"]["message"]
+            assert answer.status_code == 503
+            assert "killed by SIGKILL" in answer.json()["error"]["message"]
+            await server.until_status("/ready", 503)
+            await server.until_status("/ready", 200)
+            answer = await server.http.post("/v1/completions", json={**body, "max_tokens": 9})
+            assert answer.json()["choices"][0]["text"] == expected_text(9)
+
+    asyncio.run(scenario())
+
+
+def test_sigterm_lets_streams_finish() -> None:
+    """Running streams end as if nothing had happened, new requests get a 503, exit code 0."""
+
+    async def scenario() -> None:
+        async with serving(NAMED, ASCII.environment()) as server:
+            async with completion(server, max_tokens=100) as stream:
+                events = [await stream.next()]
+                server.process.send_signal(signal.SIGTERM)
+                await server.until_status("/ready", 503)
+                refused = await server.http.post(
+                    "/v1/completions", json={"model": "demo", "prompt": PROMPT}
+                )
+                assert refused.status_code == 503
+                assert "shutting down" in refused.json()["error"]["message"]
+                events += await stream.rest()
+            assert events[-1] == "[DONE]"
+            assert text_of([event for event in events if event is not None]) == expected_text(100)
+            assert await server.exit_code() == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["grace is over", "second signal"])
+def test_streams_that_do_not_finish_in_time_get_an_error(end: str) -> None:
+    """An ordered end is exit code 0 even then, and a cut stream never looks complete."""
+    grace = "0.3" if end == "grace is over" else "3600"
+
+    async def scenario() -> None:
+        command = (*NAMED, f"server.grace_seconds={grace}")
+        async with serving(command, ASCII.environment()) as server:
+            async with completion(server, max_tokens=4000) as stream:
+                assert await stream.next() is not None
+                server.process.send_signal(signal.SIGTERM)
+                if end == "second signal":
+                    await server.until_status("/ready", 503)
+                    server.process.send_signal(signal.SIGTERM)
+                events = await stream.rest()
+            assert "[DONE]" not in events
+            assert "shutting down" in json.loads(events[-1])["error"]["message"]
+            assert await server.exit_code() == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_ends_at_once(number: signal.Signals) -> None:
+    """Nothing runs, nothing is waited for: exit code 0, no engine left."""
+
+    async def scenario() -> None:
+        async with serving(NAMED, ASCII.environment()) as server:
+            server.process.send_signal(number)
+            assert await server.exit_code() == 0
+
+    asyncio.run(scenario())
+
+
+def test_ctrl_c_in_a_terminal_drains() -> None:
+    """A terminal signals the whole process group; the engine must not die of it."""
+
+    async def scenario() -> None:
+        command = ("setsid", *NAMED)
+        async with serving(command, ASCII.environment()) as server:
+            async with completion(server, max_tokens=60) as stream:
+                assert await stream.next() is not None
+                os.killpg(server.process.pid, signal.SIGINT)
+                events = await stream.rest()
+            assert events[-1] == "[DONE]"
+            assert await server.exit_code() == 0
+
+    asyncio.run(scenario())
+
+
+def test_no_orphan_of_a_killed_front_end() -> None:
+    """SIGKILL to the front end in the middle of a stream: the engine is gone moments later."""
+
+    async def scenario() -> None:
+        async with serving(NAMED, ASCII.environment()) as server:
+            engine = server.engine
+            async with completion(server, max_tokens=4000) as stream:
+                assert await stream.next() is not None
+                server.process.send_signal(signal.SIGKILL)
+                assert await server.exit_code() == -signal.SIGKILL
+                await until(lambda: is_gone(engine))
+
+    asyncio.run(scenario())
+
+
+def test_a_departed_client_frees_the_engine() -> None:
+    """The engine's own gauge falls to zero when the reader hangs up."""
+
+    async def scenario() -> None:
+        async with serving(NAMED, ASCII.environment()) as server:
+            async with completion(server, max_tokens=4000) as stream:
+                assert await stream.next() is not None
+                async with asyncio.timeout(30):
+                    while "foretoken_requests_running 1.0" not in await metrics(server):
+                        await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                while "foretoken_requests_running 0.0" not in await metrics(server):
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_refuses_to_start_ends_the_server() -> None:
+    """The engine's own sentence on stderr, once and without a traceback; exit code non-zero."""
+    script = Script(refuse_to_start="no such model folder: /x")
+    done = subprocess.run(
+        NAMED, cwd=ROOT, env=script.environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "no such model folder: /x" in done.stderr
+    assert "Traceback" not in done.stderr
