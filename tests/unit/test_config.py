@@ -1,0 +1,102 @@
+"""EngineConfig: what is refused, and what a few keys alone mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine.config import AdaptiveConfig, EngineConfig, FixedConfig, SpeculationConfig, model_folder
+
+
+def refusal(said: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig.model_validate(said)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ({"tarmac": {}}, "tarmac"),
+        ({"target": {"pathh": "x"}}, "target.pathh"),
+        ({"cache": {"blocksize": 16}}, "cache.blocksize"),
+        ({"schedule": {"max_seqs": 1}}, "schedule.max_seqs"),
+        ({"speculation": {"proposer": {"kind": "ngram", "n_mux": 3}}}, "n_mux"),
+        ({"speculation": {"controller": {"kind": "fixed", "kay": 3}}}, "kay"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_name(said: dict[str, Any], key: str) -> None:
+    message = refusal(said)
+    assert key in message
+    assert "Extra inputs are not permitted" in message
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ({"cache": {"block_size": 0}}, "cache.block_size"),
+        ({"cache": {"block_size": 1000}}, "cache.block_size"),
+        ({"cache": {"memory_fraction": 1.5}}, "cache.memory_fraction"),
+        ({"schedule": {"max_sequences": 0}}, "schedule.max_sequences"),
+        ({"target": {"max_model_len": 1}}, "target.max_model_len"),
+        ({"target": {"dtype": "int3"}}, "target.dtype"),
+        ({"device": "tpu"}, "device"),
+        ({"threads": 0}, "threads"),
+        ({"speculation": {"controller": {"k": 17}}}, "k"),
+        ({"speculation": {"controller": {"k": -1}}}, "k"),
+        ({"speculation": {"verifier": "hopeful"}}, "speculation.verifier"),
+        ({"speculation": {"proposer": {"kind": "oracle"}}}, "speculation.proposer"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(said: dict[str, Any], key: str) -> None:
+    assert key in refusal(said)
+
+
+def test_ngram_bounds_must_be_ordered() -> None:
+    message = refusal({"speculation": {"proposer": {"kind": "ngram", "n_min": 5, "n_max": 3}}})
+    assert "n_min (5) must not exceed n_max (3)" in message
+
+
+def test_k_alone_means_a_fixed_controller() -> None:
+    """`--set speculation.controller.k=4` is what an operator types."""
+    said = SpeculationConfig.model_validate({"controller": {"k": 4}})
+    assert said.controller == FixedConfig(k=4)
+    assert said.k_max == 4
+
+
+def test_k_max_alone_means_an_adaptive_controller() -> None:
+    said = SpeculationConfig.model_validate({"controller": {"k_max": 5}})
+    assert said.controller == AdaptiveConfig(k_max=5)
+    assert said.k_max == 5
+
+
+def test_a_path_alone_means_a_draft_model() -> None:
+    said = SpeculationConfig.model_validate({"proposer": {"path": "some/draft"}})
+    assert said.proposer.kind == "draft_model"
+
+
+def test_without_a_proposer_no_step_speculates() -> None:
+    said = SpeculationConfig.model_validate({"proposer": {"kind": "none"}, "controller": {"k": 4}})
+    assert said.k_max == 0
+
+
+def test_configs_do_not_change_after_they_were_read() -> None:
+    config = EngineConfig()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.device = "cpu"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_the_built_in_pair_lies_beside_the_code(role: Any) -> None:
+    assert model_folder("demo", role).endswith(f"engine/demo/{role}")
+    assert model_folder("my/model", role) == "my/model"
+
+
+def test_a_config_survives_its_own_json() -> None:
+    """The supervisor hands it to the engine process in writing."""
+    config = EngineConfig.model_validate(
+        {"speculation": {"proposer": {"kind": "ngram", "n_min": 3}, "controller": {"k": 2}}}
+    )
+    assert EngineConfig.model_validate_json(config.model_dump_json()) == config

@@ -1,0 +1,111 @@
+"""The import rule: who may import whom. The two tables are its documentation."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A module imports from its own level or below, never above; the longest prefix that fits decides.
+LEVELS = {
+    "engine": 0,  # the package itself is empty
+    "engine.messages": 0, "engine.config": 0, "engine.errors": 0,
+    "engine.sequence": 1, "engine.step_plan": 1, "engine.block_pool": 1, "engine.scheduler": 1,
+    "engine.controller": 1, "engine.estimates": 1, "engine.plan": 1, "engine.validation": 1,
+    "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
+    "engine.speculation.ngram": 1, "engine.threads": 1,
+    "engine.attention": 2.0, "engine.model": 2.1, "engine.sampling": 2.1,
+    "engine.speculation": 2.2,
+    "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,
+    "engine.core": 3.1,
+    "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4, "engine.evaluate": 4,
+    "engine.demo": 5,  # offline: nothing of the engine imports it
+}  # fmt: skip
+CONTRACT = {"engine", "engine.messages", "engine.config", "engine.errors"}
+
+# One door per heavy package: the only modules (or packages) that may name it.
+DOORS = {
+    "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.core", "engine.demo",
+              "engine.speculation.draft_model", "engine.speculation.verify", "engine.bench"],
+    "transformers": ["engine.model.loader", "engine.attention.interface", "engine.demo",
+                     "engine.bench", "server.tokenizer"],
+    "tokenizers": ["engine.demo", "server.tokenizer"],
+    "safetensors": ["engine.demo", "engine.model.loader"],
+    "zmq": ["engine.process", "server.engine_client"],
+    "prometheus_client": ["server.metrics"],
+    "fastapi": ["server.app", "server.api"],
+    "sse_starlette": ["server.app", "server.api"],
+    "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve"],
+}  # fmt: skip
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in ("engine", "server"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+MODULES = dict(modules())
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at whatever depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(submodules & MODULES.keys() or {node.module})
+    return found
+
+
+def within(module: str, owner: str) -> bool:
+    """Whether `module` is `owner`, lies in it, or is a sibling file named after it (bench_x)."""
+    return module == owner or module.startswith((owner + ".", owner + "_"))
+
+
+def level(module: str) -> float:
+    fitting = [owner for owner in LEVELS if owner != "engine" and within(module, owner)]
+    assert fitting or module == "engine", f"{module} has no level: add it to the table"
+    return LEVELS[max(fitting, key=len, default="engine")]
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("engine")])
+def test_engine_imports_only_its_own_level_or_below(module: str) -> None:
+    for imported in imports(MODULES[module]):
+        assert not within(imported, "server"), f"{module} imports {imported}"
+        if within(imported, "engine"):
+            assert level(imported) <= level(module), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("server")])
+def test_the_server_imports_only_the_contract_of_the_engine(module: str) -> None:
+    """The command line may name the engine's offline tools, which it hands over to."""
+    allowed = CONTRACT | ({"engine.bench", "engine.demo"} if module == "server.cli" else set())
+    for imported in imports(MODULES[module]):
+        if within(imported, "engine"):
+            inside = any(within(imported, owner) for owner in allowed - {"engine"})
+            assert imported in allowed or inside, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_heavy_packages_have_one_door(package: str) -> None:
+    for module, path in MODULES.items():
+        if any(within(module, door) for door in DOORS[package]):
+            continue
+        for imported in imports(path):
+            assert not within(imported, package), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("folder", ["unit", "api"])
+def test_the_fast_tiers_run_without_torch(folder: str) -> None:
+    for path in (ROOT / "tests" / folder).rglob("*.py"):
+        assert not any(within(name, "torch") for name in imports(path)), path
