@@ -106,12 +106,16 @@ class KeyedNoise:
 
 
 def gumbel(keys: Seq[Key], token_words: Tensor) -> Tensor:
-    """[len(keys), vocab] float32 standard Gumbel noise, between -2.9 and 22.2.
+    """[len(keys), vocab] float32 standard Gumbel noise, between -2.9 and 22.2."""
+    return gumbel_of(_hash(keys, token_words))
 
-    u is exact near 0, where large values come from (g = -log(-log(1 - u)) is about -log u there);
-    the other end only decides how small a small value is, and is clamped.
+
+def gumbel_of(words: Tensor) -> Tensor:
+    """int32 words in 0 .. 2**31-1 -> float32 -log(-log(1 - u)), u = (word + 0.5) / 2**31.
+
+    u is exact near 0, where the large values come from (about -log u there). The other end only
+    decides how small a small value is: rounded to float32 it may be 1, and is clamped below that.
     """
-    words = _hash(keys, token_words)
     u = words.to(torch.float32).mul_(2.0**-31).add_(2.0**-32)
     exponential = u.clamp_(max=_LARGEST_UNIFORM).neg_().log1p_().neg_()
     return exponential.log_().neg_()

@@ -1,0 +1,136 @@
+"""Keyed Gumbel noise: a function of (seed, position, token) with the law it should have.
+
+The keys are fixed, so each test passes or fails for good; the rates below are the chance that a
+perfect generator would have failed when the keys were chosen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from engine.sampling.noise import Key, KeyedNoise, gumbel_of, row_key
+from tests.support.reference_noise import gumbel
+
+VOCAB = 4096
+ROWS = 256
+SIGMAS = 6.0  # two-sided chance of a false alarm: 2e-9 per comparison
+
+EULER_GAMMA = 0.5772156649015329
+GUMBEL_VARIANCE = math.pi**2 / 6
+# Fourth central moment 27 pi^4 / 180 over the squared variance.
+KURTOSIS = 5.4
+
+
+def rows(keys: list[Key]) -> torch.Tensor:
+    return KeyedNoise(VOCAB).rows(keys).double().clone()
+
+
+BY_POSITION = [(7, position) for position in range(ROWS)]
+BY_SEED = [(seed, 1000) for seed in range(ROWS)]
+
+
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_SEED])
+def test_moments_are_those_of_a_standard_gumbel(keys: list[Key]) -> None:
+    """Mean Euler's gamma, variance pi^2/6, over neighbouring positions and neighbouring seeds;
+    overall and in each row (false alarm: 1e-6 in all)."""
+    noise = rows(keys)
+    n = noise.numel()
+    assert abs(noise.mean().item() - EULER_GAMMA) < SIGMAS * math.sqrt(GUMBEL_VARIANCE / n)
+    spread = GUMBEL_VARIANCE * math.sqrt((KURTOSIS - 1) / n)
+    assert abs(noise.var().item() - GUMBEL_VARIANCE) < SIGMAS * spread
+    per_row = (noise.mean(dim=1) - EULER_GAMMA).abs().max().item()
+    assert per_row < SIGMAS * math.sqrt(GUMBEL_VARIANCE / VOCAB)
+
+
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_SEED])
+def test_the_distribution_function_is_that_of_a_gumbel(keys: list[Key]) -> None:
+    """Kolmogorov-Smirnov over a million values: 2 exp(-2 * 3.5^2) = 5e-11 false alarms."""
+    noise = rows(keys).flatten().sort().values
+    n = len(noise)
+    expected = torch.exp(-torch.exp(-noise))
+    empirical = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    assert (expected - empirical).abs().max().item() * math.sqrt(n) < 3.5
+
+
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_SEED])
+def test_neighbouring_keys_and_tokens_are_uncorrelated(keys: list[Key]) -> None:
+    """Rows of consecutive positions or seeds, and columns of consecutive tokens; all 32 640 pairs
+    of rows at once (false alarm: 7e-5), then lagged products overall (2e-9 each)."""
+    noise = (rows(keys) - EULER_GAMMA) / math.sqrt(GUMBEL_VARIANCE)
+    between = noise @ noise.T / VOCAB
+    between.fill_diagonal_(0)
+    assert between.abs().max().item() < SIGMAS / math.sqrt(VOCAB)
+    for lag in (1, 2, 3, 64):
+        tokens = (noise[:, lag:] * noise[:, :-lag]).mean().item()
+        assert abs(tokens) < SIGMAS / math.sqrt(ROWS * (VOCAB - lag))
+        keyed = (noise[lag:] * noise[:-lag]).mean().item()
+        assert abs(keyed) < SIGMAS / math.sqrt((ROWS - lag) * VOCAB)
+
+
+def test_four_way_products_vanish() -> None:
+    """A hash that joins row and token by xor alone has g(a,i) g(a,j) g(b,i) g(b,j) correlated."""
+    noise = (rows(BY_POSITION) - EULER_GAMMA) / math.sqrt(GUMBEL_VARIANCE)
+    pairs = noise[:, 0::2] * noise[:, 1::2]
+    product = (pairs[0::2] * pairs[1::2]).mean().item()
+    assert abs(product) < SIGMAS / math.sqrt(pairs.numel() / 2)
+
+
+def test_avalanche_of_the_row_key() -> None:
+    """Each bit of seed and of position flips each bit of the key half of the time (2e-9 each)."""
+    count = 256
+    for bit in range(64):
+        for flip in ((1 << bit, 0), (0, 1 << bit)):
+            flips = np.zeros(64)
+            for i in range(count):
+                changed = row_key(i, i * i) ^ row_key(i ^ flip[0], (i * i) ^ flip[1])
+                flips += [(changed >> b) & 1 for b in range(64)]
+            assert np.abs(flips - count / 2).max() < SIGMAS * math.sqrt(count) / 2 + 1
+
+
+def test_equals_its_definition_in_plain_integers() -> None:
+    """Nobody may change the hash by accident: the same seed must give the same text tomorrow."""
+    keys = [(0, 0), (1, 0), (0, 1), (2**64 - 1, 2**20), (12345678901234567890, 4095)]
+    noise = KeyedNoise(300).rows(keys)
+    for row, (seed, position) in zip(noise, keys, strict=True):
+        expected = torch.from_numpy(gumbel(seed, position, 300))
+        torch.testing.assert_close(row.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact() -> None:
+    """u rounds to 1 in float32 for the largest words; near 0 float32 must not lose u."""
+    words = torch.tensor([0, 1, 2, 1000, 2**24 + 1, 2**31 - 2, 2**31 - 1], dtype=torch.int32)
+    noise = gumbel_of(words)
+    assert noise.isfinite().all()
+    u = np.minimum((words.numpy().astype(np.float64) + 0.5) / 2**31, 1 - 2.0**-24)
+    expected = -np.log(-np.log1p(-u))
+    assert np.abs(noise.numpy() - expected).max() < 1e-5
+    assert noise[0].item() == pytest.approx(32 * math.log(2), abs=1e-5)
+
+
+def test_different_vocabularies_share_their_common_ids() -> None:
+    """A draft of another width must draw with the same noise for the same token."""
+    assert torch.equal(KeyedNoise(100).rows([(3, 9)])[0, :64], KeyedNoise(64).rows([(3, 9)])[0])
+
+
+@pytest.mark.parametrize("num_cached", [1, 3, 7, 1000])
+def test_the_cache_never_shows(num_cached: int) -> None:
+    """Law: any order of questions, repeated, evicted or too many for the cache, with greedy rows
+    between, is answered as if each were the first."""
+    generator = torch.Generator().manual_seed(num_cached)
+    noise = KeyedNoise(33, cache_bytes=33 * 4 * num_cached)
+    for _ in range(200):
+        size = int(torch.randint(0, 6, (1,), generator=generator))
+        drawn = torch.randint(0, 9, (size,), generator=generator).tolist()
+        keys = [None if position == 0 else (5, position) for position in drawn]
+        if size % 2:
+            noise.prefetch([key for key in keys if key])
+        answer = noise.rows(keys)
+        assert answer.shape == (size, 33)
+        for row, key in zip(answer, keys, strict=True):
+            alone = KeyedNoise(33).rows([key])[0]
+            assert torch.equal(row, alone)
+            assert bool(row.any()) == (key is not None)
