@@ -123,7 +123,7 @@ class Generation:
             for prompt_index in range(len(self.spec.prompts)):
                 for i in range(self.spec.n):
                     self._submit(prompt_index, i, arrival)
-        except EngineError:
+        except BaseException:
             self._failed = True
             self.close()
             raise
@@ -168,7 +168,7 @@ class Generation:
                         self._client.abort([choice.stream.id])  # a stop string; the engine goes on
                     if delta is not None:
                         yield delta
-        except EngineError:
+        except Exception:
             self._failed = True
             raise
         finally:

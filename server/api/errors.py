@@ -97,7 +97,7 @@ def rejection(error: Exception) -> Rejection | None:
     if isinstance(error, NotReady):
         return "not_ready"
     known = as_api_error(error)
-    by_status: dict[int, Rejection] = {408: "too_large", 413: "too_large", 429: "queue_full"}
+    by_status: dict[int, Rejection] = {408: "invalid", 413: "too_large", 429: "queue_full"}
     by_code: dict[str | None, Rejection] = {
         "context_length_exceeded": "context_length",
         "model_not_found": "unknown_model",

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from server.tokenizer import ChatTemplateError
+from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.serving import MODEL, Served, serve
 
 COMPLETIONS = "/v1/completions"
@@ -322,3 +324,46 @@ def test_refusals_are_counted_and_nothing_reached_the_engine(http: httpx.Client)
     before = count()
     http.post(COMPLETIONS, json={"model": MODEL})
     assert count() == before + 1
+
+
+class Strict(ByteTokenizer):
+    """A chat template that refuses, and a decoder and an encoder with a bug."""
+
+    def render(self, messages: Any, **options: Any) -> str:
+        raise ChatTemplateError("roles must alternate")
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if text == SECRET:
+            raise RuntimeError(f"cannot encode {text}")
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Any, *, skip_special_tokens: bool) -> str:
+        raise RuntimeError(SECRET)
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[httpx.Client]:
+    with (
+        serve(tokenizer=Strict()) as served,
+        httpx.Client(base_url=served.url) as http,
+    ):
+        yield http
+
+
+def test_messages_that_the_template_refuses(strict: httpx.Client) -> None:
+    """The caller's messages do not suit the model: a 400 with the template's words."""
+    error = error_of(strict.post(CHAT, json={"model": MODEL, "messages": HELLO}), 400)
+    assert error["param"] == "messages"
+    assert "alternate" in error["message"]
+
+
+def test_a_bug_of_ours_is_a_500_without_details(strict: httpx.Client) -> None:
+    """No traceback and nothing of the request leaves, whole or streamed; no [DONE] either."""
+    reply = strict.post(COMPLETIONS, json={"model": MODEL, "prompt": SECRET})
+    assert error_of(reply, 500)["type"] == "server_error"
+    assert SECRET not in reply.text
+    body = {"model": MODEL, "prompt": "a", "stream": True}
+    text = strict.post(COMPLETIONS, json=body).text
+    assert '"code":"internal"' in text
+    assert SECRET not in text
+    assert "[DONE]" not in text

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.metrics import Metrics
+from server.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 
@@ -47,7 +48,9 @@ class Served:
 
 
 @contextmanager
-def serve(client: FakeClient | None = None, **server: Any) -> Iterator[Served]:
+def serve(
+    client: FakeClient | None = None, *, tokenizer: Tokenizer | None = None, **server: Any
+) -> Iterator[Served]:
     """`server` are fields of ServerConfig."""
     client = client if client is not None else FakeClient()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -60,7 +63,11 @@ def serve(client: FakeClient | None = None, **server: Any) -> Iterator[Served]:
     config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
     metrics = Metrics()
     app = create_app(
-        config, tokenizer=ByteTokenizer(), client=client, metrics=metrics, lifespan=lifespan
+        config,
+        tokenizer=tokenizer if tokenizer is not None else ByteTokenizer(),
+        client=client,
+        metrics=metrics,
+        lifespan=lifespan,
     )
     uvicorn_config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=2
