@@ -2,6 +2,7 @@
 
     starting -> ready -> draining -> stopped
     starting, ready -> lost -> starting again after a back-off, or failed for good
+    starting -> failed when the engine itself says that its configuration cannot run
 
 Promises: no clocks, no processes, no sleeping (time is passed in, waiting is returned); one log
 line per change of state; an impossible change is a bug and asserts.
@@ -73,27 +74,29 @@ class Lifecycle:
 
     def lose(self, loss: Loss, now: float) -> float | None:
         """The engine is gone. Returns the seconds to wait before `restart`, or None: failed."""
-        self._go("lost", loss.sentence)
         policy = self._policy
+        # Once it has served, the configuration is good: what does not fit now may fit later.
+        if loss.useless_to_retry and not self._ever_ready:
+            self.fail(loss.sentence, why="it cannot start with this configuration")
+            return None
+        self._go("lost", loss.sentence)
         if self._ready_since is not None and now - self._ready_since >= policy.window:
             self._losses = 0
         self._ready_since = None
         self._losses += 1
-        # Once it has served, the configuration is good: what does not fit now may fit later.
-        useless = loss.useless_to_retry and not self._ever_ready
-        if useless or self._losses > policy.max_restarts:
-            times = "" if useless else f" ({self._losses} times in a row)"
-            self.fail(loss.sentence + times)
+        if self._losses > policy.max_restarts:
+            times = f"lost {self._losses} times in a row"
+            self.fail(f"{loss.sentence} ({times})", why=times)
             return None
         return float(min(policy.backoff * 2 ** (self._losses - 1), policy.backoff_limit))
 
     def restart(self) -> None:
         self._go("starting", f"restart {self._losses} of at most {self._policy.max_restarts}")
 
-    def fail(self, sentence: str) -> None:
-        """Give up for good."""
+    def fail(self, sentence: str, *, why: str) -> None:
+        """Give up for good. `sentence` is for the operator, `why` for the log's line."""
         self.failure = sentence
-        self._go("failed", sentence)
+        self._go("failed", why)
 
     def _go(self, state: EngineState, why: str) -> None:
         assert state in ALLOWED[self.state], f"the engine cannot go from {self.state} to {state}"

@@ -131,7 +131,7 @@ class EngineSupervisor:
         except Exception as error:  # a bug of ours must not look like an engine that is starting
             logger.exception("the supervisor stops: unexpected error")
             sentence = f"the server failed: {type(error).__name__}: {error}"
-            self._lifecycle.fail(sentence)
+            self._lifecycle.fail(sentence, why=sentence)
             self._client.fail_all(sentence)
             self.failed.set()
         finally:

@@ -9,6 +9,8 @@ import asyncio
 import socket
 import sys
 
+from engine.errors import EngineError
+from server.cli import EXIT_MISTAKE
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -19,7 +21,11 @@ def main() -> int:
     config = load_config(None, sys.argv[1:], {})
     configure_logging(config.server.log_level)
     with listen(config.server.host, config.server.port) as listener:
-        return asyncio.run(run(config, listener))
+        try:
+            return asyncio.run(run(config, listener))
+        except EngineError as error:  # as the command does
+            sys.stderr.write(f"foretoken: {error}\n")
+            return EXIT_MISTAKE
 
 
 async def run(config: Config, listener: socket.socket) -> int:

@@ -35,7 +35,7 @@ def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
     assert waits == [1.0, 2.0, 3.0]
     assert lifecycle.lose(CRASH, 0.0) is None
     assert lifecycle.state == "failed"
-    assert lifecycle.failure == f"{CRASH.sentence} (4 times in a row)"
+    assert lifecycle.failure == f"{CRASH.sentence} (lost 4 times in a row)"
 
 
 def test_serving_long_enough_forgives() -> None:
