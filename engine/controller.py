@@ -17,6 +17,7 @@ from engine.estimates import AcceptanceEstimate, CostCurve, HostCost, Points
 
 _HYSTERESIS = 1.02
 _PROBE_K = 2
+_PROBE_SEQUENCES = 4  # of the batch, where a drafter must first catch up with what it missed
 _PROBE_FIRST, _PROBE_LAST = 32, 256  # rounds between probes while K is 0
 _BASELINE_FIRST, _BASELINE_LATER = (3, 6), 128  # rounds at K > 0 after which one is played at 0
 _NEIGHBOUR = 32  # and after which one is played at K + 1 or K - 1, in turn
@@ -53,10 +54,14 @@ class StepObservation:
 
 class KController(Protocol):
     """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
-    measurements: target seconds by rows, seconds of one draft step by sequences, host seconds."""
+    measurements: target seconds by rows, seconds of one draft step by sequences, host seconds.
+    `max_speculating`: for how many sequences the last choice is meant; None means all of them."""
 
     name: str
     k_max: int
+
+    @property
+    def max_speculating(self) -> int | None: ...
 
     def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None: ...
 
@@ -71,6 +76,7 @@ class FixedK:
     """The same K in every round; 0 is plain decoding. The baseline of every benchmark."""
 
     name = "fixed"
+    max_speculating: int | None = None
 
     def __init__(self, k: int) -> None:
         self.k_max = k
@@ -140,6 +146,7 @@ class AdaptiveK:
         self._draft = CostCurve()
         self._host = HostCost()
         self._probe = _Probe()
+        self._probe_sequences: int | None = None
         self._k = 0
         self._size = -1  # power of two of the batch at the last choice
         self._rates = [0.0]  # tokens per second by K, at the last choice
@@ -153,7 +160,14 @@ class AdaptiveK:
             self._target.set_profile(target_points)
         if draft_points:
             self._draft.set_profile(draft_points)
+            self._probe_sequences = _PROBE_SEQUENCES
         self._host.start(host_seconds)
+
+    @property
+    def max_speculating(self) -> int | None:
+        """A probe of a draft model asks a few sequences only: each has to catch up with all that
+        it missed while K was 0."""
+        return self._probe_sequences if self._probe.active else None
 
     def choose(self, load: Load) -> int:
         """K for the next step."""
@@ -184,11 +198,13 @@ class AdaptiveK:
 
     def update(self, observation: StepObservation) -> None:
         """Learn from the step that the last choice led to."""
-        seen = observation
-        if seen.k and self._probe.active and seen.outcomes:
+        seen, outcomes = observation, observation.outcomes
+        if seen.k and self._probe.active and outcomes:
+            if self._probe_sequences:
+                outcomes = [pair for pair in outcomes if pair[0]]  # the others were not asked
             self._acceptance.doubt(_DOUBT)
-            self._probe.result(seen.outcomes)
-        self._acceptance.update(seen.k, seen.outcomes)
+            self._probe.result(outcomes)
+        self._acceptance.update(seen.k, outcomes)
         if seen.pure_decode and seen.num_sequences:
             size = seen.num_sequences.bit_length()
             self._target.update(seen.rows, size, seen.target_seconds)

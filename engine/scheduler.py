@@ -65,14 +65,21 @@ class Scheduler:
 
     # -- planning ----------------------------------------------------------------------------
 
-    def schedule(self, ks: Callable[[Sequence], int] | Mapping[str, int]) -> StepPlan:
+    def schedule(
+        self,
+        ks: Callable[[Sequence], int] | Mapping[str, int],
+        *,
+        max_speculating: int | None = None,
+    ) -> StepPlan:
         """Plan one step: decoding sequences, then those amid their prompt, then waiting ones.
 
         `ks` says how many guesses pay for a sequence; they are clipped by what may be kept, by the
-        budget and by the free blocks. Preempted sequences are queued again, at the head.
+        budget and by the free blocks, and at most `max_speculating` sequences get any. Preempted
+        sequences are queued again, at the head.
         """
-        want = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
         plan = StepPlan()
+        ask = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
+        want = ask if max_speculating is None else _first(ask, max_speculating, plan)
         decoding = [seq for seq in self.running if seq.num_uncomputed == 1]
         prompts = [seq for seq in self.running if seq.num_uncomputed > 1]
         left = self._decode(plan, decoding, len(prompts), want)
@@ -204,3 +211,12 @@ class Scheduler:
         for seq in self.running:
             assert 0 <= seq.num_computed < len(seq.tokens) <= self.max_len
             assert seq.num_draft_computed < len(seq.tokens)
+
+
+def _first(ask: Callable[[Sequence], int], count: int, plan: StepPlan) -> Callable[[Sequence], int]:
+    """`ask`, and 0 once `count` chunks of the plan have guesses."""
+
+    def want(seq: Sequence) -> int:
+        return ask(seq) if sum(chunk.k > 0 for chunk in plan.chunks) < count else 0
+
+    return want

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -204,6 +204,35 @@ def test_a_proposer_that_is_mostly_silent_is_judged_by_what_it_offers(speaks: fl
     trace = play(adaptive(world), world, 1500)
     assert share(trace.ks[100:], lambda k: k >= 5) > 0.9
     assert trace.rate > 0.93 * world.best_rate
+
+
+def test_a_probe_of_a_draft_model_bothers_few_sequences() -> None:
+    """Each must first run all that it missed; a sample of four says as much as sixty-four. The
+    silent sixty are no evidence that the drafter had nothing to say."""
+    world = World(alpha=0.0, batch=64, row=4e-4)
+    controller = adaptive(world)
+    limits = set()
+    for _ in range(400):
+        k = controller.choose(Load(64))
+        limits.add((k > 0, controller.max_speculating))
+        seen = world.round(k)
+        if controller.max_speculating:
+            outcomes = [*seen.outcomes[: controller.max_speculating], *[(0, 0)] * 60]
+            seen = replace(seen, outcomes=outcomes)
+        controller.update(seen)
+    assert (True, 4) in limits
+    assert (False, None) in limits
+
+
+def test_a_probe_that_costs_nothing_asks_everyone() -> None:
+    """Without a draft model there is nothing to catch up with."""
+    world = World(alpha=0.0, batch=64, row=4e-4)
+    controller = AdaptiveK(K_MAX)
+    controller.profile([(1, 1e-3), (64, 3e-2)], [], 1e-4)
+    for _ in range(400):
+        k = controller.choose(Load(64))
+        assert controller.max_speculating is None
+        controller.update(world.round(k))
 
 
 def test_short_proposals_are_no_evidence_against_depth() -> None:
