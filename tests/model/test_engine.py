@@ -1,0 +1,172 @@
+"""The engine as a plain object: what it refuses, ends, counts and survives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import Output, SamplingParams, StepMetrics, Submit
+from engine.model.runner import ModelOutput
+from engine.pair import Pair, load_pair
+
+
+@pytest.fixture(scope="module")
+def config(tiny_target: str, tiny_draft: str) -> EngineConfig:
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": tiny_target},
+            "device": "cpu",
+            "speculation": {
+                "proposer": {"kind": "draft_model", "path": tiny_draft},
+                "controller": {"kind": "fixed", "k": 3},
+            },
+            "cache": {"num_blocks": 64},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(config: EngineConfig) -> Pair:
+    return load_pair(config)
+
+
+def drain(engine: Engine) -> tuple[list[Output], list[StepMetrics]]:
+    items: list[Output] = []
+    metrics: list[StepMetrics] = []
+    while engine.has_work:
+        result = engine.step()
+        items += result.items
+        metrics.append(result.metrics)
+    return items, metrics
+
+
+def params(**fields: object) -> SamplingParams:
+    given: dict[str, object] = {"seed": 1, "max_tokens": 8, "ignore_eos": True, **fields}
+    return SamplingParams(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "says"),
+    [
+        ([], {}, "no tokens"),
+        ([1, 128], {}, "token id 128 is outside the vocabulary (0..127)"),
+        ([-1], {}, "token id -1"),
+        ([1] * 256, {}, "256 tokens"),
+        ([1], {"logit_bias": {500: 1.0}}, "logit_bias names token id 500"),
+        ([1], {"stop_token_ids": (128,)}, "stop_token_ids names token id 128"),
+        ([1], {"temperature": float("nan")}, "temperature is nan"),
+        ([1], {"top_p": 0.0}, "top_p is 0"),
+        ([1], {"max_tokens": 0}, "max_tokens is 0"),
+        ([1], {"logprobs": 21}, "logprobs is 21"),
+        ([1], {"logit_bias": {5: float("nan")}}, "logit_bias[5] is nan"),
+    ],
+)
+def test_a_bad_request_ends_with_a_sentence(
+    prompt: list[int], fields: dict[str, object], says: str, config: EngineConfig, pair: Pair
+) -> None:
+    """Law: the engine trusts nothing; a bad request ends itself, never the step."""
+    engine = Engine(config, pair=pair)
+    engine.add(Submit("good", [1, 2, 3], params(), 0.0))
+    engine.add(Submit("bad", prompt, params(**fields), 0.0))
+    items, _ = drain(engine)
+    ends = {o.id: o for o in items if o.finish}
+    assert ends["good"].finish == "length"
+    assert ends["bad"].finish == "error"
+    assert says in (ends["bad"].error or "")
+
+
+def test_a_duplicate_id_is_refused_and_the_first_goes_on(config: EngineConfig, pair: Pair) -> None:
+    """Bug elsewhere: a second request of the same id crashed the engine."""
+    engine = Engine(config, pair=pair)
+    engine.add(Submit("x", [1, 2, 3], params(), 0.0))
+    engine.step()
+    engine.add(Submit("x", [4], params(), 0.0))
+    items, _ = drain(engine)
+    assert [o.finish for o in items if o.finish] == ["error", "length"]
+
+
+def test_abort_is_acknowledged_once_and_frees_blocks(config: EngineConfig, pair: Pair) -> None:
+    """Law: an aborted sequence ends with `abort`, and its blocks are free; unknown ids are no
+    matter, since an abort may cross a finish on the wire."""
+    engine = Engine(config, pair=pair)
+    engine.add(Submit("a", [1, 2, 3], params(max_tokens=50), 0.0))
+    engine.add(Submit("b", [1, 2, 3], params(), 0.0))
+    engine.step()
+    engine.abort(["a", "never seen"])
+    engine.abort(["a"])
+    items, _ = drain(engine)
+    assert [o.finish for o in items if o.id == "a" and o.finish] == ["abort"]
+    assert engine.gauges().blocks_used == 0
+
+
+def test_the_context_ends_a_sequence(config: EngineConfig, pair: Pair) -> None:
+    """Law: nothing runs for ever: at the model's length a sequence ends with `length`."""
+    engine = Engine(config, pair=pair)
+    engine.add(Submit("long", [1] * 250, params(max_tokens=1000), 0.0))
+    items, _ = drain(engine)
+    assert sum(len(o.tokens) for o in items) == 6
+    assert items[-1].finish == "length"
+
+
+def test_step_metrics_add_up(config: EngineConfig, pair: Pair) -> None:
+    """Law: sums over steps are the sums over outputs, by depth and in total, and prefix hits are
+    counted where they happen."""
+    engine = Engine(config, pair=pair)
+    prompt = [7] * 40
+    totals: dict[str, int] = dict.fromkeys(
+        ("num_generated_tokens", "num_proposed", "num_accepted", "cached_tokens"), 0
+    )
+    outputs: list[Output] = []
+    for name in ("cold", "warm"):
+        engine.add(Submit(name, prompt, params(max_tokens=20), 0.0))
+        items, steps = drain(engine)
+        outputs += items
+        for metrics in steps:
+            assert sum(metrics.proposed_at) == metrics.num_proposed
+            assert sum(metrics.accepted_at) == metrics.num_accepted
+            assert all(
+                kept <= made
+                for kept, made in zip(metrics.accepted_at, metrics.proposed_at, strict=True)
+            )
+            for key in totals:
+                totals[key] += getattr(metrics, key)
+    ends = [o for o in outputs if o.finish]
+    assert totals["num_generated_tokens"] == sum(len(o.tokens) for o in outputs) == 40
+    assert totals["num_proposed"] == sum(o.proposed for o in ends)
+    assert totals["num_accepted"] == sum(o.accepted for o in ends)
+    assert totals["cached_tokens"] == 32 == sum(o.cached_tokens or 0 for o in outputs)
+
+
+def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: Pair) -> None:
+    """Bug elsewhere: a row of NaN became a valid-looking token. Here it ends its own request with
+    an error, and the neighbour's text is untouched."""
+    engine = Engine(config, pair=pair)
+    clean = Engine(config, pair=pair)
+    clean.add(Submit("ok", [9, 8, 7], params(), 0.0))
+    want = [t for o in drain(clean)[0] for t in o.tokens]
+
+    class Poisoned:
+        """The engine's own runner, but the last request's rows come out as NaN."""
+
+        def __init__(self) -> None:
+            self.inner = engine._runner
+            self.seconds = 0.0
+
+        def forward(self, segments: list[object]) -> ModelOutput:
+            logits = self.inner.forward(segments).logits.clone()  # type: ignore[arg-type]
+            if len(segments) > 1:
+                logits[-1] = torch.nan
+                logits[-4:] = torch.nan
+            return ModelOutput(logits)
+
+    engine._runner = Poisoned()  # type: ignore[assignment]
+    engine.add(Submit("ok", [9, 8, 7], params(), 0.0))
+    engine.add(Submit("nan", [1, 2, 3], params(), 0.0))
+    items, _ = drain(engine)
+    ends = {o.id: o for o in items if o.finish}
+    assert ends["nan"].finish == "error"
+    assert "finite" in (ends["nan"].error or "")
+    assert [t for o in items if o.id == "ok" for t in o.tokens] == want
+    assert engine.gauges().blocks_used == 0
