@@ -37,7 +37,11 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         if self.status in RETRY_SECONDS:
             return {"Retry-After": str(RETRY_SECONDS[self.status])}
-        return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        # After a bug the ASGI server closes the connection; without the word for it a client would
+        # send its next request into the closing socket.
+        return {"Connection": "close"} if self.code == "internal" else {}
 
     @property
     def body(self) -> dict[str, Any]:
