@@ -1,0 +1,148 @@
+"""`foretoken bench`: what speculation gains on this machine, offline, in one run.
+
+Prints a card for people and, as the last line, one JSON object; progress goes to stderr. Exit
+code 1 if speculation changed a single token, 2 if the pair cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.bench_measures import concurrency, overhead, race
+from engine.bench_result import (
+    ADAPTIVE,
+    CONCURRENT,
+    HF_ASSISTED,
+    HF_PLAIN,
+    HF_TUNED,
+    K_MAX,
+    PLAIN,
+    QUICK,
+    Result,
+    Size,
+    card,
+)
+from engine.bench_runs import (
+    LONGEST_PROMPT,
+    Contender,
+    EngineContender,
+    TransformersContender,
+    load_plain,
+)
+from engine.config import BUILTIN, EngineConfig, model_folder
+from engine.errors import EngineError
+from engine.pair import Pair, load_pair
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 when a text differed; 2 when the pair cannot be loaded."""
+    parsed = build_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    if parsed.threads:
+        torch.set_num_threads(parsed.threads)
+    try:
+        result = run(parsed, QUICK if parsed.quick else Size())
+    except EngineError as error:
+        print(f"foretoken bench: {error}", file=sys.stderr)
+        return 2
+    print(card(result))
+    print(result.as_json())
+    return 0 if result.lossless else 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="foretoken bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
+    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
+    parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
+    return parser
+
+
+def run(parsed: argparse.Namespace, size: Size) -> Result:
+    """The whole benchmark. Raises EngineError."""
+    pair = load_pair(
+        EngineConfig.model_validate(
+            {
+                "target": {"path": parsed.target, "dtype": parsed.dtype},
+                "device": parsed.device,
+                "speculation": {"proposer": {"path": parsed.draft, "dtype": parsed.dtype}},
+            }
+        )
+    )
+    prompts = held_out_prompts(model_folder(parsed.target, "target"), CONCURRENT)
+    contenders = build_contenders(parsed, pair, size)
+    result = Result(facts=facts(parsed, pair, size, prompts))
+    race(contenders, prompts[: size.prompts], size, result)
+    overhead(pair, prompts, size, result)
+    concurrency(pair, prompts, size, result)
+    return result
+
+
+def held_out_prompts(folder: str, count: int) -> list[list[int]]:
+    """Code that the built-in pair has not seen, as ids of this target's tokenizer."""
+    from transformers import AutoTokenizer
+
+    from engine.demo.corpus import heldout_prompts
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    texts = heldout_prompts("code", count)
+    return [tokenizer.encode(text, add_special_tokens=False)[:LONGEST_PROMPT] for text in texts]
+
+
+def build_contenders(parsed: argparse.Namespace, pair: Pair, size: Size) -> list[Contender]:
+    """K = 0, every K, adaptive, and transformers three times."""
+    said: dict[str, dict[str, Any]] = {PLAIN: {"proposer": {"kind": "none"}}}
+    said |= {f"K={k}": {"controller": {"k": k}} for k in size.ks}
+    said[ADAPTIVE] = {"controller": {"k_max": K_MAX}}
+    ours: list[Contender] = [
+        EngineContender(name, speculation, pair=pair, tokens=size.tokens)
+        for name, speculation in said.items()
+    ]
+    target, draft = pair.target, pair.draft
+    assert draft is not None, "the configuration names a draft"
+    model = load_plain(model_folder(parsed.target, "target"), target.dtype, target.device)
+    assistant, tuned = (
+        load_plain(model_folder(parsed.draft, "draft"), draft.dtype, draft.device) for _ in range(2)
+    )
+    tuned.generation_config.num_assistant_tokens = 4
+    tuned.generation_config.num_assistant_tokens_schedule = "constant"
+    tuned.generation_config.assistant_confidence_threshold = 0
+    theirs: list[Contender] = [
+        TransformersContender(name, model=model, assistant=helper, tokens=size.tokens)
+        for name, helper in ((HF_PLAIN, None), (HF_ASSISTED, assistant), (HF_TUNED, tuned))
+    ]
+    return ours + theirs
+
+
+def facts(
+    parsed: argparse.Namespace, pair: Pair, size: Size, prompts: list[list[int]]
+) -> dict[str, Any]:
+    import transformers
+
+    lengths = sorted(map(len, prompts[: size.prompts]))
+    return {
+        "target": parsed.target,
+        "draft": parsed.draft,
+        "dtype": pair.target.dtype_name,
+        "device": pair.target.device_name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "prompts": size.prompts,
+        "prompt_tokens": [lengths[0], lengths[-1]],
+        "tokens": size.tokens,
+        "rounds": size.rounds,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

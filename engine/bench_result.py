@@ -1,0 +1,147 @@
+"""What the benchmark found: the figures, the card for people, and the project's own demands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+TEMPERATURES = (0.0, 0.8)
+K_MAX = 8
+SEED = 20240229
+CONCURRENT = 64
+PLAIN, ADAPTIVE = "K=0", "adaptive"
+HF_PLAIN, HF_ASSISTED, HF_TUNED = "transformers", "transformers assisted", "assisted, 4 guesses"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run."""
+
+    ks: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    prompts: int = 8
+    tokens: int = 96
+    rounds: int = 3
+    concurrent_tokens: int = 48
+
+
+QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=24)
+
+
+@dataclass
+class Result:
+    """What was measured; `as_json` is the last line of the output. Rates are tokens per second by
+    contender and temperature; ratios are to K = 0 of the same round."""
+
+    facts: dict[str, Any]
+    rates: dict[str, dict[float, float]] = field(default_factory=dict)
+    ratios: dict[str, dict[float, float]] = field(default_factory=dict)
+    acceptance: dict[float, list[float]] = field(default_factory=dict)
+    tokens_per_round: dict[str, dict[float, float]] = field(default_factory=dict)
+    mean_k: dict[float, float] = field(default_factory=dict)
+    host_share: dict[str, float] = field(default_factory=dict)
+    texts_compared: int = 0
+    texts_equal: int = 0
+    hf_texts_equal: int = 0
+    concurrent: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def lossless(self) -> bool:
+        return self.texts_equal == self.texts_compared
+
+    def best(self, temperature: float) -> str:
+        """Our fastest configuration."""
+        ours = [name for name in self.rates if name.startswith("K=") or name == ADAPTIVE]
+        return max(ours, key=lambda name: self.ratios[name][temperature])
+
+    def as_json(self) -> str:
+        wanted = {d.text: {"value": d.value, "limit": d.limit, "met": d.met} for d in demands(self)}
+        return json.dumps({**vars(self), "lossless": self.lossless, "demands": wanted})
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One figure that the project promises to reach on its built-in pair."""
+
+    text: str
+    value: float
+    limit: float
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+def demands(result: Result) -> list[Demand]:
+    """Speed against K = 0 and against transformers, host overhead, equality of texts."""
+    best = {t: result.best(t) for t in TEMPERATURES}
+    assisted = max(result.rates[name][0.0] for name in (HF_ASSISTED, HF_TUNED))
+    greedy = result.rates[best[0.0]][0.0]
+    streams = result.concurrent
+    return [
+        Demand(f"T=0: {best[0.0]} against K=0", result.ratios[best[0.0]][0.0], 1.5),
+        Demand(f"T=0.8: {best[0.8]} against K=0", result.ratios[best[0.8]][0.8], 1.3),
+        Demand(f"T=0: {best[0.0]} against transformers' assisted", greedy / assisted, 2.0),
+        *(
+            Demand(f"host share of a step, {name}", share, 0.15, at_least=False)
+            for name, share in result.host_share.items()
+        ),
+        Demand("concurrent streams that finished", streams["finished"], streams["streams"]),
+        Demand("of those, equal to the serial text", streams["equal"], streams["streams"]),
+        Demand("texts equal to K=0", result.texts_equal, result.texts_compared),
+    ]
+
+
+def card(result: Result) -> str:
+    """The result as a page of plain text."""
+    return "\n".join([*_heading(result), "", *_rates(result), "", *_details(result), "",
+                      *_demands(result)])  # fmt: skip
+
+
+def _heading(result: Result) -> Iterator[str]:
+    f = result.facts
+    yield f"Foretoken bench: {f['target']} with draft {f['draft']}, {f['dtype']} on {f['device']}"
+    yield (
+        f"{f['threads']} threads, torch {f['torch']}, transformers {f['transformers']};"
+        f" {f['prompts']} held-out prompts of {f['prompt_tokens'][0]} to {f['prompt_tokens'][1]}"
+        f" tokens, {f['tokens']} tokens each, median of {f['rounds']} rounds"
+    )
+
+
+def _rates(result: Result) -> Iterator[str]:
+    columns = "".join(f"{f'T={t:g}':>10}{'vs K=0':>9}{'tok/rnd':>9}" for t in TEMPERATURES)
+    yield f"{'tokens per second':<24}{columns}"
+    for name, rates in result.rates.items():
+        row = f"{name:<24}"
+        for t in TEMPERATURES:
+            per_round = result.tokens_per_round.get(name, {}).get(t)
+            shown = "" if per_round is None else f"{per_round:.2f}"
+            row += f"{rates[t]:>10.1f}{result.ratios[name][t]:>8.2f}x{shown:>9}"
+        yield row
+
+
+def _details(result: Result) -> Iterator[str]:
+    for t in TEMPERATURES:
+        positions = " ".join(f"{share:.2f}" for share in result.acceptance[t])
+        yield (
+            f"T={t:g}: guesses kept by position (K={K_MAX}): {positions};"
+            f" adaptive K on average {result.mean_k[t]:.1f}"
+        )
+    c = result.concurrent
+    yield (
+        f"{c['streams']:.0f} streams at once: {c['tokens_per_second']:.0f} tokens/s,"
+        f" one by one {c['serial_tokens_per_second']:.0f}"
+    )
+    yield (
+        f"texts equal to K=0: {result.texts_equal} of {result.texts_compared};"
+        f" to transformers' greedy ones: {result.hf_texts_equal} of {result.facts['prompts']}"
+    )
+
+
+def _demands(result: Result) -> Iterator[str]:
+    for d in demands(result):
+        sign = ">=" if d.at_least else "<="
+        said = "met" if d.met else "MISSED"
+        yield f"{said:<8}{d.text}: {d.value:.3g} (wanted {sign} {d.limit:g})"
