@@ -112,7 +112,7 @@ def test_each_field_equals_the_reference(name: str) -> None:
             assert np.array_equal(np.isfinite(actual), np.isfinite(expected))
             kept = np.isfinite(expected)
             # float32 keeps seven digits of a logit over the temperature.
-            scale = 1 + np.abs(raw).max() / max(context.seq.params.temperature, 1e-6)
+            scale = 1 + np.abs(raw).max() / max(context.seq.params.temperature or 1.0, 1e-6)
             assert np.abs(actual[kept] - expected[kept]).max() < 1e-5 * scale
 
 
