@@ -17,7 +17,10 @@ import httpx
 from tests.process.harness import PATIENCE, is_gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTED = (sys.executable, "-m", "tests.support.front_end", "server.port=0")
+FRONT_END = (sys.executable, "-m", "tests.support.front_end")
+NAMED = ("server.port=0", "server.served_model_name=demo")
+SCRIPTED = (*FRONT_END, "scripted", *NAMED)
+REAL = (*FRONT_END, "real", *NAMED)
 
 
 @dataclass
@@ -72,16 +75,16 @@ async def serving(command: Sequence[str], environment: Mapping[str, str]) -> Asy
 
 
 class SSE:
-    """The events of one streamed completion, one at a time."""
+    """The events of one streamed completion, one at a time; a 503's body counts as one."""
 
     def __init__(self, response: httpx.Response) -> None:
-        assert response.status_code == 200
+        assert response.status_code in (200, 503)
         self._lines = response.aiter_lines()
 
     async def next(self) -> str | None:
         """The data of the next event; None at the end of the body."""
         async for line in self._lines:
-            if line.startswith("data: "):
+            if line.startswith(("data: ", "{")):
                 return line.removeprefix("data: ")
         return None
 

@@ -15,7 +15,6 @@ from tests.process.served import ROOT, SCRIPTED, Server, completion, serving, te
 from tests.support.scripted import Script, expected_tokens
 
 ASCII = Script(vocab_size=128, step_seconds=0.02)  # every token is a character
-NAMED = (*SCRIPTED, "server.served_model_name=demo")
 PROMPT = list(b"ab")
 
 
@@ -32,7 +31,7 @@ def test_a_killed_engine_is_an_error_event_then_it_serves_again() -> None:
     green; a plain request gets a 503 with the OpenAI body; the next one is served."""
 
     async def scenario() -> None:
-        async with serving(NAMED, ASCII.environment()) as server:
+        async with serving(SCRIPTED, ASCII.environment()) as server:
             body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4000}
             async with completion(server, max_tokens=4000) as stream:
                 plain = asyncio.create_task(server.http.post("/v1/completions", json=body))
@@ -58,7 +57,7 @@ def test_sigterm_lets_streams_finish() -> None:
     """Running streams end as if nothing had happened, new requests get a 503, exit code 0."""
 
     async def scenario() -> None:
-        async with serving(NAMED, ASCII.environment()) as server:
+        async with serving(SCRIPTED, ASCII.environment()) as server:
             async with completion(server, max_tokens=100) as stream:
                 events = [await stream.next()]
                 server.process.send_signal(signal.SIGTERM)
@@ -82,7 +81,7 @@ def test_streams_that_do_not_finish_in_time_get_an_error(end: str) -> None:
     grace = "0.3" if end == "grace is over" else "3600"
 
     async def scenario() -> None:
-        command = (*NAMED, f"server.grace_seconds={grace}")
+        command = (*SCRIPTED, f"server.grace_seconds={grace}")
         async with serving(command, ASCII.environment()) as server:
             async with completion(server, max_tokens=4000) as stream:
                 assert await stream.next() is not None
@@ -103,7 +102,7 @@ def test_an_idle_server_ends_at_once(number: signal.Signals) -> None:
     """Nothing runs, nothing is waited for: exit code 0, no engine left."""
 
     async def scenario() -> None:
-        async with serving(NAMED, ASCII.environment()) as server:
+        async with serving(SCRIPTED, ASCII.environment()) as server:
             server.process.send_signal(number)
             assert await server.exit_code() == 0
 
@@ -114,7 +113,7 @@ def test_ctrl_c_in_a_terminal_drains() -> None:
     """A terminal signals the whole process group; the engine must not die of it."""
 
     async def scenario() -> None:
-        command = ("setsid", *NAMED)
+        command = ("setsid", *SCRIPTED)
         async with serving(command, ASCII.environment()) as server:
             async with completion(server, max_tokens=60) as stream:
                 assert await stream.next() is not None
@@ -130,7 +129,7 @@ def test_no_orphan_of_a_killed_front_end() -> None:
     """SIGKILL to the front end in the middle of a stream: the engine is gone moments later."""
 
     async def scenario() -> None:
-        async with serving(NAMED, ASCII.environment()) as server:
+        async with serving(SCRIPTED, ASCII.environment()) as server:
             engine = server.engine
             async with completion(server, max_tokens=4000) as stream:
                 assert await stream.next() is not None
@@ -145,7 +144,7 @@ def test_a_departed_client_frees_the_engine() -> None:
     """The engine's own gauge falls to zero when the reader hangs up."""
 
     async def scenario() -> None:
-        async with serving(NAMED, ASCII.environment()) as server:
+        async with serving(SCRIPTED, ASCII.environment()) as server:
             async with completion(server, max_tokens=4000) as stream:
                 assert await stream.next() is not None
                 async with asyncio.timeout(30):
@@ -162,7 +161,7 @@ def test_an_engine_that_refuses_to_start_ends_the_server() -> None:
     """The engine's own sentence on stderr, once and without a traceback; exit code non-zero."""
     script = Script(refuse_to_start="no such model folder: /x")
     done = subprocess.run(
-        NAMED, cwd=ROOT, env=script.environment(), capture_output=True, text=True, timeout=60
+        SCRIPTED, cwd=ROOT, env=script.environment(), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "foretoken: no such model folder: /x"

@@ -1,6 +1,7 @@
-"""`foretoken serve` with the byte tokenizer and a scripted engine: a front end to kill, no torch.
+"""`foretoken serve` with the byte tokenizer: a front end to kill, itself free of torch.
 
-`python tests/support/front_end.py key=value ...`; the engine's script is in the environment.
+`python -m tests.support.front_end scripted|real key=value ...`: the engine is the scripted child
+(its script is in the environment) or `python -m engine`.
 """
 
 from __future__ import annotations
@@ -8,28 +9,33 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Sequence
 
 from engine.errors import EngineError
 from server.cli import EXIT_MISTAKE
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen
+from server.supervisor import ENGINE_COMMAND
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.scripted import COMMAND
 
+ENGINES = {"scripted": COMMAND, "real": ENGINE_COMMAND}
+
 
 def main() -> int:
-    config = load_config(None, sys.argv[1:], {})
+    engine, *overrides = sys.argv[1:]
+    config = load_config(None, overrides, {})
     configure_logging(config.server.log_level)
     with listen(config.server.host, config.server.port) as listener:
         try:
-            return asyncio.run(run(config, listener))
+            return asyncio.run(run(config, listener, ENGINES[engine]))
         except EngineError as error:  # as the command does
             sys.stderr.write(f"foretoken: {error}\n")
             return EXIT_MISTAKE
 
 
-async def run(config: Config, listener: socket.socket) -> int:
-    service = Service(config, listener, load=lambda config: ByteTokenizer(), command=COMMAND)
+async def run(config: Config, listener: socket.socket, command: Sequence[str]) -> int:
+    service = Service(config, listener, load=lambda config: ByteTokenizer(), command=command)
     return await service.run()
 
 
