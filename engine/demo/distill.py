@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -75,8 +76,9 @@ class Distiller:
         return loss.item()
 
 
-def run(output: Path, minutes: float, seed: int) -> None:
+def run(output: Path, minutes: float, seed: int, threads: int) -> None:
     """Distil the draft in `output` for so many minutes; the target's folder is only read."""
+    torch.set_num_threads(threads)
     start, done = time.monotonic(), 0
     distiller = Distiller(output, seed)
     while (share := (time.monotonic() - start) / (60 * minutes)) < 1:
@@ -98,10 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     parser.add_argument("--minutes", type=float, default=12)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(options.output, options.minutes, options.seed)
+    run(options.output, options.minutes, options.seed, options.threads)
     return 0
 
 

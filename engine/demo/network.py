@@ -8,7 +8,7 @@ transformers computes from the same weights.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -156,3 +156,22 @@ class Network(nn.Module):
         for layer in self.model.layers:
             x = layer(x, cos, sin)
         return project(self.model.embed_tokens, self.model.norm(x))
+
+
+def grown(network: Network, layers: int) -> Network:
+    """A deeper network that computes the same: new layers start as the identity.
+
+    Each goes behind an old one, as its copy, with its two output projections at zero.
+    """
+    deeper = Network(replace(network.shape, num_hidden_layers=layers), network.dtype)
+    times = layers // network.shape.num_hidden_layers
+    weights = network.state_dict()
+    for name, weight in deeper.state_dict().items():
+        parts = name.split(".")
+        if parts[1] != "layers":
+            weight.copy_(weights[name])
+            continue
+        old, copy = divmod(int(parts[2]), times)
+        if copy == 0 or parts[4] not in ("o_proj", "down_proj"):
+            weight.copy_(weights[".".join((*parts[:2], str(old), *parts[3:]))])
+    return deeper
