@@ -1,0 +1,292 @@
+"""The draft model: its own KV, never stale; its draws, the target's way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
+from engine.messages import SamplingParams
+from engine.model.batch import Segment
+from engine.model.kv_cache import KVCache
+from engine.model.loader import load_model
+from engine.model.runner import ModelRunner
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.sampler import Sampler
+from engine.sequence import Sequence
+from engine.speculation.build import build_proposer
+from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.ngram import NgramProposer
+from engine.speculation.proposal import EMPTY
+from engine.speculation.proposer import Feedback, NoProposer
+from engine.step_plan import Chunk
+from tests.support.fake_runner import FakeRunner
+
+VOCAB = 40
+EOS = [2, 3]
+BLOCK = 4
+
+
+def proposer_on(
+    runner: Runner, *, vocab_size: int = VOCAB, max_step_tokens: int = 512
+) -> DraftModelProposer:
+    return DraftModelProposer(
+        runner,
+        processor=LogitsProcessor(EOS),
+        sampler=Sampler(),
+        vocab_size=vocab_size,
+        max_step_tokens=max_step_tokens,
+    )
+
+
+class Blocks:
+    """Hands out block ids in a shuffled order, as a pool after some use would."""
+
+    def __init__(self, seed: int) -> None:
+        self._free = list(range(4000))
+        random.Random(seed).shuffle(self._free)
+
+    def reserve(self, seq: Sequence, upto: int) -> None:
+        while len(seq.blocks) * BLOCK < upto:
+            seq.blocks.append(self._free.pop())
+
+    def release(self, seq: Sequence) -> None:
+        self._free[:0] = seq.blocks
+        seq.blocks = []
+        seq.num_computed = seq.num_draft_computed = 0
+
+
+def sequence(name: str, tokens: list[int], **fields: Any) -> Sequence:
+    settings = {"seed": len(tokens), "ignore_eos": True, **fields}
+    params = SamplingParams(max_tokens=1000, **settings)
+    return Sequence(name, params, list(tokens), len(tokens))
+
+
+def decode(seq: Sequence, k: int) -> Chunk:
+    return Chunk(seq, seq.num_tokens - 1, 1, k)
+
+
+def recomputed(seq: Sequence, k: int, runner: Runner, *, vocab_size: int = VOCAB) -> list[int]:
+    """What a drafter proposes that has never seen the sequence before."""
+    copy = Sequence(seq.id, seq.params, list(seq.tokens), seq.num_prompt)
+    Blocks(99).reserve(copy, copy.num_tokens + k)
+    [proposal] = proposer_on(runner, vocab_size=vocab_size).propose([decode(copy, k)])
+    return proposal.tokens
+
+
+Settle = Callable[[DraftModelProposer, Feedback], None]
+
+
+def settle_by_rule(_: DraftModelProposer, item: Feedback) -> None:
+    """What the scheduler's commit is told."""
+    seq = item.seq
+    valid = min(seq.num_draft_computed, item.num_tokens_before + item.num_accepted)
+    seq.num_draft_computed = valid
+
+
+def settle_by_update(proposer: DraftModelProposer, item: Feedback) -> None:
+    proposer.update([item])
+
+
+ACCEPT: dict[str, Callable[[random.Random, int], int]] = {
+    "all": lambda _, size: size,
+    "none": lambda _, size: 0,
+    "some": lambda rng, size: rng.randint(0, size),
+}
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("settle", [settle_by_rule, settle_by_update])
+@pytest.mark.parametrize("accept", ACCEPT)
+@pytest.mark.parametrize("max_step_tokens", [5, 512])
+def test_every_proposal_equals_one_made_from_nothing(
+    accept: str, settle: Settle, max_step_tokens: int
+) -> None:
+    """Law: through acceptance, rejection, spells at K=0, preemption and long prompts in pieces, a
+    proposal is what a drafter that recomputes everything would make. The fake model sees every
+    slot, so a single stale position changes it."""
+    rng = random.Random(accept)
+    runner = FakeRunner(VOCAB, block_size=BLOCK)
+    proposer, blocks = proposer_on(runner, max_step_tokens=max_step_tokens), Blocks(0)
+    sequences = [
+        sequence(str(i), [rng.randrange(VOCAB) for _ in range(3 + 7 * i)], **FIELDS[i])
+        for i in range(3)
+    ]
+    for _ in range(40):
+        chunks = []
+        for seq in sequences:
+            k = rng.choice([0, 0, 1, 2, 5])
+            blocks.reserve(seq, seq.num_tokens + k)
+            chunks.append(decode(seq, k))
+        proposals = proposer.propose(chunks)
+        for chunk, proposal in zip(chunks, proposals, strict=True):
+            seq = chunk.seq
+            fresh = FakeRunner(VOCAB, block_size=BLOCK)
+            assert proposal.tokens == (recomputed(seq, chunk.k, fresh) if chunk.k else [])
+            accepted, before = ACCEPT[accept](rng, len(proposal)), seq.num_tokens
+            right = proposal.tokens[accepted] if accepted < len(proposal) else 0
+            seq.tokens += [*proposal.tokens[:accepted], (right + 1) % VOCAB]
+            settle(proposer, Feedback(seq, proposal, accepted, before))
+            assert seq.num_draft_computed < seq.num_tokens
+            if rng.random() < 0.1:
+                blocks.release(seq)
+    assert max(runner.sizes) <= max_step_tokens
+
+
+def test_forwards_are_batched_and_no_more_than_needed() -> None:
+    """The catch-up serves all sequences at once and yields the first guess; then one forward per
+    further depth, over those that still want one; nothing runs for K=0 or inside a prompt."""
+    runner = FakeRunner(VOCAB, block_size=BLOCK)
+    proposer, blocks = proposer_on(runner), Blocks(1)
+    sequences = [sequence(str(i), [5] * (4 + i)) for i in range(4)]
+    for seq in sequences:
+        blocks.reserve(seq, 32)
+    ks = [3, 1, 0, 2]
+    chunks = [decode(seq, k) for seq, k in zip(sequences, ks, strict=True)]
+    inside = Chunk(sequence("prompt", [1] * 9), 0, 4, 0)
+    proposals = proposer.propose([*chunks, inside])
+    assert [len(p) for p in proposals] == [3, 1, 0, 2, 0]
+    assert runner.sizes == [4 + 5 + 7, 2, 1]
+    assert proposer.forward_seconds == 3 + 2 + 1
+    assert [seq.num_draft_computed for seq in sequences] == [4 + 2, 5, 0, 7 + 1]
+    assert proposer.propose([decode(sequences[2], 0)]) == [EMPTY]
+    assert proposer.forward_seconds == 0
+
+
+def test_a_fully_accepted_round_leaves_one_guess_to_catch_up() -> None:
+    """The last guess is never run by the drafter: k-1 forwards after the first are enough. With it
+    accepted, two positions are missing; with less accepted, one."""
+    for accepted, missing in ((0, 1), (1, 1), (2, 1), (3, 2)):
+        runner = FakeRunner(VOCAB, block_size=BLOCK)
+        proposer, seq = proposer_on(runner), sequence("s", [5, 6, 7, 8])
+        Blocks(2).reserve(seq, 32)
+        [proposal] = proposer.propose([decode(seq, 3)])
+        seq.tokens += [*proposal.tokens[:accepted], 39]
+        proposer.update([Feedback(seq, proposal, accepted, 4)])
+        assert seq.num_tokens - seq.num_draft_computed == missing
+        runner.sizes.clear()
+        proposer.propose([decode(seq, 1)])
+        assert runner.sizes == [missing]
+
+
+def test_a_guess_that_would_stop_the_sequence_ends_the_chain() -> None:
+    """What follows EOS or a stop token is never used; where EOS is ignored the chain goes on."""
+    lengths: dict[str, set[int]] = {}
+    cases: dict[str, dict[str, Any]] = {
+        "eos": {"ignore_eos": False},
+        "stop": {"stop_token_ids": (2, 3)},
+        "ignored": {},
+        "too early": {"ignore_eos": False, "min_tokens": 50},
+    }
+    for name, fields in cases.items():
+        for seed in range(20):
+            runner = FakeRunner(4, block_size=BLOCK, sharpness=1.0)
+            seq = sequence("s", [1, 1, seed % 4, 1], seed=seed, **fields)
+            Blocks(3).reserve(seq, 32)
+            [proposal] = proposer_on(runner, vocab_size=4).propose([decode(seq, 6)])
+            lengths.setdefault(name, set()).add(len(proposal))
+            assert not set(proposal.tokens[:-1]) & {2, 3} or name == "ignored"
+            if len(proposal) < 6:
+                assert proposal.tokens[-1] in (2, 3)
+            if name == "too early":
+                assert not set(proposal.tokens) & {2, 3}
+    assert lengths["ignored"] == lengths["too early"] == {6}
+    assert len(lengths["eos"]) > 2
+    assert len(lengths["stop"]) > 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft_vocab", [VOCAB - 15, VOCAB, VOCAB + 24])
+def test_only_ids_of_both_vocabularies_are_guessed(draft_vocab: int, temperature: float) -> None:
+    """A draft may be narrower than the target, or padded wider; over many
+    seeds and prompts the shared ids do occur."""
+    runner = FakeRunner(draft_vocab, block_size=BLOCK, sharpness=0.5)
+    proposer, blocks, seen = proposer_on(runner), Blocks(4), set[int]()
+    for seed in range(30):
+        seq = sequence("s", [seed], seed=seed, temperature=5 * temperature)
+        blocks.reserve(seq, 16)
+        [proposal] = proposer.propose([decode(seq, 8)])
+        assert len(proposal) == 8
+        seen.update(proposal.tokens)
+    assert max(seen) < min(draft_vocab, VOCAB)
+    assert len(seen) > 20
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_a_draft_equal_to_the_target_is_always_right(fields: dict[str, Any]) -> None:
+    """Law: same logits, same processing along the same path, same noise: the guess at each depth is
+    the token that the target draws there."""
+    runner, blocks = FakeRunner(VOCAB, block_size=BLOCK), Blocks(5)
+    seq = sequence("s", [4, 9, 4, 7], **fields)
+    blocks.reserve(seq, 32)
+    [proposal] = proposer_on(runner).propose([decode(seq, 8)])
+    target, text = FakeRunner(VOCAB, block_size=BLOCK), list[int]()
+    for _ in range(8):
+        copy = Sequence("s", seq.params, seq.tokens + text, seq.num_prompt)
+        blocks.reserve(copy, copy.num_tokens)
+        logits = target.forward([_whole(copy)]).logits
+        context = [RowContext(copy, [])]
+        drawn = Sampler().sample(LogitsProcessor(EOS).finalize(logits, context), context)
+        text.append(int(drawn))
+    assert proposal.tokens == text
+
+
+def _whole(seq: Sequence) -> Segment:
+    return Segment(tokens=seq.tokens, start=0, blocks=seq.blocks, num_logits=1)
+
+
+def test_a_draft_that_computes_no_numbers_proposes_nothing() -> None:
+    class Broken(FakeRunner):
+        def _logits(self, held: list[int]) -> torch.Tensor:
+            return torch.full((VOCAB,), torch.nan)
+
+    seq = sequence("s", [1, 2])
+    Blocks(6).reserve(seq, 16)
+    [proposal] = proposer_on(Broken(VOCAB, block_size=BLOCK)).propose([decode(seq, 4)])
+    assert proposal.tokens == []
+
+
+def test_the_real_runner_catches_up_too(tiny_draft: str) -> None:
+    """The same law on a real model's paged KV, greedy and sampled, float32."""
+    model = load_model(tiny_draft, role="draft", device="cpu", dtype="float32")
+
+    def runner() -> ModelRunner:
+        return ModelRunner(model, KVCache(4000, BLOCK, "cpu"), "draft")
+
+    rng, blocks = random.Random(7), Blocks(7)
+    proposer = proposer_on(runner(), vocab_size=model.vocab_size, max_step_tokens=6)
+    sequences = [sequence(str(i), [5 + i, 9, 11, 5 + i, 9], **FIELDS[i]) for i in range(3)]
+    for _ in range(12):
+        chunks = [decode(seq, rng.choice([0, 1, 4])) for seq in sequences]
+        for chunk in chunks:
+            blocks.reserve(chunk.seq, chunk.seq.num_tokens + chunk.k)
+        for chunk, proposal in zip(chunks, proposer.propose(chunks), strict=True):
+            seq = chunk.seq
+            if chunk.k:
+                fresh = recomputed(seq, chunk.k, runner(), vocab_size=model.vocab_size)
+                assert proposal.tokens == fresh
+            accepted, before = rng.randint(0, len(proposal)), seq.num_tokens
+            seq.tokens += [*proposal.tokens[:accepted], rng.randrange(model.vocab_size)]
+            proposer.update([Feedback(seq, proposal, accepted, before)])
+            if rng.random() < 0.1:
+                blocks.release(seq)
+
+
+def test_the_configuration_chooses_the_proposer() -> None:
+    parts: dict[str, Any] = {
+        "draft_runner": FakeRunner(VOCAB),
+        "processor": LogitsProcessor(EOS),
+        "vocab_size": VOCAB,
+        "max_step_tokens": 8,
+    }
+    assert isinstance(build_proposer(NoProposerConfig(), **parts), NoProposer)
+    assert isinstance(build_proposer(NgramConfig(), **parts), NgramProposer)
+    assert isinstance(build_proposer(DraftModelConfig(), **parts), DraftModelProposer)

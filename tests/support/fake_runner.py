@@ -1,0 +1,50 @@
+"""A model in a few lines: it remembers which token stands in each KV slot, and its logits after a
+position are a function of all tokens found in the slots up to there. A stale or missing slot gives
+other logits, so any slip in the accounting of the KV cache shows in what is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from engine.model.batch import Segment
+from engine.model.runner import ModelOutput
+
+MISSING = -1
+
+
+class FakeRunner:
+    """`sizes` lists the tokens of every forward so far."""
+
+    def __init__(self, vocab_size: int, *, block_size: int = 4, sharpness: float = 3.0) -> None:
+        self.seconds = 0.0
+        self.sizes: list[int] = []
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._sharpness = sharpness
+        self._slots: dict[int, int] = {}
+
+    def forward(self, segments: Seq[Segment]) -> ModelOutput:
+        assert segments
+        self.seconds = float(len(segments))
+        self.sizes.append(sum(len(segment.tokens) for segment in segments))
+        rows = []
+        for segment in segments:
+            end = segment.start + len(segment.tokens)
+            slots = [self._slot(segment.blocks, position) for position in range(end)]
+            self._slots.update(zip(slots[segment.start :], segment.tokens, strict=True))
+            held = [self._slots.get(slot, MISSING) for slot in slots]
+            rows += [self._logits(held[: n + 1]) for n in range(end - segment.num_logits, end)]
+        empty = torch.empty(0, self._vocab_size)
+        return ModelOutput(torch.stack(rows) if rows else empty)
+
+    def _slot(self, blocks: Seq[int], position: int) -> int:
+        return blocks[position // self._block_size] * self._block_size + (
+            position % self._block_size
+        )
+
+    def _logits(self, held: list[int]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(hash(tuple(held)) % 2**63)
+        return torch.randn(self._vocab_size, generator=generator) * self._sharpness
