@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -98,6 +99,9 @@ class EngineProcess:
             engine = self._make()
             if engine is None:
                 return EXIT_CANNOT_START
+            # What was built stays: let the collector never walk it in the middle of a step again.
+            gc.collect()
+            gc.freeze()
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._send(engine.ready)
             self._serve(engine)

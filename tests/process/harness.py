@@ -17,7 +17,7 @@ from server.lifecycle import RestartPolicy
 from server.supervisor import EngineSupervisor, SupervisorSettings
 from tests.support.scripted import COMMAND, Script
 
-PATIENCE = 60.0  # seconds; how long a loaded machine may take for what is normally instant
+PATIENCE = 120.0  # seconds; how long a loaded machine may take for what is normally instant
 QUICK = SupervisorSettings(restarts=RestartPolicy(backoff=0.05))
 
 

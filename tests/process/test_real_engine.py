@@ -7,8 +7,12 @@ import json
 import os
 import signal
 
+import pytest
+
 from tests.process.harness import is_gone
 from tests.process.served import REAL, Server, completion, serving, text_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FIELDS = {"prompt": [7, 8, 9], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
@@ -45,7 +49,7 @@ def test_a_real_engine_is_killed_comes_back_and_drains(tiny_target: str, tiny_dr
             await asyncio.sleep(0.5)
             os.kill(first, signal.SIGKILL)
             for client in clients:
-                texts, cut = await asyncio.wait_for(client, 30)
+                texts, cut = await asyncio.wait_for(client, 60)
                 assert texts <= {text}
                 assert "engine" in json.loads(cut[-1])["error"]["message"]
             await server.until_status("/ready", 200)

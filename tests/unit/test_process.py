@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def front_end(tmp_path: Path) -> Iterator[FrontEnd]:
     yield front_end
     front_end.close()
     signal.signal(signal.SIGTERM, handler)
+    gc.unfreeze()  # an engine process freezes what it built
 
 
 def scripted(script: Script) -> Callable[[], StepEngine]:
