@@ -7,11 +7,12 @@ Owns nothing between steps. `Sequence.num_draft_computed` says below which posit
 plane is valid, i.e. was computed from the committed tokens. `propose` first runs what is missing
 ("catch-up": a prompt, a fully accepted round, a spell at K=0 and a resumption are the same thing),
 then one position per further token, and leaves the count at the end of what it ran *along its own
-proposal*. After verification all of it that was accepted is valid, and no more:
+proposal*. Once tokens are committed, what it ran is valid up to the last accepted guess; that is
+where the committed tokens end but for the newest, hence
 
-    draft_valid = min(seq.num_draft_computed, num_tokens_before + num_accepted)
+    num_draft_computed = min(num_draft_computed, num_tokens - 1)
 
-which is what the scheduler's commit is to be told; `update` says the same once more.
+in the scheduler's commit, and once more in `update`.
 """
 
 from __future__ import annotations
@@ -101,10 +102,11 @@ class DraftModelProposer:
         ]
 
     def update(self, feedback: Seq[Feedback]) -> None:
+        """The last committed token is always new to the drafter, and what it ran before that token
+        was accepted."""
         for item in feedback:
             seq = item.seq
-            valid = min(seq.num_draft_computed, item.num_tokens_before + item.num_accepted)
-            seq.num_draft_computed = min(valid, seq.num_tokens - 1)
+            seq.num_draft_computed = min(seq.num_draft_computed, seq.num_tokens - 1)
 
     def forget(self, seq: Sequence) -> None:
         """Nothing is kept per sequence."""
