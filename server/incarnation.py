@@ -18,6 +18,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 
+STDERR = 2  # the file descriptor
 MAX_FOLDER_BYTES = 80  # a Unix socket's path ends at 107 bytes
 
 
@@ -59,6 +60,7 @@ class Incarnation:
                 *command,
                 *("--config", str(path), "--commands", self.commands, "--events", self.events),
                 stdin=read_end,
+                stdout=STDERR,  # stdout is for the front end's own words
                 env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal is for the front end alone
             )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,8 +100,23 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 def is_gone(pid: int) -> bool:
     """Whether no process of that number runs (a zombie that nobody reaps does not run)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
+    states = [state for state, number, _ in processes() if number == pid]
+    return not states or states[0] == "Z"
+
+
+def children(parent: int) -> list[int]:
+    return [pid for _, pid, its_parent in processes() if its_parent == parent]
+
+
+def processes() -> Iterator[tuple[str, int, int]]:
+    """State, pid and parent of every process."""
+    if not Path("/proc/self/stat").exists():  # not Linux
+        listed = subprocess.run(("ps", "-A", "-o", "stat=,pid=,ppid="), capture_output=True)
+        for line in listed.stdout.decode().splitlines():
+            state, pid, parent = line.split()
+            yield state[0], int(pid), int(parent)
+        return
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            yield state, int(path.parent.name), int(parent)

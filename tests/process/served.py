@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.process.harness import PATIENCE, is_gone, until
+from tests.process.harness import PATIENCE, children, is_gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONT_END = (sys.executable, "-m", "tests.support.front_end")
@@ -33,9 +33,8 @@ class Server:
     @property
     def engine(self) -> int:
         """The pid of its engine: its only child."""
-        pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        (child,) = children(self.process.pid)
+        return child
 
     async def exit_code(self) -> int:
         return await asyncio.wait_for(self.process.wait(), PATIENCE)
