@@ -19,14 +19,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from engine.attention.interface import NAME, LayerShape, PreparedAttention, register
+from engine.attention.interface import NAME, LayerShape, register
 from engine.config import DTypeName
 from engine.errors import ModelError
-from engine.model.proof import probe_layers, prove
+from engine.model.call import Call, choose_call
+from engine.model.layers import exchange_layers
+from engine.model.proof import (
+    one_line,
+    probe_layers,
+    prove,
+    reference,
+    sample_tokens,
+    whole_sequence,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +60,7 @@ class LoadedModel:
     max_model_len: int
     eos_ids: tuple[int, ...]
     layers: tuple[LayerShape, ...]
+    logits: Call  # one forward: (input_ids, positions, keep, prepared) -> [kept, vocab]
 
     @property
     def dtype_name(self) -> str:
@@ -60,21 +69,6 @@ class LoadedModel:
     @property
     def device_name(self) -> str:
         return str(self.device)
-
-    def logits(
-        self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
-    ) -> Tensor:
-        """One forward of packed rows `[1, rows]`; logits `[kept, vocab]`. `keep` is how many
-        trailing rows to keep (at least 1), or which."""
-        output = self.model(
-            input_ids=input_ids,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=keep,
-            foretoken=prepared,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
 
 
 def load_model(
@@ -101,8 +95,10 @@ def load_model(
         refuse_unservable(config, name, has_remote_code=trust_remote_code)
         limit = _limit(config, max_model_len, name)
         model = _weights(source, name, {**hub, "config": config, "dtype": kind})
-    model = model.to(where).eval().requires_grad_(False)
-    layers = probe_layers(model, where, name)
+        model = model.to(where).eval().requires_grad_(False)
+        expected = reference(model, name)
+    exchange_layers(model)
+    layers = probe_layers(model, name)
     loaded = LoadedModel(
         model=model,
         config=config,
@@ -115,9 +111,9 @@ def load_model(
         max_model_len=limit,
         eos_ids=_eos_ids(model),
         layers=layers,
+        logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model)),
     )
-    with _quietly():
-        prove(loaded, name)
+    prove(loaded, expected, name)
     return loaded
 
 
@@ -164,7 +160,7 @@ def _config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source, **hub)
     except Exception as error:  # transformers raises what it likes; the operator gets one line
-        raise ModelError(f"{name} has no usable configuration: {_line(error)}") from error
+        raise ModelError(f"{name} has no usable configuration: {one_line(error)}") from error
     return config
 
 
@@ -219,7 +215,7 @@ def _weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             source, attn_implementation=NAME, output_loading_info=True, **arguments
         )
     except Exception as error:  # as above
-        raise ModelError(f"{name} could not be loaded: {_line(error)}") from error
+        raise ModelError(f"{name} could not be loaded: {one_line(error)}") from error
     absent = sorted(report.get("missing_keys") or [])
     if absent:
         raise ModelError(
@@ -239,12 +235,6 @@ def _eos_ids(model: Any) -> tuple[int, ...]:
         if eos is not None:
             return tuple(int(i) for i in (eos if isinstance(eos, list | tuple) else [eos]))
     return ()
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error, with its kind when the text alone says little."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 @contextmanager

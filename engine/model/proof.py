@@ -8,12 +8,19 @@ runs under a probe, and then a dozen tokens run both ways.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from engine.attention.interface import NAME, LayerProbe, LayerShape
+from engine.attention.interface import (
+    NAME,
+    LayerProbe,
+    LayerShape,
+    PreparedAttention,
+    Span,
+)
 from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError
 from engine.model.batch import Batch, Segment
@@ -28,19 +35,17 @@ LENGTH, CUT = 12, 7
 BLOCK_SIZE = 4
 
 
-def probe_layers(model: Any, device: torch.device, name: str) -> tuple[LayerShape, ...]:
+def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
     """Run one token and record each attention layer's shape and window. Raises ModelError."""
     probe = LayerProbe()
-    zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
         try:
             model(input_ids=zero, position_ids=zero, use_cache=False, foretoken=probe)
         except ModelError as error:
             raise ModelError(f"{name} cannot be served: {error}") from error
         except Exception as error:  # any failure of foreign model code means the same here
-            raise ModelError(
-                f"{name} cannot run with paged attention: {type(error).__name__}: {error}"
-            ) from error
+            raise ModelError(f"{name} fails with paged attention: {one_line(error)}") from error
     layers = tuple(probe.layers[i] for i in sorted(probe.layers))
     if not layers:
         raise ModelError(f"{name} has no attention layer")
@@ -63,21 +68,38 @@ def _check_windows(config: Any, layers: tuple[LayerShape, ...], name: str) -> No
         raise ModelError(f"{name} has a sliding window that it does not hand to attention")
 
 
-def prove(loaded: LoadedModel, name: str) -> None:
-    """Compare a chunked, packed, paged forward with transformers' eager attention. Raises
-    ModelError with the difference, or when the weights yield something that is not a number."""
+def sample_tokens(model: Any) -> list[int]:
+    """The same dozen ids every time."""
+    vocab = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(loaded.vocab_size, (LENGTH,), generator=generator).tolist()
+    tokens: list[int] = torch.randint(vocab, (LENGTH,), generator=generator).tolist()
+    return tokens
+
+
+@torch.inference_mode()
+def reference(model: Any, name: str) -> Tensor:
+    """Logits `[LENGTH, vocab]` of transformers alone, with its eager attention. Raises ModelError
+    if it fails, or when the weights yield something that is not a number."""
+    ids = torch.tensor([sample_tokens(model)], device=model.device)
+    try:
+        model.set_attn_implementation("eager")
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+        model.set_attn_implementation(NAME)
+    except Exception as error:  # any failure of foreign model code means the same here
+        raise ModelError(f"{name} fails its first forward: {one_line(error)}") from error
+    if not bool(logits.isfinite().all()):
+        raise ModelError(f"{name} computes logits that are not numbers; its weights are damaged")
+    return logits
+
+
+def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
+    """Compare a chunked, packed, paged forward with the reference. Raises ModelError with the
+    difference."""
     with torch.inference_mode():
         try:
-            expected = _eager(loaded, tokens)
-            found = _paged(loaded, tokens)
-        except Exception as error:  # any failure of foreign model code means the same here
-            raise ModelError(
-                f"{name} failed its first forward: {type(error).__name__}: {error}"
-            ) from error
-    if not bool(expected.isfinite().all()):
-        raise ModelError(f"{name} computes logits that are not numbers; its weights are damaged")
+            found = _paged(loaded)
+        except Exception as error:  # as above
+            raise ModelError(f"{name} fails with paged attention: {one_line(error)}") from error
     scale = max(float(expected.abs().max()), 1e-6)
     worst = max(float((part - expected).abs().max()) for part in found) / scale
     if not worst <= TOLERANCE[loaded.dtype]:
@@ -87,24 +109,21 @@ def prove(loaded: LoadedModel, name: str) -> None:
         )
 
 
-def _eager(loaded: LoadedModel, tokens: list[int]) -> Tensor:
-    """Logits `[LENGTH, vocab]` of transformers alone."""
-    model = loaded.model
-    ids = torch.tensor([tokens], device=loaded.device)
-    model.set_attn_implementation("eager")
-    try:
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
-    finally:
-        model.set_attn_implementation(NAME)
-    return logits
+def whole_sequence(layers: tuple[LayerShape, ...], model: Any) -> Callable[[], PreparedAttention]:
+    """Makes attention for the sample as one sequence, over a cache of its own."""
+    cache = KVCache(LENGTH // BLOCK_SIZE, BLOCK_SIZE, model.device)
+    plane = cache.add_plane("whole", layers, model.dtype)
+    spans = [Span(0, LENGTH, 0, list(range(cache.num_blocks)))]
+    return lambda: SdpaBackend(model.device).prepare(plane, spans)
 
 
-def _paged(loaded: LoadedModel, tokens: list[int]) -> list[Tensor]:
-    """The same logits from our path, twice: in two chunks over scattered blocks, the second chunk
-    packed with a sequence that runs whole."""
+def _paged(loaded: LoadedModel) -> list[Tensor]:
+    """The sample's logits from our path, twice: in two chunks over scattered blocks, the second
+    chunk packed with a sequence that runs whole."""
     cache = KVCache(2 * LENGTH // BLOCK_SIZE, BLOCK_SIZE, loaded.device)
     plane = cache.add_plane("proof", loaded.layers, loaded.dtype)
     backend = SdpaBackend(loaded.device)
+    tokens = sample_tokens(loaded.model)
     scattered, straight = [5, 0, 3], [1, 2, 4]
 
     def run(*segments: Segment) -> Tensor:
@@ -117,3 +136,9 @@ def _paged(loaded: LoadedModel, tokens: list[int]) -> list[Tensor]:
     rest = LENGTH - CUT
     both = run(Segment(tokens[CUT:], CUT, scattered, rest), Segment(tokens, 0, straight, LENGTH))
     return [torch.cat([head, both[:rest]]), both[rest:]]
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and its text, on one line of bearable length."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
