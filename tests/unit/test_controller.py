@@ -17,6 +17,7 @@ from engine.controller import (
     StepObservation,
     build_controller,
 )
+from engine.estimates import AcceptanceEstimate
 
 K_MAX = 8
 
@@ -152,14 +153,14 @@ def test_the_same_draft_is_used_when_the_load_is_gone() -> None:
     assert share(trace.ks[:], lambda k: k > 0) > 0.9
 
 
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("batch", [1, 32])
 def test_it_comes_back_from_zero_when_acceptance_recovers(batch: int) -> None:
     bad = World(alpha=0.05, batch=batch, draft=1e-3)
     controller = adaptive(bad)
-    play(controller, bad, 1200)
+    play(controller, bad, 800)
     good = World(alpha=0.9, batch=batch, draft=1e-3)
-    trace = play(controller, good, 1200)
-    assert share(trace.ks[600:], lambda k: k >= 2) > 0.95
+    trace = play(controller, good, 900)
+    assert share(trace.ks[600:], lambda k: k >= 2) > 0.9
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.45, 0.7, 0.9])
@@ -204,6 +205,25 @@ def test_a_proposer_that_is_mostly_silent_is_judged_by_what_it_offers(speaks: fl
     trace = play(adaptive(world), world, 1500)
     assert share(trace.ks[100:], lambda k: k >= 5) > 0.9
     assert trace.rate > 0.93 * world.best_rate
+
+
+def test_rows_are_counted_only_when_something_is_offered() -> None:
+    """Rows cost a lot here, but a drafter that speaks in one round of ten seldom adds any."""
+    world = World(alpha=0.8, row=1e-3, draft=1e-6, speaks=0.1)
+    trace = play(adaptive(world), world, 600)
+    assert share(trace.ks[100:], lambda k: k > 0) > 0.9
+
+
+def test_expectations_by_depth() -> None:
+    """Two guesses whenever four are allowed, both always right: nothing is known of the third, and
+    nothing is to be had from it."""
+    estimate = AcceptanceEstimate(4)
+    for _ in range(300):
+        estimate.update(4, [(2, 2)])
+    offered = [depth[0] for depth in estimate.expected()]
+    accepted = [depth[1] for depth in estimate.expected()]
+    assert offered == pytest.approx([1, 1, 0, 0], abs=0.01)
+    assert accepted == pytest.approx([1, 1, 0, 0], abs=0.02)
 
 
 def test_a_probe_of_a_draft_model_bothers_few_sequences() -> None:

@@ -190,6 +190,18 @@ def test_admission_waits_for_the_whole_prompt() -> None:
     assert [s.id for s in scheduler.waiting] == ["b"]
 
 
+def test_admission_leaves_a_block_for_each_that_runs() -> None:
+    """Else the newcomer would be thrown out again by the next token of somebody older."""
+    scheduler = scheduler_of(blocks=4)
+    scheduler.add(sequence("a", [1] * 3, max_tokens=50))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    scheduler.add(sequence("b", [2] * 12))
+    assert not scheduler.schedule(k_of(0)).admitted
+    scheduler.abort(["b"])
+    scheduler.add(sequence("c", [3] * 8))
+    assert [seq.id for seq in scheduler.schedule(k_of(0)).admitted] == ["c"]
+
+
 def test_copies_of_one_prompt_share_its_blocks_in_the_same_step() -> None:
     """What makes n > 1 cheap: blocks are published when planned."""
     scheduler = scheduler_of(budget=64)
