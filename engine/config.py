@@ -159,7 +159,7 @@ class EngineConfig(Part):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto`: CUDA when there is one"
     )
     threads: int | None = Field(
-        None, ge=1, description="CPU threads of the engine; default: all cores granted"
+        None, ge=1, description="CPU threads of the engine; default: all granted but one"
     )
 
 

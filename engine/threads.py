@@ -24,13 +24,19 @@ def granted_cores(cgroup: Path = CGROUP) -> int:
     return max(1, min(allowed or 1, math.floor(quota) if quota is not None else allowed or 1))
 
 
+def engine_threads(cores: int) -> int:
+    """All but one: the front end needs a core, and threads of one product that share a core with
+    anything wait for each other in every layer."""
+    return max(1, cores - 1)
+
+
 def limit_threads(threads: int | None, environment: MutableMapping[str, str]) -> None:
-    """Set the variables that torch reads: to `threads`, or to the granted cores unless somebody
-    has set them. Call before torch is imported."""
+    """Set the variables that torch reads: to `threads`, or to `engine_threads` unless somebody has
+    set them. Call before torch is imported."""
     if threads is None:
         if VARIABLES[0] in environment:
             return
-        threads = granted_cores()
+        threads = engine_threads(granted_cores())
     for name in VARIABLES:
         environment[name] = str(threads)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.threads import granted_cores, limit_threads
+from engine.threads import engine_threads, granted_cores, limit_threads
 
 ALLOWED = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -42,4 +42,10 @@ def test_the_operator_has_the_last_word() -> None:
     assert environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
     environment = {}
     limit_threads(None, environment)
-    assert environment["OMP_NUM_THREADS"] == str(granted_cores())
+    assert environment["OMP_NUM_THREADS"] == str(engine_threads(granted_cores()))
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (3, 2), (64, 63)])
+def test_the_front_end_keeps_a_core(cores: int, threads: int) -> None:
+    """The engine's threads spin while they wait: one too many slows every layer."""
+    assert engine_threads(cores) == threads
