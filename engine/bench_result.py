@@ -77,8 +77,8 @@ class Demand:
 def demands(result: Result) -> list[Demand]:
     """Speed against K = 0 and against transformers, host overhead, equality of texts."""
     best = {t: result.best(t) for t in TEMPERATURES}
-    assisted = max(result.rates[name][0.0] for name in (HF_ASSISTED, HF_TUNED))
     greedy = result.rates[best[0.0]][0.0]
+    assisted = result.rates[HF_ASSISTED][0.0]
     streams = result.concurrent
     return [
         Demand(f"T=0: {best[0.0]} against K=0", result.ratios[best[0.0]][0.0], 1.5),
@@ -124,6 +124,12 @@ def _rates(result: Result) -> Iterator[str]:
 
 def _details(result: Result) -> Iterator[str]:
     for t in TEMPERATURES:
+        best = result.best(t)
+        against = ", ".join(
+            f"{name} {result.rates[best][t] / result.rates[name][t]:.2f}x"
+            for name in (HF_PLAIN, HF_ASSISTED, HF_TUNED)
+        )
+        yield f"T={t:g}: {best} against {against}"
         positions = " ".join(f"{share:.2f}" for share in result.acceptance[t])
         yield (
             f"T={t:g}: guesses kept by position (K={K_MAX}): {positions};"

@@ -193,8 +193,9 @@ def load_plain(folder: str, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    speech: Any = logging  # untyped
+    speech.set_verbosity_error()
+    speech.disable_progress_bar()
     auto: Any = AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config.eos_token_id = None

@@ -18,6 +18,8 @@ from engine.errors import ModelError
 from server.detokenizer import Detokenizer
 from server.tokenizer import ChatTemplateError, HFTokenizer, load_tokenizer
 
+FAST: Any = PreTrainedTokenizerFast  # untyped
+
 TEXTS = [
     "the quick brown fox",
     "naïve café",
@@ -44,7 +46,7 @@ def byte_level(folder: Path, **options: Any) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
-    PreTrainedTokenizerFast(
+    FAST(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         additional_special_tokens=["<|start|>"],
@@ -84,7 +86,7 @@ def sentencepiece(folder: Path) -> Path:
             decoders.Strip(" ", 1, 0),
         ]
     )  # fmt: skip
-    PreTrainedTokenizerFast(
+    FAST(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder)
     return folder

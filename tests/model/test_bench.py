@@ -1,0 +1,76 @@
+"""The benchmark's measurements on tiny models: what is counted, never how fast it was."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from engine.bench import build_contenders, facts, main
+from engine.bench_measures import concurrency, overhead, race
+from engine.bench_result import ADAPTIVE, HF_PLAIN, K_MAX, PLAIN, TEMPERATURES, Result, Size, card
+from engine.bench_runs import EngineContender, TransformersContender, load_plain
+from engine.config import EngineConfig
+from engine.pair import Pair, load_pair
+
+SIZE = Size(ks=(1, K_MAX), prompts=2, tokens=12, rounds=1, concurrent_tokens=6)
+PROMPTS = [[5 + i, 17, 9, 5 + i, 17, 9, 40, 41] for i in range(64)]
+
+
+@pytest.fixture(scope="module")
+def parsed(tiny_target: str, tiny_draft: str) -> argparse.Namespace:
+    return argparse.Namespace(target=tiny_target, draft=tiny_draft)
+
+
+@pytest.fixture(scope="module")
+def pair(parsed: argparse.Namespace) -> Pair:
+    return load_pair(
+        EngineConfig.model_validate(
+            {
+                "target": {"path": parsed.target},
+                "device": "cpu",
+                "speculation": {"proposer": {"path": parsed.draft}},
+            }
+        )
+    )
+
+
+def test_whole_benchmark_on_a_tiny_pair(parsed: argparse.Namespace, pair: Pair) -> None:
+    """Law: every contender is measured, all of our texts are equal, and the page can be written."""
+    result = Result(facts=facts(parsed, pair, SIZE, PROMPTS))
+    race(build_contenders(parsed, pair, SIZE), PROMPTS[: SIZE.prompts], SIZE, result)
+    overhead(pair, PROMPTS, SIZE, result)
+    concurrency(pair, PROMPTS, SIZE, result)
+    assert set(result.rates) >= {PLAIN, "K=1", f"K={K_MAX}", ADAPTIVE, HF_PLAIN}
+    assert result.texts_compared == len(TEMPERATURES) * SIZE.prompts * 4
+    assert result.lossless
+    assert result.hf_texts_equal == SIZE.prompts
+    assert result.ratios[PLAIN] == {0.0: 1.0, 0.8: 1.0}
+    assert result.tokens_per_round[PLAIN] == {0.0: 1.0, 0.8: 1.0}
+    assert result.tokens_per_round[f"K={K_MAX}"][0.0] > 1
+    assert all(0 < share < 1 for share in result.host_share.values())
+    assert result.concurrent["finished"] == result.concurrent["equal"] == 64
+    assert json.loads(result.as_json())["lossless"]
+    assert "texts equal to K=0: 16 of 16" in card(result)
+
+
+def test_end_of_text_does_not_end_a_contender(parsed: argparse.Namespace, pair: Pair) -> None:
+    """Law: ours and transformers' do the same work: exactly the tokens asked for."""
+    model = load_plain(parsed.target, pair.target.dtype, pair.target.device)
+    for contender in (
+        EngineContender("ours", {}, pair=pair, tokens=50),
+        TransformersContender("theirs", model=model, tokens=50),
+    ):
+        reply, seconds = contender.run(PROMPTS[0], temperature=2.0, seed=1)
+        assert len(reply) == 50
+        assert seconds > 0
+
+
+def test_a_pair_that_cannot_be_loaded_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: exit code 2 and one line, no traceback."""
+    assert main(["--target", "/nowhere"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("foretoken bench: ")
+    assert said.err.count("\n") == 1

@@ -1,0 +1,84 @@
+"""The benchmark's card and demands, from made-up figures."""
+
+from __future__ import annotations
+
+import json
+
+from engine.bench_result import (
+    ADAPTIVE,
+    HF_ASSISTED,
+    HF_PLAIN,
+    HF_TUNED,
+    PLAIN,
+    Result,
+    card,
+    demands,
+)
+
+
+def result() -> Result:
+    rates = {PLAIN: 100.0, "K=4": 180.0, ADAPTIVE: 170.0}
+    rates |= {HF_PLAIN: 80.0, HF_ASSISTED: 60.0, HF_TUNED: 95.0}
+    return Result(
+        facts={
+            "target": "t", "draft": "d", "dtype": "float32", "device": "cpu", "threads": 2,
+            "torch": "2", "transformers": "5", "prompts": 2, "prompt_tokens": [10, 20],
+            "tokens": 8, "rounds": 3,
+        },
+        rates={name: {0.0: rate, 0.8: rate} for name, rate in rates.items()},
+        ratios={name: {0.0: rate / 100, 0.8: rate / 150} for name, rate in rates.items()},
+        acceptance={0.0: [0.9, 0.5], 0.8: [0.6, 0.25]},
+        tokens_per_round={"K=4": {0.0: 3.0, 0.8: 2.0}},
+        mean_k={0.0: 5.0, 0.8: 2.0},
+        host_share={"batch 1, T=0": 0.1, "batch 8, T=0": 0.2},
+        texts_compared=4,
+        texts_equal=4,
+        concurrent={
+            "streams": 64, "finished": 64, "equal": 63, "tokens_per_second": 500.0,
+            "serial_tokens_per_second": 100.0,
+        },
+    )  # fmt: skip
+
+
+def test_demands_are_judged() -> None:
+    """Law: each demand is met or missed by its own figure, in its own direction."""
+    judged = {demand.text: demand.met for demand in demands(result())}
+    assert judged == {
+        "T=0: K=4 against K=0": True,  # 1.8 of 1.5
+        "T=0.8: K=4 against K=0": False,  # 1.2 of 1.3
+        "T=0: K=4 against transformers' assisted": True,  # 3 of 2
+        "host share of a step, batch 1, T=0": True,
+        "host share of a step, batch 8, T=0": False,
+        "concurrent streams that finished": True,
+        "of those, equal to the serial text": False,
+        "texts equal to K=0": True,
+    }
+
+
+def test_best_is_ours() -> None:
+    """Law: transformers cannot be our best configuration, however fast it is."""
+    found = result()
+    found.ratios[HF_PLAIN] = {0.0: 9.0, 0.8: 9.0}
+    assert found.best(0.0) == "K=4"
+
+
+def test_card_and_json_say_the_same() -> None:
+    """Law: every contender has its row, every demand its verdict, and JSON is one line."""
+    found = result()
+    page = card(found)
+    for name in found.rates:
+        assert f"\n{name}" in page
+    assert page.count("MISSED") == 3
+    assert page.count("\nmet ") == 5
+    line = found.as_json()
+    assert "\n" not in line
+    data = json.loads(line)
+    assert data["lossless"] is True
+    assert data["demands"]["T=0: K=4 against K=0"] == {"value": 1.8, "limit": 1.5, "met": True}
+
+
+def test_one_differing_text_is_not_lossless() -> None:
+    """Law: lossless means all of them."""
+    found = result()
+    found.texts_equal -= 1
+    assert not found.lossless
