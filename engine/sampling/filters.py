@@ -8,11 +8,17 @@ the values. Knows tensors and numbers only.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Ints = npt.NDArray[np.integer[Any]]
+Floats = npt.NDArray[np.floating[Any]]
 
 _FIRST_LOOK = 64  # most likely ids looked at before more are needed
 _GROWTH = 8
@@ -30,17 +36,16 @@ def keep_most_likely(
     min_p. What is kept may come back shifted by a constant of its row.
     """
     vocab = logits.shape[1]
-    sizes = [min(k, vocab) if k > 0 else vocab for k in top_k]
-    cut = [i for i, size in enumerate(sizes) if size < vocab or top_p[i] < 1.0]
+    sizes = np.array([min(k, vocab) if k > 0 else vocab for k in top_k])
+    shares = np.array(top_p, dtype=np.float64)
+    cut = np.flatnonzero((sizes < vocab) | (shares < 1))
     kept = logits
-    if cut:
-        rows = logits if len(cut) == len(logits) else logits[cut]
-        shorter = _keep_prefix(rows, [sizes[i] for i in cut], [top_p[i] for i in cut])
-        kept = (
-            shorter
-            if len(cut) == len(logits)
-            else logits.index_copy(0, torch.tensor(cut, device=logits.device), shorter)
-        )
+    if len(cut) == len(logits):
+        kept = _keep_prefix(logits, sizes, shares)
+    elif len(cut):
+        index = torch.from_numpy(cut).to(logits.device)
+        shorter = _keep_prefix(logits[index], sizes[cut], shares[cut])
+        kept = logits.index_copy(0, index, shorter)
     if any(min_p):
         share = torch.tensor(min_p, dtype=logits.dtype, device=logits.device).unsqueeze(1)
         floor = kept.amax(dim=1, keepdim=True) + share.log()
@@ -48,66 +53,73 @@ def keep_most_likely(
     return kept
 
 
-def _keep_prefix(logits: Tensor, sizes: list[int], shares: list[float]) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """For each row, as far as the most likely ids tell: how many are kept, the least logit among
+    them, and whether an id that is not kept ties with it. On the host, where it is decided."""
+
+    counts: Ints
+    least: Floats
+    tied: npt.NDArray[np.bool_]
+
+
+def _keep_prefix(logits: Tensor, sizes: Ints, shares: Floats) -> Tensor:
     """Keep the first `size` ids of each row, and of those the first that hold the share. What is
     kept comes back relative to the least of it."""
     vocab = logits.shape[1]
-    look = min(max([_FIRST_LOOK, *(1 + size for size in sizes if size < vocab)]), vocab)
-    counts, least, tied = _prefix(logits, sizes, shares, look)
+    look = min(max(_FIRST_LOOK, 1 + int(sizes[sizes < vocab].max(initial=0))), vocab)
+    found = _prefix(logits, sizes, shares, look)
     while look < vocab:
         # A row that needs all that was looked at may need more.
-        short = [i for i, count in enumerate(counts.tolist()) if count == look]
-        if not short:
+        short = np.flatnonzero(found.counts == look)
+        if not len(short):
             break
         look = min(look * _GROWTH, vocab)
-        counts[short], least[short], tied[short] = _prefix(
-            logits[short], [sizes[i] for i in short], [shares[i] for i in short], look
-        )
+        more = _prefix(logits[short.tolist()], sizes[short], shares[short], look)
+        found.counts[short], found.least[short] = more.counts, more.least
+        found.tied[short] = more.tied
+    least = torch.from_numpy(found.least).to(logits.device).unsqueeze(1)
     kept = F.threshold(logits - least, _BELOW_ZERO, -torch.inf)
-    ties = [i for i, more in enumerate(tied.tolist()) if more]
+    ties = np.flatnonzero(found.tied).tolist()
     if ties:
-        surplus = _surplus(logits[ties], least[ties], counts[ties])
+        surplus = _surplus(logits[ties], least[ties], found.counts[ties])
         kept[ties] = kept[ties].masked_fill(surplus, -torch.inf)
     return kept
 
 
-def _prefix(
-    logits: Tensor, sizes: list[int], shares: list[float], look: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row, as far as the `look` most likely ids tell: how many are kept [rows], the least
-    logit among them [rows, 1], and whether an id that is not kept ties with it [rows].
-
-    Mass is relative to the likeliest id and is summed in order, so it does not depend on `look`."""
-    device, vocab = logits.device, logits.shape[1]
+def _prefix(logits: Tensor, sizes: Ints, shares: Floats, look: int) -> _Prefix:
+    """Decide from the `look` most likely ids. Mass is relative to the likeliest and is summed in
+    order, so it does not depend on `look`."""
+    vocab, rows = logits.shape[1], np.arange(len(logits))
     top = _largest(logits, look)
-    best = top[:, :1]
-    mass = (top - best).double().exp_().cumsum(dim=1)
-    size = torch.tensor(sizes, device=device).unsqueeze(1)
-    share = torch.tensor(shares, dtype=torch.float64, device=device).unsqueeze(1)
-    whole = mass.gather(1, (size - 1).clamp_(max=look - 1))
-    if any(s == vocab and p < 1.0 for s, p in zip(sizes, shares, strict=True)):
-        total = (logits.logsumexp(dim=1, keepdim=True) - best).double().exp_()
-        whole = torch.where(size < vocab, whole, total)
-    needed = 1 + (mass < share * whole).sum(dim=1, keepdim=True)
-    needed = torch.where(share < 1.0, needed, size)
-    possible = (top > -torch.inf).sum(dim=1, keepdim=True).clamp_(min=1)
-    counts = torch.minimum(torch.minimum(needed, size), possible)
-    least = top.gather(1, counts - 1)
-    tied = (counts < look) & (top.gather(1, counts.clamp(max=look - 1)) == least)
-    return counts.squeeze(1), least, tied.squeeze(1)
+    with np.errstate(invalid="ignore"):  # a row that is no number; the sampler refuses it
+        mass = np.exp(top.astype(np.float64) - top[:, :1]).cumsum(axis=1)
+        whole = mass[rows, np.minimum(sizes, look) - 1]
+        unsized = (sizes == vocab) & (shares < 1)
+        if unsized.any():
+            total = logits.logsumexp(dim=1).cpu().numpy().astype(np.float64)
+            whole = np.where(unsized, np.exp(total - top[:, 0]), whole)
+    needed = 1 + (mass < (shares * whole)[:, None]).sum(axis=1)
+    needed = np.where(shares < 1, needed, sizes)
+    possible = np.maximum((top > -np.inf).sum(axis=1), 1)
+    counts = np.minimum(np.minimum(needed, sizes), possible)
+    least = top[rows, counts - 1]
+    tied = (counts < look) & (top[rows, np.minimum(counts, look - 1)] == least)
+    return _Prefix(counts, least, tied)
 
 
-def _largest(logits: Tensor, count: int) -> Tensor:
+def _largest(logits: Tensor, count: int) -> Floats:
     """[rows, count] largest logits, largest first. On the CPU numpy sorts a row about eight times
     faster than torch, and faster than torch selects a good part of it."""
     if logits.device.type == "cpu" and count * _SORT_IS_FASTER >= logits.shape[1]:
-        ascending = np.sort(logits.numpy(), axis=1)
-        return torch.from_numpy(ascending).flip(1)[:, :count]
-    return logits.topk(count, dim=1).values
+        return np.sort(logits.numpy(), axis=1)[:, ::-1][:, :count]
+    values: Floats = logits.topk(count, dim=1).values.cpu().numpy()
+    return values
 
 
-def _surplus(logits: Tensor, least: Tensor, counts: Tensor) -> Tensor:
+def _surplus(logits: Tensor, least: Tensor, counts: Ints) -> Tensor:
     """Ties with the least kept logit beyond the count; the lower ids were kept."""
     tied = logits == least
     above = (logits > least).sum(dim=1, keepdim=True)
-    return tied & (tied.cumsum(dim=1) > counts.unsqueeze(1) - above)
+    room = torch.from_numpy(counts).to(logits.device).unsqueeze(1) - above
+    return tied & (tied.cumsum(dim=1) > room)

@@ -224,16 +224,18 @@ def _is_filtered(params: SamplingParams) -> bool:
 
 
 def _temper(logits: Tensor, runs: list[_Run]) -> Tensor:
-    """Divide by the temperature; 0 (greedy) and 1 leave a row as it is, to the bit."""
-    divisors: list[float] = []
-    for run in runs:
-        temperature = run.seq.params.temperature
-        divisor = max(temperature, _LEAST_TEMPERATURE) if temperature else 1.0
-        divisors += [divisor] * len(run.contexts)
-    if all(divisor == 1.0 for divisor in divisors):
-        return logits
-    column = torch.tensor(divisors, dtype=logits.dtype, device=logits.device).unsqueeze(1)
-    return logits / column
+    """Scale by 1 / temperature; 0 (greedy) and 1 leave a row as it is, to the bit."""
+    scales = [_scale(run.seq.params.temperature) for run in runs]
+    if len(set(scales)) == 1:
+        return logits if scales[0] == 1.0 else logits * scales[0]
+    column = logits.new_tensor(
+        [s for s, run in zip(scales, runs, strict=True) for _ in run.contexts]
+    )
+    return logits * column.unsqueeze(1)
+
+
+def _scale(temperature: float) -> float:
+    return 1 / max(temperature, _LEAST_TEMPERATURE) if temperature else 1.0
 
 
 def _filter(rows: Tensor, runs: list[_Run]) -> None:

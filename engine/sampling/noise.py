@@ -20,7 +20,8 @@ from torch import Tensor
 
 Key = tuple[int, int]  # (seed of 64 bits, absolute position)
 
-_CACHE_BYTES = 32 * 2**20
+_CACHE_ROWS = 512
+_CACHE_BYTES = 64 * 2**20
 _SILENT = 0  # slot of the row without noise
 _MASK64 = 2**64 - 1
 _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
@@ -29,8 +30,8 @@ _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
 class KeyedNoise:
     """Rows of standard Gumbel noise over `vocab_size` target ids, float32 on `device`.
 
-    The draft and the target of one step ask for the same rows, and the positions after a rejection
-    are asked for again in the next step, so the last `cache_bytes` worth of rows are kept.
+    The draft and the target of one step ask for the same rows, and positions after a rejection are
+    asked for again in the next step, so the last `cache_rows` rows are kept, if they fit 64 MiB.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class KeyedNoise:
         vocab_size: int,
         *,
         device: torch.device | str = "cpu",
-        cache_bytes: int = _CACHE_BYTES,
+        cache_rows: int = _CACHE_ROWS,
     ) -> None:
         self._device = torch.device(device)
         ids = torch.arange(vocab_size, dtype=torch.int64)
         self._token_words = _token_words(ids).to(self._device)
-        self._capacity = max(cache_bytes // (4 * vocab_size), 1)
+        self._capacity = max(min(cache_rows, _CACHE_BYTES // (4 * vocab_size)), 1)
         self._rows = torch.empty(1 + self._capacity, vocab_size, device=self._device)
         self._rows[_SILENT] = 0
         self._slots: dict[Key, int] = {}

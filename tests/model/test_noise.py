@@ -121,7 +121,7 @@ def test_the_cache_never_shows(num_cached: int) -> None:
     """Law: any order of questions, repeated, evicted or too many for the cache, with greedy rows
     between, is answered as if each were the first."""
     generator = torch.Generator().manual_seed(num_cached)
-    noise = KeyedNoise(33, cache_bytes=33 * 4 * num_cached)
+    noise = KeyedNoise(33, cache_rows=num_cached)
     for _ in range(200):
         size = int(torch.randint(0, 6, (1,), generator=generator))
         drawn = torch.randint(0, 9, (size,), generator=generator).tolist()
