@@ -173,7 +173,9 @@ class Engine:
             num_waiting=len(waiting),
         )
         k = self._controller.choose(load)
-        plan = self._scheduler.schedule(lambda _seq: k)
+        plan = self._scheduler.schedule(
+            lambda _seq: k, max_speculating=self._controller.max_speculating
+        )
         for seq in plan.preempted:
             self._proposer.forget(seq)
         return plan
@@ -218,11 +220,6 @@ class Engine:
         return self._take_pending() + [_output(item) for item in sampled]
 
     def _adapt(self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds) -> None:
-        forward = seconds.propose_forward + seconds.verify_forward
-        total = (
-            seconds.schedule + seconds.propose + seconds.verify
-            + seconds.accept + seconds.commit + seconds.emit
-        )  # fmt: skip
         self._controller.update(
             StepObservation(
                 num_sequences=len(plan.chunks),
@@ -231,7 +228,7 @@ class Engine:
                 outcomes=[(len(s.proposal), s.num_accepted) for s in sampled],
                 draft_seconds=seconds.propose,
                 target_seconds=seconds.verify,
-                host_seconds=total - forward,
+                host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
                 pure_decode=all(c.length == 1 for c in plan.chunks),
             )
         )

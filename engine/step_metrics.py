@@ -30,11 +30,7 @@ def measure(
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.proposed_at, gauges.accepted_at, gauges.k_counts = proposed_at, accepted_at, k_counts
-    # A prompt's first chunk starts where the prefix cache left off.
-    admitted = [
-        c.seq for c in plan.chunks if c.start < c.seq.num_prompt and c.start == c.seq.cached_tokens
-    ]
-    gauges.queried_tokens = sum(seq.num_prompt for seq in admitted)
-    gauges.cached_tokens = sum(seq.cached_tokens or 0 for seq in admitted)
+    gauges.queried_tokens = sum(seq.num_prompt for seq in plan.admitted)
+    gauges.cached_tokens = sum(seq.cached_tokens or 0 for seq in plan.admitted)
     gauges.preemptions = len(plan.preempted)
     return gauges
