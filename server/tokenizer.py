@@ -7,7 +7,6 @@ here is whole; increments are the detokenizer's.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,6 +57,11 @@ def byte_alphabet() -> dict[str, int]:
     hidden = [byte for byte in range(256) if byte not in set(shown)]
     return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
+)  # fmt: skip
 
 _ALPHABET = byte_alphabet()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -164,8 +168,19 @@ def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> HFTokenizer:
     """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
-    if _names_a_folder(path) and not Path(path).is_dir():
-        raise ModelError(f"cannot load a tokenizer: the folder {path} does not exist")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        path = str(folder)
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise ModelError(
+                f"cannot load a tokenizer from {path}: the folder holds none of"
+                f" {', '.join(TOKENIZER_FILES)}"
+            )
+    elif not HUB_NAME.fullmatch(path):
+        raise ModelError(
+            f"cannot load a tokenizer from {path}: there is no such folder, and a hub name looks"
+            " like org/name"
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -175,16 +190,7 @@ def load_tokenizer(
         loaded = HFTokenizer(tokenizer)
     except Exception as error:  # transformers and Rust raise whatever the file made them raise
         raise ModelError(f"cannot load a tokenizer from {path}: {_one_line(error)}") from error
-    if loaded.vocab_size == 0:
-        raise ModelError(
-            f"cannot load a tokenizer from {path}: the folder holds no tokenizer files"
-            " (tokenizer.json, or those of an older format)"
-        )
     return loaded
-
-
-def _names_a_folder(path: str) -> bool:
-    return os.path.isabs(path) or path.startswith((".", "~")) or path.count("/") > 1
 
 
 def _one_line(error: Exception) -> str:

@@ -229,4 +229,7 @@ def test_folders_without_a_tokenizer(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load_tokenizer(str(folder))
     assert str(folder) in str(caught.value)
+    assert {"missing": "no such folder", "empty": "tokenizer.json", "broken": ""}[kind] in str(
+        caught.value
+    )
     assert "\n" not in str(caught.value)
