@@ -7,12 +7,14 @@ perfect generator would have failed when the keys were chosen.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from engine.sampling.noise import Key, KeyedNoise, gumbel_of, row_key
+from engine.sampling import noise as keyed
+from engine.sampling.noise import Key, KeyedNoise, gumbel_of, gumbel_on_host, row_key
 from tests.support.reference_noise import gumbel
 
 VOCAB = 4096
@@ -100,10 +102,24 @@ def test_equals_its_definition_in_plain_integers() -> None:
         torch.testing.assert_close(row.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact() -> None:
+def test_the_host_and_the_device_compute_the_same() -> None:
+    """Two implementations: numpy on the CPU, torch elsewhere. The integers are the same to the bit,
+    the logarithms to their last bits."""
+    words = keyed._token_words(torch.arange(VOCAB))
+    keys = [(seed, 3 * seed) for seed in range(50)]
+    ours = keyed._hash_on_host(keys, words.numpy().view(np.uint32))
+    theirs = keyed._hash(keys, words)
+    assert torch.equal(torch.from_numpy(ours.view(np.int32)), theirs)
+    torch.testing.assert_close(gumbel_on_host(ours), gumbel_of(theirs), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("compute", [gumbel_of, lambda w: gumbel_on_host(w.numpy())])
+def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     """u rounds to 1 in float32 for the largest words; near 0 float32 must not lose u."""
     words = torch.tensor([0, 1, 2, 1000, 2**24 + 1, 2**31 - 2, 2**31 - 1], dtype=torch.int32)
-    noise = gumbel_of(words)
+    noise = compute(words)
     assert noise.isfinite().all()
     u = np.minimum((words.numpy().astype(np.float64) + 0.5) / 2**31, 1 - 2.0**-24)
     expected = -np.log(-np.log1p(-u))
