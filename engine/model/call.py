@@ -65,6 +65,7 @@ def short_cut(model: Any) -> Call | None:
     return call
 
 
+@torch.inference_mode()
 def choose_call(model: Any, prepared: Callable[[], PreparedAttention], tokens: list[int]) -> Call:
     """The short cut if it answers bit for bit what the front door does, else the front door.
     `prepared` makes an attention for these tokens as one sequence from position 0."""

@@ -15,9 +15,15 @@ from engine.model.loader import LoadedModel
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise ModelError unless ids below the smaller vocabulary mean the same tokens in both.
-    Where one of them brings no tokenizer.json, the two vocabulary sizes must be equal."""
+    """Raise ModelError unless ids below the smaller vocabulary mean the same tokens in both, and
+    the draft reaches as far as the target. Where one of them brings no tokenizer.json, the two
+    vocabulary sizes must be equal."""
     pair = f"the draft model {draft.path!r} does not fit the target model {target.path!r}"
+    if draft.max_model_len < target.max_model_len:
+        raise ModelError(
+            f"{pair}: it has {draft.max_model_len} positions, the target is to serve "
+            f"{target.max_model_len}; set target.max_model_len to {draft.max_model_len} or less"
+        )
     ours, theirs = vocabulary(target), vocabulary(draft)
     if ours is None or theirs is None:
         if target.vocab_size != draft.vocab_size:

@@ -252,6 +252,16 @@ def test_a_pair_of_one_vocabulary_fits(tiny_target: str, tiny_draft: str) -> Non
     check_pair(load(tiny_target), load(tiny_draft))
 
 
+def test_a_draft_with_fewer_positions_is_refused(
+    tiny_target: str, tiny_draft: str, tmp_path: Path
+) -> None:
+    """Bug: a draft with learned positions fails in the middle of a long text."""
+    short = load(copy_of(tiny_draft, tmp_path / "d", max_position_embeddings=100))
+    with pytest.raises(ModelError, match=r"has 100 positions.*serve 256.*to 100 or less"):
+        check_pair(load(tiny_target), short)
+    check_pair(load(tiny_target, max_model_len=100), short)
+
+
 def with_tokens(folder: Path, tokens: dict[str, int] | list[Any], added: list[Any]) -> Path:
     (folder / "tokenizer.json").write_text(
         json.dumps({"model": {"vocab": tokens}, "added_tokens": added})

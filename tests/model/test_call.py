@@ -1,0 +1,61 @@
+"""The short cut past transformers' decorators is taken only where it is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.model.call import choose_call, front_door, short_cut
+from engine.model.loader import load_model
+from engine.model.proof import sample_tokens, whole_sequence
+from tests.support import tiny
+
+
+@pytest.mark.parametrize(
+    ("family", "shorter"),
+    [("llama", True), ("qwen3", True), ("gpt_neox", True), ("gemma3", True), ("gemma2", False)],
+)
+def test_where_the_short_cut_is_taken(family: str, shorter: bool, tmp_path: Path) -> None:
+    """Law: Gemma 2 caps its logits after the head, so body and head alone would be wrong."""
+    loaded = load_model(tiny.save(tiny.FAMILIES[family](), tmp_path), role="target", device="cpu")
+    maker = short_cut if shorter else front_door
+    assert loaded.logits.__qualname__.startswith(maker.__name__)
+
+
+def test_a_head_that_is_not_the_whole_story_is_noticed(tiny_target: str) -> None:
+    """Law: chosen by comparison, not by the family's name; here the logits are scaled behind the
+    head, as Granite and Cohere do."""
+    loaded = load_model(tiny_target, role="target", device="cpu")
+    model: nn.Module = loaded.model
+
+    class Scaled(type(model)):  # type: ignore[misc]
+        def forward(self, **named: object) -> object:
+            output = super().forward(**named)
+            output.logits = output.logits * 2
+            return output
+
+    model.__class__ = Scaled
+    call = choose_call(model, whole_sequence(loaded.layers, model), sample_tokens(model))
+    assert call.__qualname__.startswith("front_door")
+
+
+def test_both_ways_keep_the_same_rows(tiny_target: str) -> None:
+    """Law: a count keeps trailing rows, a tensor keeps those rows, none is none."""
+    loaded = load_model(tiny_target, role="target", device="cpu")
+    prepared = whole_sequence(loaded.layers, loaded.model)
+    ids = torch.tensor([sample_tokens(loaded.model)])
+    positions = torch.arange(ids.shape[1])[None]
+    whole = loaded.logits(ids, positions, ids.shape[1], prepared())
+    keeps: list[tuple[int | Tensor, Tensor]] = [
+        (3, whole[-3:]),
+        (torch.tensor([0, 5]), whole[[0, 5]]),
+        (torch.tensor([], dtype=torch.int64), whole[:0]),
+    ]
+    for keep, expected in keeps:
+        for call in (front_door(loaded.model), loaded.logits):
+            with torch.inference_mode():
+                found = call(ids, positions, keep, prepared())
+            torch.testing.assert_close(found, expected)
