@@ -1,8 +1,9 @@
 """top_k, top_p and min_p over rows of logits, without sorting the vocabulary.
 
-All three keep a prefix of the row in the order (most likely first, ties to the lower id). A row's
-result depends on that row alone: how far the others had to be looked into changes the time, never
-the values. Knows tensors and numbers only.
+All three keep a prefix of the row in the order (most likely first, ties to the lower id), so all
+that is decided is the least logit that stays: on the host, from the most likely few. A row's result
+depends on that row alone: how far the others had to be looked into changes the time, never the
+values. Knows tensors and numbers only.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.floating[Any]]
+Bools = npt.NDArray[np.bool_]
 
 _FIRST_LOOK = 64  # most likely ids looked at before more are needed
 _GROWTH = 8
@@ -35,77 +36,109 @@ def keep_most_likely(
     that share of their mass, one at least; min_p those at least as likely as the likeliest times
     min_p. What is kept may come back shifted by a constant of its row.
     """
-    vocab = logits.shape[1]
+    cuts = _prefixes(logits, top_k, top_p)
+    if any(min_p):
+        _raise_to(cuts, logits.amax(dim=1).cpu().numpy(), np.array(min_p))
+    cut = np.flatnonzero(cuts.least > -np.inf)
+    if len(cut) == logits.shape[0]:
+        return _removed(logits, cuts)
+    index = torch.from_numpy(cut).to(logits.device)
+    return logits.index_copy(0, index, _removed(logits[index], cuts.of(cut)))
+
+
+@dataclass(slots=True)
+class _Cuts:
+    """Per row: the least logit that stays (-inf: all of them), how many ids stay, and whether an id
+    that does not stay ties with the least."""
+
+    least: Floats
+    counts: Ints
+    tied: Bools
+
+    def of(self, rows: Ints) -> _Cuts:
+        return _Cuts(self.least[rows], self.counts[rows], self.tied[rows])
+
+    def put(self, rows: Ints, cuts: _Cuts) -> None:
+        self.least[rows], self.counts[rows], self.tied[rows] = cuts.least, cuts.counts, cuts.tied
+
+
+def _removed(logits: Tensor, cuts: _Cuts) -> Tensor:
+    """What stays, relative to the least of it; -inf elsewhere."""
+    least = torch.from_numpy(cuts.least).to(logits.device).unsqueeze(1)
+    kept = torch.threshold(logits - least, _BELOW_ZERO, -torch.inf)
+    ties = np.flatnonzero(cuts.tied)
+    if len(ties):
+        index = torch.from_numpy(ties).to(logits.device)
+        surplus = _surplus(logits[index], least[index], cuts.counts[ties])
+        kept[index] = kept[index].masked_fill(surplus, -torch.inf)
+    return kept
+
+
+def _surplus(logits: Tensor, least: Tensor, counts: Ints) -> Tensor:
+    """Ties with the least kept logit beyond the count; the lower ids stay."""
+    tied = logits == least
+    above = (logits > least).sum(dim=1, keepdim=True)
+    room = torch.from_numpy(counts).to(logits.device).unsqueeze(1) - above
+    return tied & (tied.cumsum(dim=1) > room)
+
+
+def _raise_to(cuts: _Cuts, best: Floats, share: Floats) -> None:
+    """min_p: nothing below the share of the likeliest stays either."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        floor = (best + np.log(share)).astype(np.float32)
+    higher = floor > cuts.least
+    cuts.least = np.where(higher, floor, cuts.least)
+    cuts.tied &= ~higher
+
+
+def _prefixes(logits: Tensor, top_k: Seq[int], top_p: Seq[float]) -> _Cuts:
+    """top_k and top_p, looking further into those rows that need it."""
+    count, vocab = logits.shape
     sizes = np.array([min(k, vocab) if k > 0 else vocab for k in top_k])
     shares = np.array(top_p, dtype=np.float64)
-    cut = np.flatnonzero((sizes < vocab) | (shares < 1))
-    kept = logits
-    if len(cut) == len(logits):
-        kept = _keep_prefix(logits, sizes, shares)
-    elif len(cut):
-        index = torch.from_numpy(cut).to(logits.device)
-        shorter = _keep_prefix(logits[index], sizes[cut], shares[cut])
-        kept = logits.index_copy(0, index, shorter)
-    if any(min_p):
-        share = torch.tensor(min_p, dtype=logits.dtype, device=logits.device).unsqueeze(1)
-        floor = kept.amax(dim=1, keepdim=True) + share.log()
-        kept = kept.masked_fill(kept < floor, -torch.inf)
-    return kept
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefix:
-    """For each row, as far as the most likely ids tell: how many are kept, the least logit among
-    them, and whether an id that is not kept ties with it. On the host, where it is decided."""
-
-    counts: Ints
-    least: Floats
-    tied: npt.NDArray[np.bool_]
-
-
-def _keep_prefix(logits: Tensor, sizes: Ints, shares: Floats) -> Tensor:
-    """Keep the first `size` ids of each row, and of those the first that hold the share. What is
-    kept comes back relative to the least of it."""
-    vocab = logits.shape[1]
+    cuts = _Cuts(
+        np.full(count, -np.inf, dtype=np.float32), sizes.copy(), np.zeros(count, dtype=np.bool_)
+    )
+    rows = np.flatnonzero((sizes < vocab) | (shares < 1))
     look = min(max(_FIRST_LOOK, 1 + int(sizes[sizes < vocab].max(initial=0))), vocab)
-    found = _prefix(logits, sizes, shares, look)
-    while look < vocab:
-        # A row that needs all that was looked at may need more.
-        short = np.flatnonzero(found.counts == look)
-        if not len(short):
+    while len(rows):
+        part = logits if len(rows) == count else logits[torch.from_numpy(rows).to(logits.device)]
+        found = _prefix(part, sizes[rows], shares[rows], look)
+        cuts.put(rows, found)
+        if look == vocab:
             break
+        rows = rows[found.counts == look]  # all that was looked at stays, and perhaps more
         look = min(look * _GROWTH, vocab)
-        more = _prefix(logits[short.tolist()], sizes[short], shares[short], look)
-        found.counts[short], found.least[short] = more.counts, more.least
-        found.tied[short] = more.tied
-    least = torch.from_numpy(found.least).to(logits.device).unsqueeze(1)
-    kept = F.threshold(logits - least, _BELOW_ZERO, -torch.inf)
-    ties = np.flatnonzero(found.tied).tolist()
-    if ties:
-        surplus = _surplus(logits[ties], least[ties], found.counts[ties])
-        kept[ties] = kept[ties].masked_fill(surplus, -torch.inf)
-    return kept
+    return cuts
 
 
-def _prefix(logits: Tensor, sizes: Ints, shares: Floats, look: int) -> _Prefix:
+def _prefix(logits: Tensor, sizes: Ints, shares: Floats, look: int) -> _Cuts:
     """Decide from the `look` most likely ids. Mass is relative to the likeliest and is summed in
     order, so it does not depend on `look`."""
-    vocab, rows = logits.shape[1], np.arange(len(logits))
+    rows = np.arange(len(sizes))
     top = _largest(logits, look)
-    with np.errstate(invalid="ignore"):  # a row that is no number; the sampler refuses it
-        mass = np.exp(top.astype(np.float64) - top[:, :1]).cumsum(axis=1)
-        whole = mass[rows, np.minimum(sizes, look) - 1]
-        unsized = (sizes == vocab) & (shares < 1)
-        if unsized.any():
-            total = logits.logsumexp(dim=1).cpu().numpy().astype(np.float64)
-            whole = np.where(unsized, np.exp(total - top[:, 0]), whole)
-    needed = 1 + (mass < (shares * whole)[:, None]).sum(axis=1)
-    needed = np.where(shares < 1, needed, sizes)
+    counts = sizes
+    if (shares < 1).any():
+        needed = _needed(logits, top, sizes, shares)
+        counts = np.where(shares < 1, np.minimum(needed, sizes), sizes)
     possible = np.maximum((top > -np.inf).sum(axis=1), 1)
-    counts = np.minimum(np.minimum(needed, sizes), possible)
+    counts = np.minimum(counts, possible)
     least = top[rows, counts - 1]
     tied = (counts < look) & (top[rows, np.minimum(counts, look - 1)] == least)
-    return _Prefix(counts, least, tied)
+    return _Cuts(least, counts, tied)
+
+
+def _needed(logits: Tensor, top: Floats, sizes: Ints, shares: Floats) -> Ints:
+    """top_p: how many of the likeliest ids hold the share of what top_k left."""
+    look, vocab = top.shape[1], logits.shape[1]
+    with np.errstate(invalid="ignore"):  # a row that is no number; the sampler refuses it
+        mass = np.exp(top.astype(np.float64) - top[:, :1]).cumsum(axis=1)
+        whole = mass[np.arange(len(sizes)), np.minimum(sizes, look) - 1]
+        if (sizes == vocab).any():
+            total = logits.logsumexp(dim=1).cpu().numpy().astype(np.float64)
+            whole = np.where(sizes == vocab, np.exp(total - top[:, 0]), whole)
+    needed: Ints = 1 + (mass < (shares * whole)[:, None]).sum(axis=1)
+    return needed
 
 
 def _largest(logits: Tensor, count: int) -> Floats:
@@ -115,11 +148,3 @@ def _largest(logits: Tensor, count: int) -> Floats:
         return np.sort(logits.numpy(), axis=1)[:, ::-1][:, :count]
     values: Floats = logits.topk(count, dim=1).values.cpu().numpy()
     return values
-
-
-def _surplus(logits: Tensor, least: Tensor, counts: Ints) -> Tensor:
-    """Ties with the least kept logit beyond the count; the lower ids were kept."""
-    tied = logits == least
-    above = (logits > least).sum(dim=1, keepdim=True)
-    room = torch.from_numpy(counts).to(logits.device).unsqueeze(1) - above
-    return tied & (tied.cumsum(dim=1) > room)

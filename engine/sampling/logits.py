@@ -114,10 +114,7 @@ class LogitsProcessor:
                 self._adjust(out[run.first : run.stop], run)
         out = _temper(out, runs)
         filtered = [run for run in runs if _is_filtered(run.seq.params)]
-        if filtered:
-            out = out.clone() if out is logits else out
-            _filter(out, filtered)
-        return out
+        return _filter(out, filtered) if filtered else out
 
     def forget(self, seq: Sequence) -> None:
         """Optional: what is kept per sequence is bounded and only saves work."""
@@ -238,18 +235,15 @@ def _scale(temperature: float) -> float:
     return 1 / max(temperature, _LEAST_TEMPERATURE) if temperature else 1.0
 
 
-def _filter(rows: Tensor, runs: list[_Run]) -> None:
-    """top_k, top_p and min_p on the rows of these runs, in place."""
-    index = [row for run in runs for row in range(run.first, run.stop)]
+def _filter(logits: Tensor, runs: list[_Run]) -> Tensor:
+    """top_k, top_p and min_p on the rows of these runs."""
+    rows = [row for run in runs for row in range(run.first, run.stop)]
     params = [run.seq.params for run in runs for _ in run.contexts]
-    whole = len(index) == len(rows)
+    index = None if len(rows) == len(logits) else torch.tensor(rows, device=logits.device)
     kept = keep_most_likely(
-        rows if whole else rows[index],
+        logits if index is None else logits[index],
         top_k=[p.top_k for p in params],
         top_p=[p.top_p for p in params],
         min_p=[p.min_p for p in params],
     )
-    if whole:
-        rows.copy_(kept)
-    else:
-        rows[index] = kept
+    return kept if index is None else logits.index_copy(0, index, kept)
