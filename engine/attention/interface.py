@@ -74,7 +74,7 @@ class Span:
 
 
 class KVPlane(Protocol):
-    """One model's keys and values. `stacks[s]` is a pair of `[layers, slots, kv_heads, dim]` for
+    """One model's keys and values. `stacks[s]` is a pair of `[layers, kv_heads, slots, dim]` for
     the layers of one shape; `where[layer]` is (s, index within the stack)."""
 
     @property

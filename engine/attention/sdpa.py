@@ -130,8 +130,8 @@ class SdpaForward:
             values[index].copy_(value)
         else:
             all_keys, all_values = self._plane.stacks[stack]
-            all_keys[index].index_copy_(0, self._slots, key[0].transpose(0, 1))  # type: ignore[arg-type]
-            all_values[index].index_copy_(0, self._slots, value[0].transpose(0, 1))  # type: ignore[arg-type]
+            all_keys[index].index_copy_(1, self._slots, key[0])  # type: ignore[arg-type]
+            all_values[index].index_copy_(1, self._slots, value[0])  # type: ignore[arg-type]
         calls = self._calls.get(window)
         if calls is None:
             calls = self._calls[window] = self._plan(window, query.dtype)
@@ -178,8 +178,8 @@ def views(plane: KVPlane, low: int, high: int) -> list[_Views]:
     by layer. One slice for all layers, since each costs as much as a small product."""
     return [
         (
-            keys[:, None, low:high].transpose(2, 3).unbind(0),
-            values[:, None, low:high].transpose(2, 3).unbind(0),
+            keys[:, None, :, low:high].unbind(0),
+            values[:, None, :, low:high].unbind(0),
         )
         for keys, values in plane.stacks
     ]
@@ -282,8 +282,7 @@ class _Gathered:
 
     def run(self, stack: int, index: int, query: Tensor, kernel: _Kernel) -> Tensor:
         keys, values = (
-            plane[index].index_select(0, self._slots).transpose(0, 1)[None]
-            for plane in self._stacks[stack]
+            plane[index].index_select(1, self._slots)[None] for plane in self._stacks[stack]
         )
         query = query.narrow(2, self._row, self._length)
         return kernel(query, keys, values, self._bias, self._causal)
@@ -336,9 +335,9 @@ class _Padded:
         query = flat.reshape(count, rows, *flat.shape[1:]).transpose(1, 2)
         key, value = (
             plane[index]
-            .index_select(0, self._slots)
-            .view(count, keys, *plane.shape[2:])
-            .transpose(1, 2)
+            .index_select(1, self._slots)
+            .view(-1, count, keys, plane.shape[-1])
+            .transpose(0, 1)
             for plane in self._stacks[stack]
         )
         output = kernel(query, key, value, self._bias, False).flatten(0, 1)

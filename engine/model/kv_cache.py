@@ -22,7 +22,8 @@ GIB = 1 << 30
 
 class Plane:
     """One model's keys and values; layers of one shape share a pair of tensors
-    `[layers, slots, kv_heads, dim]`, so that a slice serves all of them."""
+    `[layers, kv_heads, slots, dim]`, so that one slice serves all of them, and so that a head's
+    keys in consecutive slots are one run of memory."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Plane:
         for stack, ((heads, key_dim, value_dim), members) in enumerate(shapes.items()):
             for index, member in enumerate(members):
                 self.where[member] = (stack, index)
-            sizes = ((len(members), slots, heads, dim) for dim in (key_dim, value_dim))
+            sizes = ((len(members), heads, slots, dim) for dim in (key_dim, value_dim))
             keys, values = (torch.zeros(size, dtype=dtype, device=device) for size in sizes)
             self.stacks.append((keys, values))
 
@@ -83,7 +84,7 @@ class KVCache:
         for plane in self.planes.values():
             for pair in plane.stacks:
                 for tensor in pair:
-                    tensor.index_copy_(1, write, tensor.index_select(1, read))
+                    tensor.index_copy_(2, write, tensor.index_select(2, read))
 
 
 def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:

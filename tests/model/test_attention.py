@@ -217,7 +217,7 @@ def test_a_row_that_is_not_a_number_is_named(tiny_target: str) -> None:
     cache = KVCache(8, BLOCK, "cpu")
     runner = ModelRunner(load_model(tiny_target, role="target", device="cpu"), cache, "target")
     runner.forward([Segment([5, 6], 0, [0], 0), Segment([5, 6], 0, [1], 0)])
-    cache.planes["target"].stacks[0][0][:, 0] = float("nan")
+    cache.planes["target"].stacks[0][0][:, :, 0] = float("nan")
     output = runner.forward([Segment([7], 2, [0], 1), Segment([7], 2, [1], 1)])
     assert output.finite() == [False, True]
 
@@ -245,4 +245,4 @@ def test_layers_of_different_shapes_have_their_own_tensors() -> None:
     layers = [LayerShape(0, 2, 8, 8), LayerShape(1, 1, 16, 16), LayerShape(2, 2, 8, 8)]
     plane = cache.add_plane("p", layers, torch.float32)
     assert plane.where == {0: (0, 0), 1: (1, 0), 2: (0, 1)}
-    assert [keys.shape for keys, _ in plane.stacks] == [(2, 16, 2, 8), (1, 16, 1, 16)]
+    assert [keys.shape for keys, _ in plane.stacks] == [(2, 2, 16, 8), (1, 1, 16, 16)]

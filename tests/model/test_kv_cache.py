@@ -66,7 +66,7 @@ def filled() -> KVCache:
     for offset, name in ((0, "target"), (100, "draft")):
         for pair in cache.add_plane(name, LAYERS, torch.float32).stacks:
             for tensor in pair:
-                tensor += (offset + torch.arange(12.0))[None, :, None, None]
+                tensor += (offset + torch.arange(12.0))[None, None, :, None]
     return cache
 
 
@@ -84,4 +84,4 @@ def test_move_reads_all_before_it_writes(source: list[int], destination: list[in
     for offset, name in ((0, "target"), (100, "draft")):
         for pair in cache.planes[name].stacks:
             for tensor in pair:
-                assert (tensor == (expected + offset)[None, :, None, None]).all()
+                assert (tensor == (expected + offset)[None, None, :, None]).all()
