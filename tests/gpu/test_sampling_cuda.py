@@ -1,0 +1,67 @@
+"""The sampling path on a GPU: the same noise, the same filters, the same tokens as on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.messages import SamplingParams
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.noise import KeyedNoise
+from engine.sampling.sampler import NOT_FINITE, Sampler, token_logprobs
+from engine.sequence import Sequence
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+VOCAB = 5000
+
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"top_k": 20, "min_p": 0.01},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.3, "repetition_penalty": 1.3},
+    {"logit_bias": {5: 4.0}, "min_tokens": 9, "stop_token_ids": (7,)},
+]
+
+
+def test_noise_is_the_same() -> None:
+    keys = [(seed, 7 * seed) for seed in range(40)]
+    there = KeyedNoise(VOCAB, device="cuda").rows(keys).cpu()
+    torch.testing.assert_close(there, KeyedNoise(VOCAB).rows(keys), rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_are_the_same() -> None:
+    """Every field, greedy and sampled, ties and a row that is no number, in one batch."""
+    torch.manual_seed(1)
+    contexts = [
+        RowContext(
+            Sequence("s", SamplingParams(seed=seed, max_tokens=20, **fields), [1, 2, 3, 4], 2),
+            [9, 3][: seed % 3],
+        )
+        for seed in range(10)
+        for fields in FIELDS
+    ]
+    logits = torch.randn(len(contexts), VOCAB) * 4
+    logits[1, [40, 41]] = 30.0
+    logits[2, 0] = torch.nan
+    drawn = []
+    for device in ("cpu", "cuda"):
+        log_probs = LogitsProcessor([0]).finalize(logits.to(device), contexts)
+        drawn.append(Sampler().sample(log_probs, contexts).tolist())
+    assert drawn[0] == drawn[1]
+    assert drawn[1][1:3] == [40, NOT_FINITE]
+
+
+def test_logprobs_are_the_same() -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(6, VOCAB) * 4
+    asked = ([0, 3, 5], [7, 8, 9], [0, 5, 20])
+    here, there = token_logprobs(logits, *asked), token_logprobs(logits.cuda(), *asked)
+    for one, other in zip(here, there, strict=True):
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
