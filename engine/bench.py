@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -38,14 +39,15 @@ from engine.bench_runs import (
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.errors import EngineError
 from engine.pair import Pair, load_pair
+from engine.threads import VARIABLES, engine_threads, granted_cores
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed; 2 when the pair cannot be loaded."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    if parsed.threads:
-        torch.set_num_threads(parsed.threads)
+    if parsed.threads or VARIABLES[0] not in os.environ:
+        torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
     try:
         result = run(parsed, QUICK if parsed.quick else Size())
     except EngineError as error:
@@ -63,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
     return parser
 
 
