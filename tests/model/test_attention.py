@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import LayerShape, Span
-from engine.attention.sdpa import SdpaBackend, visible
+from engine.attention.sdpa import SdpaBackend
+from engine.attention.spans import visible
 from engine.model.batch import Batch, Segment, ancestors_of
 from engine.model.kv_cache import KVCache
 from engine.model.loader import LoadedModel, load_model

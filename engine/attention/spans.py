@@ -1,0 +1,81 @@
+"""Where a span's keys lie and which of them its rows may see: slots, positions, masks.
+
+Arithmetic on one `Span` at a time, on the host; what an SDPA-like backend prepares once a forward.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.interface import Span
+
+Bias = tuple[Tensor | None, bool]  # additive mask or none, and whether `is_causal` says it all
+
+
+def slots_of(span: Span, block_size: int, low: int) -> np.ndarray:
+    """Slots of a span's KV indices `low .. end`, int64."""
+    first = low // block_size
+    table = np.asarray(span.blocks[first : -(-span.end // block_size)], dtype=np.int64)
+    slots = (table[:, None] * block_size + np.arange(block_size)).reshape(-1)
+    return slots[low - first * block_size : span.end - first * block_size]
+
+
+def first_slot(span: Span, block_size: int) -> int | None:
+    """The slot of KV index 0 if a span's blocks are consecutive and ascending, else None."""
+    count = -(-span.end // block_size)
+    base = span.blocks[0]
+    if count == 1 or list(span.blocks[:count]) == list(range(base, base + count)):
+        return base * block_size
+    return None
+
+
+def positions_of(span: Span) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of a span's rows `[length]` and of its keys `[end]`. A node stands at its depth,
+    its KV at its index."""
+    keys = np.arange(span.end)
+    if span.ancestors:
+        tail = len(span.ancestors)
+        base = span.end - tail
+        keys[base:] = [base + len(above) for above in span.ancestors]
+    return keys[span.start :], keys
+
+
+def visible(span: Span, window: int | None) -> np.ndarray:
+    """Which keys a span's rows may see: bool `[length, end]`."""
+    rows, keys = positions_of(span)
+    seen = np.arange(span.start, span.end)[:, None] >= np.arange(span.end)[None, :]
+    if span.ancestors:
+        tail = len(span.ancestors)
+        branch = np.zeros((tail, tail), dtype=bool)
+        for node, above in enumerate(span.ancestors):
+            branch[node, [*above, node]] = True
+        seen[-tail:, -tail:] = branch
+    if window is not None:
+        seen &= rows[:, None] - keys[None, :] < window
+    return seen
+
+
+def lowest(span: Span, window: int | None) -> int:
+    """The first KV index that any row of the span may see."""
+    return 0 if window is None else max(0, int(positions_of(span)[0].min()) - window + 1)
+
+
+def bias_of(
+    span: Span, low: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Bias:
+    """The mask of a span's rows over its keys from `low` on, `[length, end-low]`."""
+    windowed = window is not None and span.end - low > window
+    if not windowed and not span.ancestors:
+        if span.length == 1:
+            return None, False
+        if span.start == low:
+            return None, True
+        bias = torch.zeros(span.length, span.end - low, dtype=dtype, device=device)
+        bias[:, span.start - low :].fill_(float("-inf")).triu_(1)
+        return bias, False
+    seen = torch.from_numpy(visible(span, window)[:, low:]).to(device)
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -math.inf), False
