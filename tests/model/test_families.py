@@ -24,6 +24,7 @@ def test_greedy_equals_generate(family: str, tmp_path: Path) -> None:
     far beyond a sliding window of 7."""
     model: Any = tiny.FAMILIES[family]()
     path = tiny.save(model, tmp_path)
+    model.set_attn_implementation("eager")  # some releases' own SDPA forgets Gemma 2's soft cap
     expected = model.generate(
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT), dtype=torch.int64),
