@@ -67,6 +67,8 @@ def shown(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"
+        case float() if value != value:
+            return "NaN"
         case int() | float():
             text = repr(value) if abs(value) < 1e40 else "a number out of range"
             return text if len(text) <= 40 else text[:37] + "..."

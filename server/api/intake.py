@@ -208,7 +208,7 @@ async def encode(
 
 
 def check_prompt_ids(ids: Sequence[int], *, ready: Ready, param: str) -> None:
-    for token in ids:
+    for token in (min(ids), max(ids)):  # not one by one: there may be millions
         if not 0 <= token < ready.vocab_size:
             raise _bad_id(param, token, ready)
 
@@ -283,5 +283,5 @@ def _check_length(size: int, request: CommonRequest, ready: Ready) -> None:
             f"this model's context holds {context} tokens, prompt and output together, but"
             f" {size + request.length} were asked for: {size} in the prompt and {request.length}"
             f" of `{min(named)}`",
-            param=param,
+            param=min(named) if request.length >= context else param,
         )

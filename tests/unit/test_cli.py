@@ -72,6 +72,15 @@ def test_port_in_use_is_a_sentence() -> None:
             listen("127.0.0.1", port)
 
 
+def test_small_writes_are_not_held_back() -> None:
+    """Every reply came 40 ms late, and a stream's tokens in lumps: Nagle's algorithm was on, since
+    asyncio turns it off only for sockets whose protocol number is set."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
 def test_unknown_host_is_a_sentence() -> None:
     """Law: a host that does not resolve, or is not ours, is named."""
     with pytest.raises(ConfigError, match="cannot listen on 192.0.2.1 port 0"):
