@@ -253,8 +253,8 @@ def test_a_length_beyond_the_context_names_its_own_field(http: httpx.Client) -> 
     """max_tokens alone was too much, and `param` said that the prompt was."""
     for route, field in ((COMPLETIONS, "max_tokens"), (CHAT, "max_completion_tokens")):
         body: dict[str, Any] = {"model": MODEL, field: 512}
-        body |= {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
-        error = error_of(http.post(route, json=body), 400)
+        said: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
+        error = error_of(http.post(route, json=body | said), 400)
         assert error["code"] == "context_length_exceeded"
         assert error["param"] == field
 
