@@ -1,27 +1,34 @@
-"""The short cut past transformers' decorators is taken only where it is the same."""
+"""The shorter ways to call a model are taken only where they are the same."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.model.call import choose_call, front_door, short_cut
+from engine.model.call import choose_call, front_door, layer_loop, short_cut
 from engine.model.loader import load_model
 from engine.model.proof import sample_tokens, whole_sequence
 from tests.support import tiny
 
 
 @pytest.mark.parametrize(
-    ("family", "shorter"),
-    [("llama", True), ("qwen3", True), ("gpt_neox", True), ("gemma3", True), ("gemma2", False)],
+    ("family", "maker"),
+    [
+        ("llama", layer_loop),
+        ("mistral", layer_loop),
+        ("qwen3", layer_loop),
+        ("gpt_neox", short_cut),
+        ("gemma3", short_cut),
+        ("gemma2", front_door),
+    ],
 )
-def test_where_the_short_cut_is_taken(family: str, shorter: bool, tmp_path: Path) -> None:
+def test_which_way_is_taken(family: str, maker: Callable[..., object], tmp_path: Path) -> None:
     """Law: Gemma 2 caps its logits after the head, so body and head alone would be wrong."""
     loaded = load_model(tiny.save(tiny.FAMILIES[family](), tmp_path), role="target", device="cpu")
-    maker = short_cut if shorter else front_door
     assert loaded.logits.__qualname__.startswith(maker.__name__)
 
 
@@ -42,7 +49,7 @@ def test_a_head_that_is_not_the_whole_story_is_noticed(tiny_target: str) -> None
     assert call.__qualname__.startswith("front_door")
 
 
-def test_both_ways_keep_the_same_rows(tiny_target: str) -> None:
+def test_all_ways_keep_the_same_rows(tiny_target: str) -> None:
     """Law: a count keeps trailing rows, a tensor keeps those rows, none is none."""
     loaded = load_model(tiny_target, role="target", device="cpu")
     prepared = whole_sequence(loaded.layers, loaded.model)
@@ -55,7 +62,9 @@ def test_both_ways_keep_the_same_rows(tiny_target: str) -> None:
         (torch.tensor([], dtype=torch.int64), whole[:0]),
     ]
     for keep, expected in keeps:
-        for call in (front_door(loaded.model), loaded.logits):
+        for make in (front_door, short_cut, layer_loop):
+            call = make(loaded.model)
+            assert call
             with torch.inference_mode():
                 found = call(ids, positions, keep, prepared())
             torch.testing.assert_close(found, expected)
