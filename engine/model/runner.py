@@ -1,8 +1,8 @@
 """ModelRunner: one forward of one model over its plane of the KV cache; used for target and draft
 alike.
 
-Promises float32 logits of the asked rows only, in segment order, and the wall seconds of the last
-forward. Leaves to others what the logits mean.
+Promises float32 logits of the asked rows only, in segment order, and the wall seconds that the
+model took in the last forward (packing not included). Leaves to others what the logits mean.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class ModelRunner:
     def forward(self, segments: Sequence[Segment]) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
         `start + len(tokens)`, and everything before `start` must have been computed."""
-        started = self._clock()
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device)
             prepared = self.backend.prepare(self._plane, batch.spans)
+            started = self._clock()  # packing is host work, and counted as such
             logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)
             logits = logits.float()
         if self._synchronize:
