@@ -11,11 +11,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from engine.bench_measures import concurrency, overhead, race
+from engine.bench_measures import concurrency, overhead, progress, race
 from engine.bench_result import (
     ADAPTIVE,
     CONCURRENT,
@@ -36,6 +37,7 @@ from engine.bench_runs import (
     TransformersContender,
     load_plain,
 )
+from engine.bench_served import measure_served
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.errors import EngineError
 from engine.pair import Pair, load_pair
@@ -86,6 +88,9 @@ def run(parsed: argparse.Namespace, size: Size) -> Result:
     race(contenders, prompts[: size.prompts], size, result)
     overhead(pair, prompts, size, result)
     concurrency(pair, prompts, size, result)
+    progress("the same over HTTP, from a fresh start")
+    served = measure_served(parsed.target, parsed.draft, prompts, tokens=size.concurrent_tokens)
+    result.served = asdict(served)
     return result
 
 

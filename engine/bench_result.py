@@ -45,6 +45,7 @@ class Result:
     texts_equal: int = 0
     hf_texts_equal: int = 0
     concurrent: dict[str, float] = field(default_factory=dict)
+    served: dict[str, float] = field(default_factory=dict)
 
     @property
     def lossless(self) -> bool:
@@ -79,7 +80,7 @@ def demands(result: Result) -> list[Demand]:
     best = {t: result.best(t) for t in TEMPERATURES}
     greedy = result.rates[best[0.0]][0.0]
     assisted = result.rates[HF_ASSISTED][0.0]
-    streams = result.concurrent
+    streams, served = result.concurrent, result.served
     return [
         Demand(f"T=0: {best[0.0]} against K=0", result.ratios[best[0.0]][0.0], 1.5),
         Demand(f"T=0.8: {best[0.8]} against K=0", result.ratios[best[0.8]][0.8], 1.3),
@@ -90,8 +91,15 @@ def demands(result: Result) -> list[Demand]:
         ),
         Demand("concurrent streams that finished", streams["finished"], streams["streams"]),
         Demand("of those, equal to the serial text", streams["equal"], streams["streams"]),
+        *(_served(served) if served else ()),
         Demand("texts equal to K=0", result.texts_equal, result.texts_compared),
     ]
+
+
+def _served(served: dict[str, float]) -> Iterator[Demand]:
+    yield Demand("over HTTP: streams that finished", served["finished"], served["streams"])
+    yield Demand("over HTTP: equal to the text alone", served["equal"], served["streams"])
+    yield Demand("seconds to ready, second start", served["ready_seconds"], 10, at_least=False)
 
 
 def card(result: Result) -> str:

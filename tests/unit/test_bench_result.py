@@ -37,6 +37,7 @@ def result() -> Result:
             "streams": 64, "finished": 64, "equal": 63, "tokens_per_second": 500.0,
             "serial_tokens_per_second": 100.0,
         },
+        served={"ready_seconds": 12.0, "streams": 64, "finished": 64, "equal": 64, "exit_code": 0},
     )  # fmt: skip
 
 
@@ -51,6 +52,9 @@ def test_demands_are_judged() -> None:
         "host share of a step, batch 8, T=0": False,
         "concurrent streams that finished": True,
         "of those, equal to the serial text": False,
+        "over HTTP: streams that finished": True,
+        "over HTTP: equal to the text alone": True,
+        "seconds to ready, second start": False,
         "texts equal to K=0": True,
     }
 
@@ -68,8 +72,8 @@ def test_card_and_json_say_the_same() -> None:
     page = card(found)
     for name in found.rates:
         assert f"\n{name}" in page
-    assert page.count("MISSED") == 3
-    assert page.count("\nmet ") == 5
+    assert page.count("MISSED") == 4
+    assert page.count("\nmet ") == 7
     line = found.as_json()
     assert "\n" not in line
     data = json.loads(line)
