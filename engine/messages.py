@@ -157,6 +157,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot go on and exits; `message` is one sentence for the log."""
 
     message: str
+    useless_to_retry: bool = False  # it could not be made from this configuration
 
 
 Event = Ready | Outputs | Fatal

@@ -107,10 +107,10 @@ class EngineProcess:
             self._serve(engine)
             return EXIT_DONE
         except EngineError as error:
-            self._die(str(error))
+            self._die(Fatal(_one_line(error)))
         except Exception as error:
             logger.exception("the engine stops: unexpected error")
-            self._send(Fatal(f"the engine failed: {type(error).__name__}: {error}"))
+            self._send(Fatal(f"the engine failed: {type(error).__name__}: {_one_line(error)}"))
         finally:
             self._context.destroy(linger=LINGER_MILLISECONDS)
         return EXIT_UNEXPECTED
@@ -119,7 +119,7 @@ class EngineProcess:
         try:
             return self._make_engine()
         except EngineError as error:
-            self._die(str(error))
+            self._die(Fatal(_one_line(error), useless_to_retry=True))
             return None
 
     def _serve(self, engine: StepEngine) -> None:
@@ -163,12 +163,17 @@ class EngineProcess:
     def _send(self, event: Event) -> None:
         self._events.send(self._encode(event))
 
-    def _die(self, sentence: str) -> None:
-        logger.error("the engine stops: %s", sentence)
-        self._send(Fatal(sentence))
+    def _die(self, fatal: Fatal) -> None:
+        logger.error("the engine stops: %s", fatal.message)
+        self._send(fatal)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
         self._draining = True
+
+
+def _one_line(error: Exception) -> str:
+    """Libraries' messages come with line breaks and advice in paragraphs."""
+    return " ".join(str(error).split())
 
 
 def follow_parent() -> None:

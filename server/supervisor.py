@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine")
 WATCH_TICKS = 4  # looks within `watchdog` seconds
-LAST_WORDS_SECONDS = 2.0  # for what a process sent just before it ended, and for its exit code
+LAST_WORDS_SECONDS = 2.0  # for what a process sent just before it ended
 STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
 
 
@@ -186,7 +186,7 @@ class EngineSupervisor:
                 self._lifecycle.ready(self._clock())
                 signs.ready.set()
             case Fatal():
-                signs.fatal = event.message
+                signs.fatal = event
                 signs.over.set()
 
     async def _watch(self, signs: _Signs) -> Loss | None:
@@ -205,22 +205,19 @@ class EngineSupervisor:
         return None
 
     async def _last_words(self, incarnation: Incarnation, signs: _Signs) -> Loss:
-        """What was sent before the end may still be on the way, and so may the exit code."""
+        """What was sent before the end may still be on the way. Fatal says all there is to know; an
+        interpreter with torch in it may take seconds to exit after that."""
         deadline = self._clock() + LAST_WORDS_SECONDS
-        while self._clock() < deadline:
+        while signs.fatal is None and self._clock() < deadline:
             code = incarnation.exit_code
-            if code is not None and (code < 0 or self._all_said(code, signs)):
+            if code is not None and (code < 0 or (code == 0 and self._client.inflight == 0)):
                 break
             await asyncio.sleep(0.01)
+        if signs.fatal is not None:
+            return Loss(signs.fatal.message, useless_to_retry=signs.fatal.useless_to_retry)
         code = incarnation.exit_code
-        sentence = signs.fatal
-        if sentence is None:
-            sentence = how_it_ended(code) if code is not None else "the engine ended"
+        sentence = how_it_ended(code) if code is not None else "the engine ended"
         return Loss(sentence, useless_to_retry=code == EXIT_CANNOT_START)
-
-    def _all_said(self, code: int, signs: _Signs) -> bool:
-        """A failing process says Fatal, a drained one ends every stream."""
-        return signs.fatal is not None if code else self._client.inflight == 0
 
     def _changed(self, state: EngineState) -> None:
         self._client.state = state
@@ -234,7 +231,7 @@ class _Signs:
         self.heard = False  # since the last look
         self.ready = asyncio.Event()
         self.over = asyncio.Event()  # it exited, or said Fatal
-        self.fatal: str | None = None
+        self.fatal: Fatal | None = None
 
 
 async def _within(seconds: float, *events: asyncio.Event) -> bool:

@@ -217,6 +217,20 @@ def test_a_configuration_that_cannot_run_is_given_up_at_once() -> None:
     asyncio.run(scenario())
 
 
+def test_a_refusal_to_start_counts_however_long_the_exit_takes() -> None:
+    """A missing folder was retried five times: only the exit code said that this is useless, and
+    with torch imported a busy machine took longer to exit than the supervisor waited."""
+
+    async def scenario() -> None:
+        script = Script(refuse_to_start="no such model folder: /x", exit_seconds=60)
+        async with house(script) as home:
+            await home.supervisor.failed.wait()
+            assert home.states == ["starting", "failed"]
+            assert home.supervisor.failure == "no such model folder: /x"
+
+    asyncio.run(scenario())
+
+
 def test_a_crash_at_start_is_retried(tmp_path: Path) -> None:
     """What is not the configuration's fault may go better the next time."""
 

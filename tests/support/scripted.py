@@ -37,6 +37,7 @@ class Script:
     start_seconds: float = 0.0
     refuse_to_start: str | None = None  # an EngineError with this sentence: exit code 2
     crash_at_start: bool = False  # an unexpected exception: exit code 1
+    exit_seconds: float = 0.0  # between the last word and the exit, as with torch imported
     raise_after: int | None = None  # an unexpected exception in the step after that many tokens
     die_after: int | None = None  # SIGKILL to itself
     hang_after: int | None = None  # sleeps for ever inside a step
@@ -186,7 +187,9 @@ def main() -> int:
     parsed = parse(None)
     read_config(parsed.config)  # what the supervisor wrote must be readable
     script = load_script()
-    return EngineProcess(lambda: make_engine(script), parsed.commands, parsed.events).run()
+    code = EngineProcess(lambda: make_engine(script), parsed.commands, parsed.events).run()
+    time.sleep(script.exit_seconds)
+    return code
 
 
 if __name__ == "__main__":

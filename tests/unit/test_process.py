@@ -165,9 +165,9 @@ def test_a_refusal_to_start_is_one_sentence_and_exit_code_2(
     front_end: FrontEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What an operator can mend is said once, without a traceback."""
-    code, events = front_end.run(scripted(Script(refuse_to_start="no such folder: /x")))
+    code, events = front_end.run(scripted(Script(refuse_to_start="no such\n\n  folder: /x")))
     assert code == 2
-    assert events == [Fatal("no such folder: /x")]
+    assert events == [Fatal("no such folder: /x", useless_to_retry=True)]
     assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
         ("the engine stops: no such folder: /x", None)
     ]
