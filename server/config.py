@@ -185,7 +185,9 @@ def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> d
         return upper
     merged = dict(lower)
     for key, value in upper.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+        if isinstance(value, dict) and key in merged:
+            if not isinstance(merged[key], dict):
+                raise ConfigError(f"{key} = {merged[key]!r} is not allowed: it must be a table")
             value = _merge(merged[key], value, name=key)
         merged[key] = value
     return merged

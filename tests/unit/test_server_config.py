@@ -149,6 +149,10 @@ def test_model_name_of_a_folder() -> None:
         ("server.port=x", ["server.port = x", "integer"]),
         ("server.port=70000", ["server.port = 70000", "65535"]),
         ("server.port=true", ["server.port = True", "integer"]),
+        ("speculation.controller.k=true", ["speculation.controller.k = True", "integer"]),
+        ('speculation.controller.k="4"', ["speculation.controller.k = 4", "integer"]),
+        ("cache.prefix_caching=1", ["cache.prefix_caching = 1", "boolean"]),
+        ("cache.cpu_memory_gib=inf", ["cache.cpu_memory_gib = inf", "finite"]),
         ("server.prot=1", ["unknown key server.prot", "port", "did you mean port?"]),
         ("k=3", ["unknown key k", "speculation"]),
         ("speculation.proposer.kind=x", ["speculation.proposer.kind = x", "'ngram'"]),
@@ -174,6 +178,13 @@ def test_environment_mistakes_are_named() -> None:
     """Law: the environment is refused like a file."""
     assert "unknown key foo;" in refusal(env={"FORETOKEN__FOO__BAR": "1"})
     assert "FORETOKEN__" in refusal(env={"FORETOKEN__": "1"})
+
+
+def test_a_higher_layer_does_not_hide_what_is_no_table(tmp_path: Path) -> None:
+    """`server = 5` passed unnoticed as soon as --port was given."""
+    path = written(tmp_path, "server = 5\n")
+    with pytest.raises(ConfigError, match="server = 5 is not allowed: it must be a table"):
+        load_config(path, ["server.port=1"])
 
 
 @pytest.mark.parametrize("value", ["12345678", '["s3cret"]'])
