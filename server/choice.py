@@ -136,7 +136,11 @@ class Choice:
             offset = 0
             for token, entry in zip(echo.tokens, output.prompt_logprobs, strict=True):
                 self._held.append(self._entry(token, entry, min(offset, len(echo.text))))
-                offset += len(places.push([token]))
+                piece = places.push([token])
+                if self._tokenizer.is_special(token):  # written out in the prompt, or added to it
+                    name = token_text(self._tokenizer.token_bytes(token))
+                    piece = name if echo.text.startswith(name, offset) else ""
+                offset += len(piece)
         self._position = len(echo.text)
         return echo.text
 

@@ -179,6 +179,19 @@ def test_completion_logprobs_with_echo(sdk: OpenAI) -> None:
     }  # fmt: skip
 
 
+def test_offsets_of_an_echo_with_special_tokens(sdk: OpenAI) -> None:
+    """A prompt may spell special tokens out; they counted as no text, and every offset behind them
+    pointed too far to the left. The token that the tokenizer adds in front has none."""
+    reply = sdk.completions.create(
+        model=MODEL, prompt="<|im_start|>a<|im_end|>b", echo=True, logprobs=0, max_tokens=1, seed=1
+    )
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.tokens[:-1] == ["<|bos|>", "<|im_start|>", "a", "<|im_end|>", "b"]
+    assert logprobs.text_offset == [0, 0, 12, 13, 23, 24]
+
+
 def test_chat_logprobs(sdk: OpenAI) -> None:
     """token, logprob, bytes and alternatives; streaming gives the same entries."""
     reply = sdk.chat.completions.create(
