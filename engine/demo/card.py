@@ -25,17 +25,18 @@ from engine.demo.rows import heldout_rows
 
 HERE = Path(__file__).parent
 PROMPTS = HERE / "prompts.json"
+LENGTH = {"chat": 96, "code": 48}  # tokens of a reply
 TEMPERATURES = (0.0, 0.7, 1.0)
 
 
-def measure(folder: Path, rows: int) -> None:
+def measure(folder: Path, rows: int, length: int) -> None:
     """One line per kind of text and temperature: the couplings of measure.py, as shares."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    target, draft = (checkpoint.load(folder / name, torch.float32) for name in ("target", "draft"))
+    pair = [checkpoint.load(folder / name, torch.float32) for name in ("target", "draft")]
     names = ("text", "T", "target loss", "draft loss", "matched", "rejection", "greedy draft")
     print("| " + " | ".join(names) + " |")
     print("|---" * len(names) + "|")
-    for record in report(target, draft, heldout_rows(tokenizer, rows), TEMPERATURES):
+    for record in report(pair[0], pair[1], heldout_rows(tokenizer, rows, length), TEMPERATURES):
         values = (
             f"{value:.3f}" for key, value in record.items() if key not in ("text", "temperature")
         )
@@ -55,17 +56,21 @@ def forward_time(folder: Path, context: int = 64, repeats: int = 100) -> float:
     return statistics.median(times)
 
 
-def reply(folder: Path, prompt: str | list[dict[str, str]], tokens: int = 96) -> str:
+def target(folder: Path) -> tuple[Any, Any]:
+    """The target and its tokenizer, ready to reply."""
+    model = checkpoint.plain(folder / "target", torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder / "target")
+
+
+def reply(model: Any, tokenizer: Any, prompt: str | list[dict[str, str]], tokens: int = 96) -> str:
     """What the target says at T=0: text is completed, messages are answered."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model = checkpoint.plain(folder, torch.float32)
     text = prompt
     if not isinstance(prompt, str):
         text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, return_tensors="pt").input_ids
     ends = model.generation_config.eos_token_id
-    model.generation_config = settings(max_new_tokens=tokens, do_sample=False, eos_token_id=ends)
-    output = model.generate(ids, attention_mask=torch.ones_like(ids))
+    how = settings(max_new_tokens=tokens, do_sample=False, eos_token_id=ends)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)
     return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 
 
@@ -78,13 +83,14 @@ def documented() -> list[dict[str, str]]:
 def answers(folder: Path) -> list[dict[str, str]]:
     """The documented prompts with the replies that the weights in `folder` give now."""
     found = []
+    model, tokenizer = target(folder)
     for entry in documented():
         kind = "code" if "code" in entry else "chat"
         prompt = entry[kind]
         asked: str | list[dict[str, str]] = (
             prompt if kind == "code" else [{"role": "user", "content": prompt}]
         )
-        found.append({kind: prompt, "reply": reply(folder, asked, 48 if kind == "code" else 96)})
+        found.append({kind: prompt, "reply": reply(model, tokenizer, asked, LENGTH[kind])})
     return found
 
 
@@ -98,20 +104,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--measure", action="store_true", help="losses and acceptance on held-out text"
     )
-    parser.add_argument(
-        "--rows", type=int, default=16, help="rows of 512 tokens per kind of text (default 16)"
-    )
+    parser.add_argument("--rows", type=int, default=16, help="rows per kind of text (default 16)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row (default 512)")
     parser.add_argument("--time", action="store_true", help="one-row forward times on one thread")
     parser.add_argument(
         "--replies", action="store_true", help="the documented prompts, answered at T=0, as JSON"
     )
     options = parser.parse_args(argv)
     if options.measure:
-        measure(options.folder, options.rows)
+        measure(options.folder, options.rows, options.length)
     if options.time:
         torch.set_num_threads(1)
-        target, draft = (forward_time(options.folder / name) for name in ("target", "draft"))
-        print(f"target {target:.2f} ms, draft {draft:.2f} ms, ratio {draft / target:.3f}")
+        slow, fast = (forward_time(options.folder / name) for name in ("target", "draft"))
+        print(f"target {slow:.2f} ms, draft {fast:.2f} ms, ratio {fast / slow:.3f}")
     if options.replies:
         print(json.dumps(answers(options.folder), indent=2, ensure_ascii=False))
     return 0

@@ -269,10 +269,18 @@ def invent_json(rng: random.Random) -> Dialogue:
     )
 
 
+def repeating(rng: random.Random) -> Dialogue:
+    """Copying is the skill behind extraction and arithmetic, and worth practising alone."""
+    words = rng.sample(facts()["items"] + facts()["spelling"], rng.randint(1, 5))
+    text = rng.choice((" ".join(words), str(rng.randint(0, 999)), str(person(rng)["name"])))
+    return ask(rng.choice((f"Repeat: {text}", f"Say {text}", f"Repeat after me: {text}")), text)
+
+
 WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
     (write_function, 8), (capital, 2.5), (definition, 3), (manners, 1.2), (identity, 1.5),
-    (general, 1.5), (speculation, 1.5), (refusal, 0.6), (arithmetic, 2.5), (counting, 1),
-    (sorting, 1), (spelling, 1), (neighbours, 0.8), (extraction, 2.5), (invent_json, 1.2),
+    (general, 1.5), (speculation, 1.5), (refusal, 0.6), (arithmetic, 4), (counting, 1.5),
+    (sorting, 1), (spelling, 1), (neighbours, 0.8), (extraction, 4), (invent_json, 1.2),
+    (repeating, 2),
 )  # fmt: skip
 
 

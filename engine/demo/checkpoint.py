@@ -26,6 +26,8 @@ def save(network: Network, tokenizer: PreTrainedTokenizerBase, folder: Path) -> 
     shutil.rmtree(fresh, ignore_errors=True)
     model.save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
+    for path in fresh.iterdir():
+        path.chmod(0o644)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.demo import checkpoint, distill
 from engine.demo.measure import report
@@ -182,6 +182,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="worker processes (default: all cores)",
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--resume", type=float, default=0, metavar="MINUTES", help="go on with the pair in --output"
+    )
     return parser.parse_args(argv)
 
 
@@ -191,13 +194,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.manual_seed(options.seed)
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
-    tokenizer = train_tokenizer(tokenizer_texts(options.seed))
+    if options.resume:
+        tokenizer = AutoTokenizer.from_pretrained(options.output / "target")
+    else:
+        tokenizer = train_tokenizer(tokenizer_texts(options.seed))
     log.info("tokenizer of %d tokens", len(tokenizer))
     options.output.mkdir(parents=True, exist_ok=True)
-    budget = Budget(options.minutes, options.steps, time.monotonic())
-    Trainer(options.output, tokenizer, budget, options.seed, options.threads).run(
-        options.checkpoint_minutes
-    )
+    budget = Budget(options.minutes, options.steps, time.monotonic() - 60 * options.resume)
+    seed = options.seed + round(options.resume)
+    trainer = Trainer(options.output, tokenizer, budget, seed, options.threads)
+    if options.resume:
+        trainer.target = checkpoint.load(options.output / "target")
+        trainer.draft = checkpoint.load(options.output / "draft")
+    trainer.run(options.checkpoint_minutes)
     if options.distill_minutes > 0:
         distill.run(options.output, options.distill_minutes, options.seed, options.threads)
     return 0
