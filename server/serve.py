@@ -25,6 +25,7 @@ from engine.config import model_folder
 from engine.errors import ConfigError, EngineError
 from server.app import create_app
 from server.config import Config, ServerConfig
+from server.connection import Connection
 from server.engine_client import EngineClient, EngineState
 from server.lifecycle import RestartPolicy
 from server.metrics import Metrics
@@ -157,6 +158,7 @@ class _Http(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
+                http=Connection,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

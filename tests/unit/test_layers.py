@@ -39,7 +39,7 @@ DOORS = {
     "prometheus_client": ["server.metrics"],
     "fastapi": ["server.app", "server.api"],
     "sse_starlette": ["server.app", "server.api"],
-    "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve"],
+    "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
 }  # fmt: skip
 
 

@@ -1,0 +1,64 @@
+"""Clients that do not get to the point."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from server.connection import Connection
+
+
+class Hasty(Connection):
+    HEAD_SECONDS = 0.05
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Takes longer than the deadline of a head, and lets the body take longer too."""
+    await asyncio.sleep(0.2)
+    while (await receive()).get("more_body"):
+        pass
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def dialogue(*messages: bytes, until_closed: bool) -> bytes:
+    """What the server answers to messages that are sent with pauses in between."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(application, http=Hasty, lifespan="off", ws="none", log_config=None)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        for message in messages:
+            writer.write(message)
+            await asyncio.sleep(0.15)
+        answer = await (reader.read() if until_closed else reader.readuntil(b"ok"))
+        writer.close()
+        server.should_exit = True
+        await serving
+    return answer
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /health HTT"])
+def test_a_head_that_does_not_come_is_not_waited_for(head: bytes) -> None:
+    """Such connections stayed open for ever, each with a file descriptor."""
+    assert asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30)) == b""
+
+
+def test_half_of_a_second_head_is_not_waited_for_either() -> None:
+    """The same on a kept-alive connection, where the first bytes stopped uvicorn's own clock."""
+    whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    said = asyncio.run(asyncio.wait_for(dialogue(whole, b"", b"GET", until_closed=True), 30))
+    assert said.endswith(b"ok")
+
+
+def test_slow_bodies_and_slow_answers_are_not_cut() -> None:
+    """The deadline is for heads alone."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
+    said = asyncio.run(asyncio.wait_for(dialogue(head, b"a", b"bc", until_closed=False), 30))
+    assert said.startswith(b"HTTP/1.1 200")
