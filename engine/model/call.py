@@ -1,11 +1,12 @@
-"""How a loaded model is called: through its front door, past the decorators of it, or layer by
-layer.
+"""How a loaded model is called: through its front door, past the decorators of it, layer by layer,
+or fused.
 
 transformers wraps each forward in output capture, configuration defaults, masks and output classes:
 about 0.25 ms a call, a third of a one-layer draft's forward. The undecorated forward of the body
 followed by the output embedding is the same arithmetic for most families; for the plainest ones so
 is the loop over their layers. Where it is not (scaled or capped logits, another signature) the
-front door is used. Which one is decided once, by comparison bit for bit.
+front door is used. Small plain models go further, see `engine.model.fused`. Which one is decided
+once, by comparison.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import PreparedAttention
+from engine.model.fused import fused_decoder
 
 LOOPED = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # embedding, equal layers, norm, head
 
@@ -101,16 +103,27 @@ def _kept(rows: Tensor, keep: int | Tensor) -> Tensor:
     return rows[:, -keep:] if isinstance(keep, int) else rows.index_select(1, keep)
 
 
+def _nearly_equal(found: Tensor, expected: Tensor) -> bool:
+    """In units of the largest logit."""
+    return bool((found - expected).abs().max() <= 1e-4 * expected.abs().max())
+
+
 @torch.inference_mode()
 def choose_call(model: Any, prepared: Callable[[], PreparedAttention], tokens: list[int]) -> Call:
-    """The shortest way that answers bit for bit what the front door does. `prepared` makes an
-    attention for these tokens as one sequence from position 0."""
+    """The shortest way that answers what the front door does: up to the last bits of float32 for
+    the fused decoder, whose sums run in another order; bit for bit for the others. `prepared`
+    makes an attention for these tokens as one sequence from position 0."""
     door = front_door(model)
     device = next(model.parameters()).device
     ids = torch.tensor([tokens], device=device)
     positions = torch.arange(len(tokens), device=device)[None]
     keeps: tuple[int | Tensor, ...] = (2, torch.tensor([0, len(tokens) - 1], device=device))
     expected = [door(ids, positions, keep, prepared()) for keep in keeps]
+    fused = fused_decoder(model)
+    if fused is not None:
+        found = [fused(ids, positions, keep, prepared()) for keep in keeps]
+        if all(map(_nearly_equal, found, expected)):
+            return fused
     for make in (layer_loop, short_cut):
         try:
             call = make(model)
