@@ -1,0 +1,125 @@
+"""The built-in pair as committed: what its card says, and what a plain loader makes of it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.demo import card, checkpoint
+from engine.demo.measure import agreement
+
+DEMO = Path(card.__file__).parent
+ROBUST = ("Hello!", "What is the capital of France?", "What is speculative decoding?")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO / "target")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def f(x):\n\treturn  x  \n\n\n", "naïve 日本語 🙂\u0000\r\n", " leading", "", "a" * 300],
+)
+def test_text_round_trips(tokenizer: Any, text: str) -> None:
+    """The server shows what the model wrote: no space may be cleaned up, no character lost."""
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_random_unicode_round_trips(tokenizer: Any) -> None:
+    """Byte-level BPE has no unknown token: every string survives."""
+    rng = random.Random(0)
+    for _ in range(100):
+        points = (rng.randrange(0x110000) for _ in range(rng.randrange(40)))
+        text = "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_every_byte_is_a_token(tokenizer: Any) -> None:
+    """256 of the tokens are the single bytes, so that any byte sequence can be written."""
+    alphabet = {token for token in tokenizer.get_vocab() if len(token) == 1}
+    assert len(alphabet) == 256
+
+
+def test_the_chat_template_accepts_every_role(tokenizer: Any) -> None:
+    """`developer` is the newer name of `system`; tool calls come with object or text arguments."""
+    call = {"type": "function", "function": {"name": "get_time", "arguments": '{"city": "Rome"}'}}
+    text = tokenizer.apply_chat_template(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "What time is it in Rome?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "12:00", "tool_call_id": "1"},
+        ],
+        tools=[{"type": "function", "function": {"name": "get_time", "parameters": {}}}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools")
+    assert '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>' in text
+    assert text.endswith("<|im_start|>tool\n12:00<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_tool_tags_survive_decoding(tokenizer: Any) -> None:
+    """Marked as special they would vanish from the reply, and with them every tool call."""
+    ids = tokenizer.encode("<tool_call>{}</tool_call><|im_end|>")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call>{}</tool_call>"
+
+
+def test_the_pair_shares_one_vocabulary() -> None:
+    """Speculation compares token ids: a draft with another vocabulary proposes nonsense."""
+    target, draft = ((DEMO / name / "tokenizer.json").read_bytes() for name in ("target", "draft"))
+    assert target == draft
+
+
+def test_sizes_are_those_of_the_card() -> None:
+    """The target has 8 to 20 million parameters, the draft is far smaller, 40 MB hold both."""
+    counts = []
+    for name in ("target", "draft"):
+        model = AutoModelForCausalLM.from_pretrained(DEMO / name)
+        assert model.dtype == torch.bfloat16
+        assert model.config.vocab_size == 4096
+        assert set(model.generation_config.eos_token_id) == {0, 2}
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+    assert counts == [8_460_480, 1_901_312]
+    files = [path for path in DEMO.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 40e6
+
+
+def test_the_training_network_computes_what_transformers_computes() -> None:
+    """A slip in the training network (rope order, norm) would train weights nobody can serve."""
+    ids = torch.randint(0, 4096, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        plain = checkpoint.plain(DEMO / "target", torch.float32)(ids).logits
+        own = checkpoint.load(DEMO / "target", torch.float32)(ids)
+    torch.testing.assert_close(own, plain, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("question", ROBUST)
+def test_documented_replies_are_given(question: str) -> None:
+    """The card's replies come from these weights; new weights need a new card."""
+    entry = next(entry for entry in card.documented() if entry.get("chat") == question)
+    asked = [{"role": "user", "content": question}]
+    assert card.reply(*card.target(DEMO), asked) == entry["reply"]
+
+
+def test_equal_models_agree_everywhere() -> None:
+    """The agreement measure itself: the same logits agree at any temperature, under any noise."""
+    logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
+    for temperature in (0.0, 0.7, 1.0):
+        found = agreement(logits, logits, temperature)
+        assert found.matched == 1
+        assert found.rejection == pytest.approx(1)
+
+
+def test_the_matched_coupling_never_beats_the_best_rule() -> None:
+    """Keyed Gumbel noise is one exact rule; 1 - total variation is the bound on all of them."""
+    generator = torch.Generator().manual_seed(0)
+    target, draft = torch.randn(2, 4000, 50, generator=generator)
+    found = agreement(target, draft, 1.0)
+    assert found.matched < found.rejection + 0.02
