@@ -28,10 +28,11 @@ from engine.demo import checkpoint
 from engine.demo.checkpoint import settings
 from engine.demo.optimizer import Optimizer
 from engine.demo.rows import Rows
+from engine.demo.workers import compiled
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPT, WRITTEN, ROWS = 64, 192, 32
-STEPS_PER_ROUND = 6
+STEPS_PER_ROUND = 24
 
 log = logging.getLogger("foretoken.demo")
 
@@ -55,7 +56,8 @@ class Distiller:
         self.writer = checkpoint.plain(output / "target", torch.bfloat16)
         self.target = checkpoint.load(output / "target")
         self.draft = checkpoint.load(output / "draft")
-        self.optimizer = Optimizer((self.draft,), scale=0.3)
+        self.optimizer = Optimizer((self.draft,), scale=0.5)
+        self.distance = compiled(self.distance_on)
         self.rows, self.rng = Rows(self.tokenizer, seed + 1), random.Random(seed)
         self.pool: list[Tensor] = []
 
@@ -63,14 +65,18 @@ class Distiller:
         prompts = self.rows.batch(ROWS, PROMPT + WRITTEN)[:, :PROMPT]
         self.pool.extend(continue_rows(self.writer, prompts, temperature))
 
-    def step(self, rate: float) -> float:
-        """One update on half written, half given text; the loss is the KL distance."""
-        own = torch.stack(self.rng.sample(self.pool, ROWS // 2))
-        batch = torch.cat((own, self.rows.batch(ROWS // 2, PROMPT + WRITTEN)))[:, :-1]
+    def distance_on(self, batch: Tensor) -> Tensor:
+        """The KL distance of the draft from the target, per token."""
         with torch.no_grad():
             goal = self.target(batch).flatten(0, 1).float().log_softmax(-1)
         guess = self.draft(batch).flatten(0, 1).float().log_softmax(-1)
-        loss = F.kl_div(guess, goal, reduction="batchmean", log_target=True)
+        return F.kl_div(guess, goal, reduction="batchmean", log_target=True)
+
+    def step(self, rate: float) -> float:
+        """One update on half written, half given text."""
+        own = torch.stack(self.rng.sample(self.pool, ROWS // 2))
+        batch = torch.cat((own, self.rows.batch(ROWS // 2, PROMPT + WRITTEN)))
+        loss: Tensor = self.distance(batch[:, :-1].contiguous())
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step(rate)
         return loss.item()

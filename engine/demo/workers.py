@@ -37,9 +37,14 @@ def pair_losses(target: Network, draft: Network) -> Callable[[Tensor, bool], tup
             return learned, torch.zeros(())
         return learned, draft_loss(wanted, draft(inputs).flatten(0, 1), labels)
 
+    return compiled(losses)
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled where there is a compiler for it: several times as fast, and not needed."""
     if shutil.which("g++") is None:
-        return losses
-    return torch.compile(losses, dynamic=False)
+        return function
+    return torch.compile(function, dynamic=False)
 
 
 def work(
