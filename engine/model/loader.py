@@ -212,7 +212,11 @@ def _weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
     auto: Any = AutoModelForCausalLM  # its stubs know one return value
     try:
         model, report = auto.from_pretrained(
-            source, attn_implementation=NAME, output_loading_info=True, **arguments
+            source,
+            attn_implementation=NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # named below; else the error points at a table of its own
+            **arguments,
         )
     except Exception as error:  # as above
         raise ModelError(f"{name} could not be loaded: {one_line(error)}") from error
@@ -222,7 +226,11 @@ def _weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             f"{name} lacks {len(absent)} of its weights, among them {', '.join(absent[:3])}"
         )
     if mismatched := report.get("mismatched_keys"):
-        raise ModelError(f"{name} has {len(mismatched)} weights of the wrong shape")
+        weight, found, wanted = min(mismatched)
+        raise ModelError(
+            f"{name} has {len(mismatched)} weights of a shape that its config.json does not say, "
+            f"among them {weight}: {list(found)} in the file, {list(wanted)} by the configuration"
+        )
     if model.config._attn_implementation != NAME:
         raise ModelError(f"{name} does not accept an attention function of ours")
     return model
