@@ -215,7 +215,7 @@ def _weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             source,
             attn_implementation=NAME,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # named below; else the error points at a table of its own
+            ignore_mismatched_sizes=True,  # they are named below
             **arguments,
         )
     except Exception as error:  # as above
