@@ -2,9 +2,8 @@
 calls.
 
 A model of eight million parameters cannot be taught to reason, but it can be taught the shape of
-an answer, so every writer here draws from a small closed world (`facts.json`, `functions.txt`)
-in many wordings. Pure Python: the tests and the benchmarks import this where no torch is
-installed.
+an answer, so every writer draws from a small closed world (`facts.json`, `functions.txt`) in
+many wordings. Pure Python: tests and benchmarks import this where no torch is installed.
 """
 
 from __future__ import annotations
