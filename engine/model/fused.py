@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from engine.attention.interface import PreparedAttention
-from engine.model.layers import FLIPPED_ROWS, as_columns, flipped_product
+from engine.model.layers import FLIPPED_ROWS, flipped_product
 
 LARGEST_TURNED_HEAD = 1 << 26  # bytes; heads up to here are also held as [in, out]
 FAMILIES = frozenset({"llama", "mistral"})
@@ -120,13 +120,8 @@ class FusedDecoder:
 
     def _mlp(self, layer: _Layer, rows: Tensor) -> Tensor:
         normed = torch.rms_norm(rows, self._width, layer.mlp_norm, self._epsilon)
-        count = len(rows)
-        if self._turned or count > FLIPPED_ROWS:
-            gate, up = self._product(normed, layer.gate_up).chunk(2, dim=-1)
-            return self._product(silu(gate).mul_(up), layer.down)
-        # Both products from the left: what lies between them may stay in columns.
-        gate, up = torch.mm(layer.gate_up, as_columns(normed)).chunk(2)
-        return torch.mm(layer.down, silu(gate).mul_(up))[:, :count].t()
+        gate, up = self._product(normed, layer.gate_up).chunk(2, dim=-1)
+        return self._product(silu(gate).mul_(up), layer.down)
 
     def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
         if self._turned:
