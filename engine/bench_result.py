@@ -17,12 +17,12 @@ HF_PLAIN, HF_ASSISTED, HF_TUNED = "transformers", "transformers assisted", "assi
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run."""
+    """How much is run. Rates include the prompt, so replies are long enough to be about decoding."""
 
-    ks: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    prompts: int = 8
-    tokens: int = 96
-    rounds: int = 3
+    ks: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    prompts: int = 4
+    tokens: int = 256
+    rounds: int = 2
     concurrent_tokens: int = 48
 
 
