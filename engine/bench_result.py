@@ -17,7 +17,7 @@ HF_PLAIN, HF_ASSISTED, HF_TUNED = "transformers", "transformers assisted", "assi
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run. Rates include the prompt, so replies are long enough to be about decoding."""
+    """How much is run. Rates include the prompt, so replies are long: it is about decoding."""
 
     ks: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     prompts: int = 4
