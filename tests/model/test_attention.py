@@ -12,6 +12,7 @@ from engine.attention.interface import LayerShape, Span
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
 from engine.model.batch import Batch, Segment, ancestors_of
+from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.loader import LoadedModel, load_model
 from engine.model.runner import ModelRunner
@@ -207,7 +208,7 @@ def test_no_mask_is_built_by_transformers(loaded: LoadedModel) -> None:
         if hasattr(module, "layer_idx") and hasattr(module, "is_causal")
     ]
     batch = Batch.pack([Segment(TOKENS, 0, STRAIGHT, 1)], CPU)
-    loaded.logits(batch.input_ids, batch.positions, batch.keep, Spy())
+    front_door(loaded.model)(batch.input_ids, batch.positions, batch.keep, Spy())
     for hook in hooks:
         hook.remove()
     assert seen == [None] * len(loaded.layers)
