@@ -54,6 +54,7 @@ class Engine:
         self._runner = ModelRunner(target, self._cache, "target")
         draft = ModelRunner(pair.draft, self._cache, "draft") if pair.draft else None
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
+        self._processor = processor
         self._proposer = proposer or build_proposer(
             config.speculation.proposer,
             draft_runner=draft,
@@ -235,6 +236,7 @@ class Engine:
 
     def _leave(self, seq: Sequence) -> None:
         self._proposer.forget(seq)
+        self._processor.forget(seq)
         self._ids.discard(seq.id)
 
     def _take_pending(self) -> list[Output]:

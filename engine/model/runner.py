@@ -27,11 +27,6 @@ class ModelOutput:
 
     logits: Tensor
 
-    def finite(self) -> list[bool]:
-        """Per row: are all logits numbers? A NaN or an infinity survives the sum."""
-        rows: list[bool] = self.logits.sum(dim=-1).isfinite().tolist()
-        return rows
-
 
 class ModelRunner:
     """`plane` names the model's plane in `cache`; it is added there if it is not yet."""

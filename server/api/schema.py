@@ -8,6 +8,7 @@ Facts of the engine (vocabulary, context) are checked in intake.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -96,7 +97,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Length = Annotated[int, Field(ge=1, le=MAX_LENGTH_FIELD)]
 
 
-class CommonRequest(Part):
+class CommonRequest(Part, ABC):
     """Fields of both endpoints. Names and meaning: `server.api.fields`."""
 
     model: str
@@ -135,9 +136,9 @@ class CommonRequest(Part):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def alternatives(self) -> int | None:
         """Alternatives per generated token; None: no logprobs."""
-        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:

@@ -59,12 +59,12 @@ class PieceTokenizer:
         return text_piece_bytes(self.pieces[token])
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        raise NotImplementedError
+        raise AssertionError("a detokenizer only decodes")
 
     def render(
         self, messages: object, *, tools: object = None, add_generation_prompt: bool = True
     ) -> str:
-        raise NotImplementedError
+        raise AssertionError("a detokenizer only decodes")
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         text, run = "", b""
