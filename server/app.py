@@ -19,9 +19,9 @@ from server.api import errors
 from server.api.auth import ApiKey
 from server.api.chat import chat_router
 from server.api.completions import completions_router
-from server.api.intake import Services
 from server.api.models import models_router
 from server.api.ops import OPEN_PATHS, ops_router
+from server.api.services import Services
 from server.config import Config
 from server.engine_client import EngineHandle
 from server.generation import Admission

@@ -1,7 +1,7 @@
 """Connection: uvicorn's HTTP/1.1 protocol with a deadline for the head of a request.
 
 uvicorn limits how long a kept-alive connection may idle, but a client that sends nothing, or half a
-head, holds its file descriptor for ever. Bodies have their own deadline (`api.intake`).
+head, holds its file descriptor for ever. Bodies have their own deadline (`api.body`).
 """
 
 from __future__ import annotations

@@ -9,12 +9,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
+from server.api.body import read_body
 from server.api.gather import gather
-from server.api.intake import Prompts, Services, begin, encode, read_body, usage_body
+from server.api.intake import Prompts, begin, encode
 from server.api.logprobs import chat_logprobs
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
+from server.api.services import Services
 from server.api.sse import GenerationStream
+from server.api.usage import usage_body
 from server.choice import Delta
 
 

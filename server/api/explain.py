@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.api.errors import ApiError, invalid
-from server.api.fields import BY_NAME, Endpoint
+from server.api.field_row import Endpoint
+from server.api.fields import BY_NAME
 
 KINDS = {
     "string_type": "a string",

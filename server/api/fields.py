@@ -9,60 +9,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-Endpoint = Literal["completions", "chat"]
-Status = Literal["supported", "no-op", "refused"]
-
-MAX_N = 128
-MAX_PROMPTS = 128
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_STOP_TOKEN_IDS = 64
-MAX_LOGIT_BIAS = 1024
-MAX_MESSAGES = 4096
-MAX_LABEL_LENGTH = 512
-MAX_LENGTH_FIELD = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class FieldRow:
-    """`allowed` completes the sentence "`name` must be ..."; None: the endpoint has no such field.
-    `neutral` are the values of a refused field that mean the same as leaving it out (null always
-    does)."""
-
-    name: str
-    completions: Status | None
-    chat: Status | None
-    allowed: str
-    meaning: str
-    neutral: tuple[object, ...] = ()
-
-    def status(self, endpoint: Endpoint) -> Status | None:
-        return self.completions if endpoint == "completions" else self.chat
-
-
-def _both(name: str, allowed: str, meaning: str) -> FieldRow:
-    return FieldRow(name, "supported", "supported", allowed, meaning)
-
-
-def _no_op(name: str, allowed: str, meaning: str) -> FieldRow:
-    return FieldRow(name, "no-op", "no-op", allowed, meaning)
-
-
-def _refused(name: str, meaning: str, *neutral: object) -> FieldRow:
-    """A field of the chat API that is refused, here and on completions."""
-    said = " or ".join(["left out", *(_json(value) for value in neutral)])
-    return FieldRow(name, "refused", "refused", said, meaning, neutral)
-
-
-def _json(value: object) -> str:
-    return str(value).replace("'", '"') if not isinstance(value, str) else f'"{value}"'
-
+from server.api.field_row import FieldRow, both, no_op, refused
+from server.api.limits import (
+    MAX_LABEL_LENGTH,
+    MAX_LOGIT_BIAS,
+    MAX_MESSAGES,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+)
 
 FIELDS: tuple[FieldRow, ...] = (
-    _both("model", "the name of the served model (see /v1/models)", "Another name is a 404."),
+    both("model", "the name of the served model (see /v1/models)", "Another name is a 404."),
     FieldRow(
         "prompt",
         "supported",
@@ -95,7 +55,7 @@ FIELDS: tuple[FieldRow, ...] = (
         "an integer of at least 1",
         "The newer name of `max_tokens`; the two must not disagree.",
     ),
-    _both(
+    both(
         "n",
         f"an integer from 1 to {MAX_N}",
         "Choices per prompt. Choice 0 uses the seed itself, choice i a fixed mix of seed and i.",
@@ -103,32 +63,32 @@ FIELDS: tuple[FieldRow, ...] = (
     FieldRow(
         "best_of", "supported", None, "1 or equal to `n`", "Nothing is generated and thrown away."
     ),
-    _both("stream", "true or false", "Server-sent events, closed by `[DONE]`."),
-    _both(
+    both("stream", "true or false", "Server-sent events, closed by `[DONE]`."),
+    both(
         "stream_options",
         'an object with the field "include_usage" (true or false), and only with `stream`',
         "A last chunk with the usage and no choices.",
     ),
-    _both(
+    both(
         "stop",
         f"a string or a list of up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_LENGTH}"
         " characters",
         "Ends the text before the first match.",
     ),
-    _both(
+    both(
         "temperature",
         "a number from 0 to 2",
         "Default 1; 0 takes the most likely token, and so does anything below 0.0001.",
     ),
-    _both("top_p", "a number above 0 and up to 1", "Default 1."),
-    _both(
+    both("top_p", "a number above 0 and up to 1", "Default 1."),
+    both(
         "seed",
         "an integer of 64 bits (-9223372036854775808 to 18446744073709551615)",
         "One is drawn when there is none; every reply names the seed it was made with.",
     ),
-    _both("presence_penalty", "a number from -2 to 2", "Default 0."),
-    _both("frequency_penalty", "a number from -2 to 2", "Default 0."),
-    _both(
+    both("presence_penalty", "a number from -2 to 2", "Default 0."),
+    both("frequency_penalty", "a number from -2 to 2", "Default 0."),
+    both(
         "logit_bias",
         f"an object of at most {MAX_LOGIT_BIAS} entries, token id (below the vocabulary size) to"
         " a number from -100 to 100",
@@ -155,67 +115,65 @@ FIELDS: tuple[FieldRow, ...] = (
         "true or false",
         "The text (and its logprobs, when asked for) begins with the prompt.",
     ),
-    _both("top_k", "an integer of at least -1", "Extension. Default 0; 0 and -1 are off."),
-    _both("min_p", "a number from 0 to 1", "Extension. Default 0, which is off."),
-    _both(
+    both("top_k", "an integer of at least -1", "Extension. Default 0; 0 and -1 are off."),
+    both("min_p", "a number from 0 to 1", "Extension. Default 0, which is off."),
+    both(
         "repetition_penalty",
         "a number from 0.01 to 10",
         "Extension. Default 1, which is off; over prompt and generated tokens.",
     ),
-    _both(
+    both(
         "min_tokens",
         "an integer of at least 0, and at most `max_tokens`",
         "Extension. No stop token and no stop string before that many tokens.",
     ),
-    _both("ignore_eos", "true or false", "Extension. Generate through the end-of-text token."),
-    _both(
+    both("ignore_eos", "true or false", "Extension. Generate through the end-of-text token."),
+    both(
         "stop_token_ids",
         f"a list of at most {MAX_STOP_TOKEN_IDS} token ids below the vocabulary size",
         "Extension. Tokens that end the text.",
     ),
-    _both(
+    both(
         "include_stop_str_in_output",
         "true or false",
         "Extension. Keep the stop string or stop token in the text.",
     ),
-    _both(
+    both(
         "skip_special_tokens",
         "true or false",
         "Extension. Default true: special tokens leave no text.",
     ),
-    _both(
+    both(
         "cache_salt",
         f"a string of at most {MAX_LABEL_LENGTH} characters",
         "Extension. Only requests of the same salt share cached prompt prefixes.",
     ),
-    _no_op("user", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
-    _no_op("metadata", "an object of strings", "Not stored."),
-    _no_op("store", "true or false", "Nothing is ever stored."),
-    _no_op("service_tier", '"auto" or "default"', "There is one tier."),
-    _no_op(
-        "safety_identifier", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."
-    ),
-    _no_op(
+    no_op("user", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
+    no_op("metadata", "an object of strings", "Not stored."),
+    no_op("store", "true or false", "Nothing is ever stored."),
+    no_op("service_tier", '"auto" or "default"', "There is one tier."),
+    no_op("safety_identifier", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
+    no_op(
         "prompt_cache_key",
         f"a string of at most {MAX_LABEL_LENGTH} characters",
         "The prefix cache needs no hint.",
     ),
     FieldRow("suffix", "refused", None, 'left out or ""', "Text insertion.", ("",)),
-    _refused("tools", "Tool calls.", []),
-    _refused("tool_choice", "Tool calls.", "none"),
-    _refused("parallel_tool_calls", "Tool calls."),
-    _refused("functions", "Tool calls, the old form.", []),
-    _refused("function_call", "Tool calls, the old form.", "none"),
-    _refused("response_format", "Structured output.", {"type": "text"}),
-    _refused("prediction", "Predicted outputs."),
-    _refused("audio", "Audio output."),
-    _refused("modalities", "Other output than text.", ["text"]),
-    _refused("reasoning_effort", "Reasoning control.", "none"),
-    _refused("verbosity", "Verbosity control."),
-    _refused("web_search_options", "Web search."),
-    _refused("moderation", "Moderation."),
-    _refused("prompt_cache_options", "Cache control."),
-    _refused("prompt_cache_retention", "Cache control."),
+    refused("tools", "Tool calls.", []),
+    refused("tool_choice", "Tool calls.", "none"),
+    refused("parallel_tool_calls", "Tool calls."),
+    refused("functions", "Tool calls, the old form.", []),
+    refused("function_call", "Tool calls, the old form.", "none"),
+    refused("response_format", "Structured output.", {"type": "text"}),
+    refused("prediction", "Predicted outputs."),
+    refused("audio", "Audio output."),
+    refused("modalities", "Other output than text.", ["text"]),
+    refused("reasoning_effort", "Reasoning control.", "none"),
+    refused("verbosity", "Verbosity control."),
+    refused("web_search_options", "Web search."),
+    refused("moderation", "Moderation."),
+    refused("prompt_cache_options", "Cache control."),
+    refused("prompt_cache_retention", "Cache control."),
 )
 
 BY_NAME: Mapping[str, FieldRow] = {row.name: row for row in FIELDS}

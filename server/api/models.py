@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from server.api.errors import ApiError
-from server.api.intake import Services
+from server.api.services import Services
 
 
 def models_router(services: Services) -> APIRouter:

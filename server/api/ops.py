@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from server.api.intake import Services
+from server.api.services import Services
 from server.metrics import CONTENT_TYPE
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})

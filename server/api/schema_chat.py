@@ -2,114 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from engine.messages import MAX_LOGPROBS
-from server.api.errors import ApiError, invalid
-from server.api.explain import shown
-from server.api.fields import MAX_LABEL_LENGTH, MAX_MESSAGES
-from server.api.schema import CommonRequest, Length, Part
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_FIELDS = {"role", "content", "name", "tool_call_id"}
-NOT_SUPPORTED = {"tool_calls", "function_call", "audio", "refusal"}
-
-
-class Message(Part):
-    """One message as the chat template gets it: content is one string, roles are the template's."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-    name: str | None = Field(None, max_length=MAX_LABEL_LENGTH)
-    tool_call_id: str | None = Field(None, max_length=MAX_LABEL_LENGTH)
-
-    def as_dict(self) -> dict[str, Any]:
-        return self.model_dump(exclude_none=True)
-
-
-def _messages(value: Any) -> list[Message]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
-        raise invalid(
-            "messages",
-            f"`messages` must be a list of 1 to {MAX_MESSAGES} messages, but {shown(value)}"
-            " was given",
-        )
-    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
-
-
-def _message(item: Any, path: str) -> Message:
-    if not isinstance(item, dict):
-        raise invalid(path, f"`{path}` must be an object, but {shown(item)} was given")
-    given = {name: value for name, value in item.items() if value is not None}
-    _check_names(given, path)
-    for name in ("role", "name", "tool_call_id"):
-        value = given.get(name, "")
-        if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
-            allowed = f"a string of at most {MAX_LABEL_LENGTH} characters"
-            where = f"{path}.{name}"
-            raise invalid(where, f"`{where}` must be {allowed}, but {shown(value)} was given")
-    if given.get("role") not in ROLES:
-        raise invalid(f"{path}.role", f"`{path}.role` must be one of {', '.join(ROLES)}")
-    if "content" not in given:
-        raise ApiError(
-            400,
-            f"`{path}.content` is required: a string or a list of text parts",
-            param=f"{path}.content",
-            code="missing_field",
-        )
-    role = "system" if given["role"] == "developer" else given["role"]
-    content = _content(given["content"], f"{path}.content")
-    return Message(**{**given, "role": role, "content": content})
-
-
-def _check_names(given: dict[str, Any], path: str) -> None:
-    for name, value in given.items():
-        where = f"{path}.{name[:64]}"
-        if name in NOT_SUPPORTED:
-            if value not in ([], ""):
-                raise ApiError(
-                    400,
-                    f"`{where}` is not supported by this server; it must be left out",
-                    param=where,
-                    code="unsupported_field",
-                )
-        elif name not in TEXT_FIELDS:
-            raise ApiError(400, f"unknown field `{where}`", param=where, code="unknown_field")
-    for name in NOT_SUPPORTED:
-        given.pop(name, None)
-
-
-def _content(value: Any, path: str) -> str:
-    """A string, or text parts joined by line breaks."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        allowed = "a string or a list of at least one text part"
-        raise invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
-    return "\n".join(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
-
-
-def _part(part: Any, path: str) -> str:
-    shape = '{"type": "text", "text": a string}'
-    if not isinstance(part, dict):
-        raise invalid(path, f"`{path}` must be {shape}, but {shown(part)} was given")
-    if part.get("type") != "text":
-        raise ApiError(
-            400,
-            f'`{path}.type` must be "text": this server takes no images, audio or files',
-            param=f"{path}.type",
-            code="unsupported_field" if isinstance(part.get("type"), str) else "invalid_value",
-        )
-    text = part.get("text")
-    if not isinstance(text, str) or set(part) != {"type", "text"}:
-        raise invalid(path, f"`{path}` must be {shape} and nothing else")
-    return text
+from server.api.errors import invalid
+from server.api.schema import CommonRequest, Length
+from server.api.schema_messages import Message, as_messages
 
 
 class ChatRequest(CommonRequest):
-    messages: Annotated[list[Message], BeforeValidator(_messages)]
+    messages: Annotated[list[Message], BeforeValidator(as_messages)]
     max_completion_tokens: Length | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from server.api.errors import as_api_error
-from server.api.intake import Call, usage_body
+from server.api.intake import Call
+from server.api.usage import usage_body
 from server.choice import Delta
 from server.generation import Generation
 

@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from server.api.fields import BY_NAME, FIELDS, Endpoint, FieldRow
-from server.api.schema import CommonRequest, CompletionRequest
+from server.api.field_row import Endpoint, FieldRow
+from server.api.fields import BY_NAME, FIELDS
+from server.api.schema import CommonRequest
 from server.api.schema_chat import ChatRequest
+from server.api.schema_completions import CompletionRequest
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
 

@@ -1,0 +1,13 @@
+"""How long and how many: the bounds of request fields, quoted by their rows in `fields`."""
+
+from __future__ import annotations
+
+MAX_N = 128
+MAX_PROMPTS = 128
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 4096
+MAX_LABEL_LENGTH = 512
+MAX_LENGTH_FIELD = 2**31 - 1

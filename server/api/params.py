@@ -1,0 +1,78 @@
+"""A request against the engine's facts: token ids, lengths, and the SamplingParams it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.messages import Ready, SamplingParams
+from server.api.errors import ApiError, invalid
+from server.api.schema import CommonRequest
+from server.generation import MASK, ContextLengthExceeded
+
+GREEDY_BELOW = 1e-4
+
+
+def sampling_params(
+    request: CommonRequest, seed: int, ready: Ready, *, echo: bool
+) -> SamplingParams:
+    length = request.length if request.length is not None else ready.max_model_len
+    return SamplingParams(
+        seed=seed & MASK,
+        max_tokens=length,
+        temperature=request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
+        top_p=request.top_p,
+        top_k=request.top_k if 0 < request.top_k < ready.vocab_size else 0,
+        min_p=request.min_p,
+        min_tokens=request.min_tokens,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=request.logit_bias,
+        logprobs=request.alternatives,
+        prompt_logprobs=request.alternatives if echo else None,
+        cache_salt=request.cache_salt,
+    )
+
+
+def check_prompt_ids(ids: Sequence[int], *, ready: Ready, param: str) -> None:
+    for token in (min(ids), max(ids)):  # not one by one: there may be millions
+        if not 0 <= token < ready.vocab_size:
+            raise _bad_id(param, token, ready)
+
+
+def check_ids(param: str, ids: Sequence[int] | dict[int, float], ready: Ready) -> None:
+    for token in ids:
+        if not 0 <= token < ready.vocab_size:
+            raise _bad_id(param, token, ready)
+
+
+def _bad_id(param: str, token: int, ready: Ready) -> ApiError:
+    given = str(token) if abs(token) < 10**20 else "a larger number"
+    return invalid(
+        param,
+        f"`{param}`: token ids must be from 0 to {ready.vocab_size - 1}, but {given} was given",
+    )
+
+
+def check_length(size: int, request: CommonRequest, ready: Ready) -> None:
+    """Only a `max_tokens` that the client named is held against it; a default is clipped."""
+    param = "messages" if hasattr(request, "messages") else "prompt"
+    context = ready.max_model_len
+    if size == 0:
+        raise invalid(param, f"`{param}` is empty; a prompt needs at least one token")
+    if size >= context:
+        raise ContextLengthExceeded(
+            f"this model's context holds {context} tokens, prompt and output together, but the"
+            f" prompt alone has {size}",
+            param=param,
+        )
+    named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
+    if named and request.length is not None and size + request.length > context:
+        raise ContextLengthExceeded(
+            f"this model's context holds {context} tokens, prompt and output together, but"
+            f" {size + request.length} were asked for: {size} in the prompt and {request.length}"
+            f" of `{min(named)}`",
+            param=min(named) if request.length >= context else param,
+        )

@@ -1,0 +1,69 @@
+"""Fields with entries: lists and objects, read in one pass and bounded before they are walked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.api.errors import invalid
+from server.api.explain import must_be
+from server.api.limits import (
+    MAX_LOGIT_BIAS,
+    MAX_PROMPTS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+)
+
+Prompt = str | list[int]
+
+
+def as_stops(value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(given, list)
+        or len(given) > MAX_STOPS
+        or not all(isinstance(s, str) and 1 <= len(s) <= MAX_STOP_LENGTH for s in given)
+    ):
+        raise must_be("stop", value)
+    return tuple(given)
+
+
+def as_logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
+        raise must_be("logit_bias", value)
+    bias: dict[int, float] = {}
+    for key, number in value.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
+            raise invalid("logit_bias", f"`logit_bias`: {key[:20]!r} is not a token id")
+        if type(number) not in (int, float) or not -100 <= number <= 100:
+            raise invalid(
+                f"logit_bias.{key}",
+                f"`logit_bias.{key}` must be a number from -100 to 100",
+            )
+        bias[int(key)] = float(number)
+    return bias
+
+
+def as_stop_token_ids(value: Any) -> tuple[int, ...]:
+    if not is_ids(value) or len(value) > MAX_STOP_TOKEN_IDS:
+        raise must_be("stop_token_ids", value)
+    return tuple(value)
+
+
+def is_ids(value: Any) -> bool:
+    # One pass in C: a body may hold millions, and other streams wait meanwhile.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def as_prompts(value: Any) -> tuple[Prompt, ...]:
+    """One prompt or many, always as a tuple of them."""
+    many = value if isinstance(value, list) and not (value and is_ids(value)) else [value]
+    if not 1 <= len(many) <= MAX_PROMPTS:
+        raise must_be("prompt", value)
+    for i, prompt in enumerate(many):
+        path = "prompt" if many is not value else f"prompt[{i}]"
+        if not (isinstance(prompt, str) or is_ids(prompt)):
+            raise must_be("prompt", value)
+        if not prompt:
+            raise invalid(path, f"`{path}` is empty; a prompt needs at least one token")
+    return tuple(many)

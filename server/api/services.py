@@ -1,0 +1,50 @@
+"""Services: what all handlers share; one per app."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from engine.messages import Ready
+from server.api.errors import NotReady
+from server.config import Config
+from server.engine_client import NOT_READY, EngineHandle
+from server.generation import Admission
+from server.metrics import Metrics
+from server.tokenizer import Tokenizer
+
+
+@dataclass(kw_only=True)
+class Services:
+    """What the handlers work with; one per app."""
+
+    config: Config
+    tokenizer: Tokenizer
+    client: EngineHandle
+    metrics: Metrics
+    admission: Admission
+    version: str
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+    draw_seed: Callable[[], int]
+
+    def require_ready(self) -> Ready:
+        """The engine's facts. Raises NotReady (503) when it takes no requests."""
+        ready = self.client.ready
+        if self.client.state != "ready" or ready is None:
+            raise NotReady(NOT_READY.get(self.client.state, "the engine is not ready"))
+        return ready
+
+    def fingerprint(self, ready: Ready) -> str:
+        """Changes with whatever may change a reply to the same request: code, model, numerics.
+        Speculation does not."""
+        facts = (self.version, ready.target, ready.dtype, ready.device, ready.attention)
+        return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token; a text of more than that times the context cannot fit."""
+        tokenizer = self.tokenizer
+        return max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)
