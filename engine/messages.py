@@ -15,6 +15,22 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What the generated text must be a sentence of, from the first generated token to the last.
+
+    `source` by kind: json_object: "" (any JSON object); json_schema: the schema as JSON text;
+    regex: the pattern, which the whole text must match (Rust's syntax, no look-around, no
+    back-references); choice: a JSON list of strings; lark: llguidance's dialect of Lark, in which
+    `<|name|>` is a special token and `%json {...}` a schema. The front end has compiled it within a
+    deadline before it is ever sent, so compiling it again is bounded.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one sequence is sampled. Ranges are checked by the front end and by the engine.
@@ -39,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs at all
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
     cache_salt: str = ""
+    grammar: Grammar | None = None  # every token keeps the text a prefix of one of its sentences
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -26,6 +26,8 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
     outside = _outside(prompt, facts.vocab_size)
     if outside is not None:
         return f"prompt token id {outside} is outside the vocabulary (0..{facts.vocab_size - 1})"
+    if submit.params.grammar is not None:
+        return "this engine does not constrain text by a grammar yet"
     return _ids_refusal(submit.params, facts.vocab_size) or _range_refusal(submit.params)
 
 

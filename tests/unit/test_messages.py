@@ -11,6 +11,7 @@ from engine.messages import (
     Drain,
     Event,
     Fatal,
+    Grammar,
     Output,
     Outputs,
     Ready,
@@ -39,6 +40,7 @@ FULL_PARAMS = SamplingParams(
     logprobs=20,
     prompt_logprobs=0,
     cache_salt="tenant",
+    grammar=Grammar("json_schema", '{"type": "object"}'),
 )
 COMMANDS: list[Command] = [
     Submit("a-0", [0, 1, 257], SamplingParams(seed=0, max_tokens=1), 1.5),
