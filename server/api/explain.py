@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.api.errors import ApiError, invalid
-from server.api.field_row import Endpoint
-from server.api.fields import BY_NAME
+from server.api.field_row import Endpoint, Facts
+from server.api.fields import FIELDS, ROWS
 
 KINDS = {
     "string_type": "a string",
@@ -31,7 +31,8 @@ def check_names(given: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
 
     Raises ApiError for unknown fields and for refused ones.
     """
-    unknown = [n for n in given if n not in BY_NAME or BY_NAME[n].status(endpoint) is None]
+    rows = ROWS[endpoint]
+    unknown = [name for name in given if name not in rows]
     if unknown:
         names = ", ".join(f"`{name[:64]}`" for name in unknown[:5])
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
@@ -44,10 +45,10 @@ def check_names(given: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
         )
     kept: dict[str, Any] = {}
     for name, value in given.items():
-        row = BY_NAME[name]
+        row = rows[name]
         if row.status(endpoint) != "refused":
             kept[name] = value
-        elif not any(type(value) is type(same) and value == same for same in row.neutral):
+        elif not row.is_neutral(value):
             raise ApiError(
                 400,
                 f"`{name}` is not supported by this server ({row.meaning.rstrip('.')});"
@@ -58,9 +59,28 @@ def check_names(given: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     return kept
 
 
-def must_be(name: str, value: Any) -> ApiError:
-    """`name` must be (what the table says), but (this) was given."""
-    return invalid(name, f"`{name}` must be {BY_NAME[name].allowed}, but {shown(value)} was given")
+def check_settings(given: Mapping[str, Any], endpoint: Endpoint, facts: Facts) -> None:
+    """Raises ApiError for a field that the present settings refuse (`FieldRow.unless`)."""
+    for name, value in given.items():
+        row = ROWS[endpoint].get(name)
+        if row is None or row.unless is None or row.is_neutral(value):
+            continue
+        reason = row.unless(facts)
+        if reason is not None:
+            raise ApiError(
+                400,
+                f"`{name}` is not supported under the present settings: {reason}",
+                param=name,
+                code="unsupported_field",
+            )
+
+
+def must_be(name: str, value: Any, endpoint: Endpoint | None = None) -> ApiError:
+    """`name` must be (what the table says), but (this) was given. Without an endpoint the first row
+    of that name speaks."""
+    rows = FIELDS if endpoint is None else ROWS[endpoint].values()
+    row = next(row for row in rows if row.name == name)
+    return invalid(name, f"`{name}` must be {row.allowed}, but {shown(value)} was given")
 
 
 def shown(value: Any) -> str:
@@ -91,19 +111,19 @@ def path_of(loc: Sequence[int | str]) -> str:
     return path
 
 
-def explain(errors: ValidationError) -> ApiError:
+def explain(errors: ValidationError, endpoint: Endpoint) -> ApiError:
     """The first of pydantic's errors, as a 400."""
     error = errors.errors(include_url=False)[0]
     loc = [step for step in error["loc"] if not _is_tag(step)]
     path, kind, value = path_of(loc), error["type"], error["input"]
-    row = BY_NAME.get(str(loc[0])) if loc else None
+    row = ROWS[endpoint].get(str(loc[0])) if loc else None
     if kind == "missing":
         allowed = f": {row.allowed}" if row is not None and len(loc) == 1 else ""
         return ApiError(400, f"`{path}` is required{allowed}", param=path, code="missing_field")
     if kind == "extra_forbidden":
         return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
     if row is not None and len(loc) == 1:
-        return must_be(row.name, value)
+        return must_be(row.name, value, endpoint)
     allowed = KINDS.get(kind) or str(error.get("ctx", {}).get("expected") or "")
     if allowed:
         return invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")

@@ -1,19 +1,37 @@
-"""FieldRow: what the table of fields says of one field, and short ways to write a row."""
+"""FieldRow: one request field of one or more endpoints, and what this server does with it.
+
+A row may depend on the settings: `unless` says why the field is refused under the present ones.
+That one predicate refuses the field in requests and reports it in /v1/capabilities.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Endpoint = Literal["completions", "chat"]
+from engine.messages import Ready
+from server.config import Config
+from server.tokenizer import Tokenizer
+
+Endpoint = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
 Status = Literal["supported", "no-op", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a row's status may depend on. `ready`: of the engine, once it was ready."""
+
+    config: Config
+    tokenizer: Tokenizer
+    ready: Ready | None
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
     """`allowed` completes the sentence "`name` must be ..."; None: the endpoint has no such field.
     `neutral` are the values of a refused field that mean the same as leaving it out (null always
-    does)."""
+    does). `unless` gives the reason, a clause, why these settings refuse it, or None."""
 
     name: str
     completions: Status | None
@@ -21,9 +39,29 @@ class FieldRow:
     allowed: str
     meaning: str
     neutral: tuple[object, ...] = ()
+    responses: Status | None = None
+    tokenize: Status | None = None
+    detokenize: Status | None = None
+    unless: Callable[[Facts], str | None] | None = None
 
     def status(self, endpoint: Endpoint) -> Status | None:
-        return self.completions if endpoint == "completions" else self.chat
+        match endpoint:
+            case "completions":
+                return self.completions
+            case "chat":
+                return self.chat
+            case "responses":
+                return self.responses
+            case "tokenize":
+                return self.tokenize
+            case "detokenize":
+                return self.detokenize
+
+    def is_neutral(self, value: object) -> bool:
+        """Whether this value says no more than leaving the field out."""
+        return value is None or any(
+            type(value) is type(same) and value == same for same in self.neutral
+        )
 
 
 def both(name: str, allowed: str, meaning: str) -> FieldRow:

@@ -1,16 +1,18 @@
-"""Every request field of the two generation endpoints, and what this server does with it.
+"""Every request field of the endpoints, and what this server does with it.
 
 This table is the only place that says so: requests are checked against it, error sentences quote
-its `allowed` column, README's table is its rendering (`python -m server.api.fields`), and tests
-walk it row by row. A field that is not in it is unknown and refused by name.
+its `allowed` column, README's table is its rendering (`python -m server.api.fields`), so is
+/v1/capabilities, and tests walk it row by row. A field that is not in it is unknown and refused by
+name. Fields of one name that differ between endpoints have a row each.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import get_args
 
-from server.api.field_row import FieldRow, both, no_op, refused
+from server.api.field_row import Endpoint, Facts, FieldRow, both, no_op, refused
 from server.api.limits import (
     MAX_LABEL_LENGTH,
     MAX_LOGIT_BIAS,
@@ -20,6 +22,13 @@ from server.api.limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
 )
+
+
+def _no_chat_template(facts: Facts) -> str | None:
+    if facts.tokenizer.has_chat_template:
+        return None
+    return "this model has no chat template; use /v1/completions with a plain prompt"
+
 
 FIELDS: tuple[FieldRow, ...] = (
     both("model", "the name of the served model (see /v1/models)", "Another name is a 404."),
@@ -39,6 +48,7 @@ FIELDS: tuple[FieldRow, ...] = (
         "Roles system, developer (treated as system), user, assistant, tool; content is a string"
         " or a list of text parts, which are joined by line breaks; `name` and `tool_call_id` are"
         " handed to the chat template.",
+        unless=_no_chat_template,
     ),
     FieldRow(
         "max_tokens",
@@ -176,7 +186,10 @@ FIELDS: tuple[FieldRow, ...] = (
     refused("prompt_cache_retention", "Cache control."),
 )
 
-BY_NAME: Mapping[str, FieldRow] = {row.name: row for row in FIELDS}
+ROWS: Mapping[Endpoint, Mapping[str, FieldRow]] = {
+    endpoint: {row.name: row for row in FIELDS if row.status(endpoint) is not None}
+    for endpoint in get_args(Endpoint)
+}
 
 
 def markdown() -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.messages import Ready
 from server.api.errors import ApiError, invalid
+from server.api.explain import check_settings
 from server.api.params import check_ids, check_length, sampling_params
 from server.api.schema import CommonRequest
 from server.api.services import Services
@@ -70,6 +71,8 @@ async def begin(
             code="model_not_found",
         )
     ready = services.require_ready()
+    given = {name: getattr(request, name) for name in request.model_fields_set}
+    check_settings(given, request.endpoint, services.facts)
     check_ids("logit_bias", request.logit_bias, ready)
     check_ids("stop_token_ids", request.stop_token_ids, ready)
     count = num_prompts * request.n

@@ -9,7 +9,7 @@ Facts of the engine (vocabulary, context) are checked in `params`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
@@ -36,6 +36,8 @@ Length = Annotated[int, Field(ge=1, le=MAX_LENGTH_FIELD)]
 
 class CommonRequest(Part, ABC):
     """Fields of both endpoints. Names and meaning: `server.api.fields`."""
+
+    endpoint: ClassVar[Endpoint]
 
     model: str
     max_tokens: Length | None = None
@@ -94,7 +96,7 @@ class CommonRequest(Part, ABC):
         return self
 
 
-Request = TypeVar("Request", bound=CommonRequest)
+Request = TypeVar("Request", bound=BaseModel)
 
 
 def parse(body: bytes, kind: type[Request], endpoint: Endpoint) -> Request:
@@ -110,4 +112,4 @@ def parse(body: bytes, kind: type[Request], endpoint: Endpoint) -> Request:
     try:
         return kind.model_validate(check_names(given, endpoint))
     except ValidationError as error:
-        raise explain(error) from None
+        raise explain(error, endpoint) from None

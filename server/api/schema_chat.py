@@ -13,6 +13,8 @@ from server.api.schema_messages import Message, as_messages
 
 
 class ChatRequest(CommonRequest):
+    endpoint = "chat"
+
     messages: Annotated[list[Message], BeforeValidator(as_messages)]
     max_completion_tokens: Length | None = None
     logprobs: bool = False

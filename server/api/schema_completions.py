@@ -13,6 +13,8 @@ from server.api.schema_values import Prompt, as_prompts
 
 
 class CompletionRequest(CommonRequest):
+    endpoint = "completions"
+
     prompt: Annotated[tuple[Prompt, ...], BeforeValidator(as_prompts)]
     max_tokens: Length | None = 16
     best_of: int | None = None

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from engine.messages import Ready
 from server.api.errors import NotReady
+from server.api.field_row import Facts
 from server.config import Config
 from server.engine_client import NOT_READY, EngineHandle
 from server.generation import Admission
@@ -36,6 +37,11 @@ class Services:
         if self.client.state != "ready" or ready is None:
             raise NotReady(NOT_READY.get(self.client.state, "the engine is not ready"))
         return ready
+
+    @property
+    def facts(self) -> Facts:
+        """What the status of fields depends on."""
+        return Facts(self.config, self.tokenizer, self.client.ready)
 
     def fingerprint(self, ready: Ready) -> str:
         """Changes with whatever may change a reply to the same request: code, model, numerics.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
 from server.api.field_row import Endpoint, FieldRow
-from server.api.fields import BY_NAME, FIELDS
+from server.api.fields import FIELDS, ROWS
 from server.api.schema import CommonRequest
 from server.api.schema_chat import ChatRequest
 from server.api.schema_completions import CompletionRequest
+from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
 
@@ -88,6 +89,7 @@ CASES = [
     pytest.param(row, endpoint, id=f"{endpoint}-{row.name}")
     for row in FIELDS
     for endpoint in BODIES
+    if row.status(endpoint) is not None or row.name not in ROWS[endpoint]
 ]
 
 
@@ -154,6 +156,19 @@ def test_schema_and_table_name_the_same_fields(endpoint: Endpoint) -> None:
     assert set(MODELS[endpoint].model_fields) == told
 
 
-def test_names_are_unique() -> None:
-    """One row per name."""
-    assert len(BY_NAME) == len(FIELDS)
+@pytest.mark.parametrize("endpoint", get_args(Endpoint))
+def test_names_are_unique(endpoint: Endpoint) -> None:
+    """One row per name and endpoint."""
+    names = [row.name for row in FIELDS if row.status(endpoint) is not None]
+    assert len(names) == len(set(names))
+
+
+def test_a_row_may_depend_on_the_settings() -> None:
+    """`unless` is asked before anything else is done with the field."""
+    with serve(FakeClient(), tokenizer=ByteTokenizer(chat=None)) as served:
+        reply = httpx.post(f"{served.url}/v1/chat/completions", json=BODIES["chat"])
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "messages")
+        assert error["code"] == "unsupported_field"
+        assert "no chat template" in error["message"]
+        assert httpx.post(f"{served.url}/v1/completions", json=BODIES["completions"]).is_success
