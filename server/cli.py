@@ -79,7 +79,10 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     serve.add_argument("--draft", metavar="MODEL", help="its draft: a folder or a hub name")
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (8000); 0 takes a free one")
-    serve.add_argument("--served-model-name", metavar="NAME", help="name in /v1/models")
+    serve.add_argument(
+        "--served-model-name", metavar="NAME", action="append",
+        help="name in /v1/models; repeat it to give the model several names",
+    )  # fmt: skip
     serve.add_argument("--api-key", metavar="KEY", help="what clients must send")
     serve.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="key=value",
@@ -90,11 +93,12 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def overrides(parsed: argparse.Namespace) -> list[str]:
     """The options as `key=value`, strings quoted so that a name like `4` stays one."""
+    names = parsed.served_model_name
     said = {
         "target.path": parsed.target,
         "server.host": parsed.host,
         "server.port": parsed.port,
-        "server.served_model_name": parsed.served_model_name,
+        "server.served_model_name": names[0] if names and len(names) == 1 else names,
         "server.api_key": parsed.api_key,
     }
     options = [

@@ -12,9 +12,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from engine.config import BUILTIN, EngineConfig
 from engine.errors import ConfigError
@@ -30,6 +30,12 @@ KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
 }
 DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
 
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _one_or_more(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
 
 class ServerConfig(BaseModel):
     """The front end. Times are in seconds."""
@@ -38,11 +44,12 @@ class ServerConfig(BaseModel):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0 takes any free port")
-    served_model_name: str | None = Field(
+    served_model_name: Annotated[list[ModelName] | None, BeforeValidator(_one_or_more)] = Field(
         None,
         min_length=1,
-        description="name in /v1/models; default: the last part of `target.path`,"
-        f" `{BUILTIN_NAME}` for the built-in pair",
+        max_length=64,
+        description="name in /v1/models, or a list of names for the one model; default: the last"
+        f" part of `target.path`, `{BUILTIN_NAME}` for the built-in pair",
     )
     api_key: str | None = Field(
         None,
@@ -88,12 +95,17 @@ class Config:
     notes: tuple[str, ...] = ()
 
     @property
-    def model_name(self) -> str:
-        """What clients call the model."""
+    def model_names(self) -> tuple[str, ...]:
+        """What clients may call the model, at least one name, each once."""
         path = self.engine.target.path
         if self.server.served_model_name is not None:
-            return self.server.served_model_name
-        return BUILTIN_NAME if path == BUILTIN else Path(path).resolve().name or path
+            return tuple(dict.fromkeys(self.server.served_model_name))
+        return (BUILTIN_NAME if path == BUILTIN else Path(path).resolve().name or path,)
+
+    @property
+    def model_name(self) -> str:
+        """The first of its names."""
+        return self.model_names[0]
 
     @property
     def max_inflight(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.messages import Ready
-from server.api.errors import ApiError, invalid
+from server.api.errors import invalid
 from server.api.explain import check_settings
 from server.api.params import check_ids, check_length, sampling_params
 from server.api.schema import CommonRequest
@@ -29,7 +29,7 @@ class Call:
 
     id: str
     created: int
-    model: str
+    model: str  # as the client called it
     fingerprint: str
     seed: int  # as the client gave it, or as drawn; the same seed gives the same text
     include_usage: bool
@@ -62,14 +62,7 @@ async def begin(
     load: Callable[[Ready], Awaitable[Prompts]],
 ) -> Call:
     """Check the request against the engine's facts, load its prompts and submit it."""
-    config = services.config
-    if request.model != config.model_name:
-        raise ApiError(
-            404,
-            f"there is no such model here; this server has `{config.model_name}`",
-            param="model",
-            code="model_not_found",
-        )
+    services.check_model(request.model)
     ready = services.require_ready()
     given = {name: getattr(request, name) for name in request.model_fields_set}
     check_settings(given, request.endpoint, services.facts)
@@ -107,7 +100,7 @@ async def begin(
     return Call(
         id=spec.id,
         created=int(now),
-        model=config.model_name,
+        model=request.model,
         fingerprint=services.fingerprint(ready),
         seed=seed,
         include_usage=request.include_usage,

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the one model that is served."""
+"""GET /v1/models and /v1/models/{id}: the one model that is served, under each of its names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from server.api.errors import ApiError
 from server.api.services import Services
 
 
@@ -14,29 +13,24 @@ def models_router(services: Services) -> APIRouter:
     router = APIRouter()
     created = int(services.wall())
 
-    def card() -> dict[str, Any]:
+    def card(name: str) -> dict[str, Any]:
         ready = services.client.ready
         return {
-            "id": services.config.model_name,
+            "id": name,
             "object": "model",
             "created": created,
             "owned_by": "foretoken",
+            "root": services.config.model_name,
             "max_model_len": ready.max_model_len if ready is not None else None,
         }
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card()]}
+        return {"object": "list", "data": [card(name) for name in services.config.model_names]}
 
     @router.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> dict[str, Any]:
-        if name != services.config.model_name:
-            raise ApiError(
-                404,
-                f"there is no such model here; this server has `{services.config.model_name}`",
-                param="model",
-                code="model_not_found",
-            )
-        return card()
+        services.check_model(name)
+        return card(name)
 
     return router

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from engine.messages import Ready
-from server.api.errors import NotReady
+from server.api.errors import ApiError, NotReady
 from server.api.field_row import Facts
 from server.config import Config
 from server.engine_client import NOT_READY, EngineHandle
@@ -37,6 +37,18 @@ class Services:
         if self.client.state != "ready" or ready is None:
             raise NotReady(NOT_READY.get(self.client.state, "the engine is not ready"))
         return ready
+
+    def check_model(self, name: str) -> None:
+        """Raises ApiError (404) unless the model goes by that name here."""
+        names = self.config.model_names
+        if name not in names:
+            here = ", ".join(f"`{known}`" for known in names)
+            raise ApiError(
+                404,
+                f"there is no such model here; this server has {here}",
+                param="model",
+                code="model_not_found",
+            )
 
     @property
     def facts(self) -> Facts:

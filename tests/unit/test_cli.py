@@ -32,6 +32,13 @@ def test_options_are_configuration_keys() -> None:
     assert (config.model_name, config.server.api_key) == ("4", "1234")
 
 
+def test_a_model_may_have_several_names() -> None:
+    """Law: the option may be repeated; the first name is the one that is announced."""
+    config = parsed("--served-model-name", "gpt-4o", "--served-model-name", "4")
+    assert config.model_names == ("gpt-4o", "4")
+    assert config.model_name == "gpt-4o"
+
+
 def test_target_alone_means_ngram() -> None:
     """Law: --target without --draft needs no second model; --draft alone is a draft."""
     assert parsed("--target", "org/big").engine.speculation.proposer == NgramConfig()

@@ -84,6 +84,14 @@ def test_values_are_toml_and_bare_words_are_strings(text: str, value: str) -> No
     assert load_config(None, [f"server.served_model_name={text}"]).model_name == value
 
 
+def test_one_name_or_a_list_of_names() -> None:
+    """Law: a list gives the one model several names, each counted once."""
+    names = load_config(None, ['server.served_model_name=["a", "b", "a"]']).model_names
+    assert names == ("a", "b")
+    assert load_config(None, ["server.served_model_name=a"]).model_names == ("a",)
+    assert load_config(None, []).model_names == ("foretoken-demo",)
+
+
 def test_typed_values() -> None:
     """Law: booleans, numbers and inline tables arrive typed."""
     config = load_config(
@@ -162,6 +170,10 @@ def test_model_name_of_a_folder() -> None:
         ("device=tpu", ["device = tpu"]),
         ("speculation.proposer={kind='ngram', n_min=9, n_max=3}", ["n_min (9)", "n_max (3)"]),
         ("speculation.controller={kind='fixed', k_max=3}", ["unknown key", "kind fixed", "k"]),
+        ("server.served_model_name=[]", ["server.served_model_name", "at least 1"]),
+        ("server.served_model_name=['a', 3]", ["server.served_model_name.1 = 3", "string"]),
+        ("server.served_model_name=''", ["server.served_model_name.0", "at least 1"]),
+        ("server.served_model_name=3", ["server.served_model_name = 3", "list"]),
         ("served_model_name", ["--set served_model_name has no value"]),
         ("=3", ["--set =3 names no key"]),
         ("a..b=3", ["names no key"]),
