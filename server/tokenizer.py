@@ -7,6 +7,7 @@ here is whole; increments are the detokenizer's.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,8 @@ class HFTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if self._backend is None:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        # In a batch of one: `encode` holds the interpreter for as long as it takes, batches do not.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -183,6 +185,8 @@ def load_tokenizer(
         )
     from transformers import AutoTokenizer
 
+    # Its threads are of no use to a batch of one, and it warns of them whenever a child is started.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=trust_remote_code

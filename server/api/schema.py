@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import from_json
 
-from server.api.errors import ApiError, invalid
+from server.api.body import parse_json
+from server.api.errors import invalid
 from server.api.explain import check_names, explain
 from server.api.field_row import Endpoint
 from server.api.limits import MAX_LABEL_LENGTH, MAX_LENGTH_FIELD, MAX_N
-from server.api.schema_values import as_logit_bias, as_stop_token_ids, as_stops
+from server.api.schema_values import as_logit_bias, as_metadata, as_stop_token_ids, as_stops
 
 
 class Part(BaseModel):
@@ -63,7 +63,7 @@ class CommonRequest(Part, ABC):
     cache_salt: Label = ""
 
     user: Label | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(as_metadata)] = None
     store: bool | None = None
     service_tier: Annotated[str, Field(pattern="^(auto|default)$")] | None = None
     safety_identifier: Label | None = None
@@ -101,13 +101,7 @@ Request = TypeVar("Request", bound=BaseModel)
 
 def parse(body: bytes, kind: type[Request], endpoint: Endpoint) -> Request:
     """A request from the bytes of its body. Raises ApiError, always a 400."""
-    try:
-        data = from_json(body)
-    except ValueError as error:
-        message = f"the body is not valid JSON: {error}"
-        raise ApiError(400, message, code="invalid_json") from None
-    if not isinstance(data, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    data = parse_json(body)
     given = {name: value for name, value in data.items() if value is not None}
     try:
         return kind.model_validate(check_names(given, endpoint))

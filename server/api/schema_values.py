@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from server.api.errors import invalid
-from server.api.explain import must_be
+from server.api.explain import must_be, shown
 from server.api.limits import (
+    MAX_LABEL_LENGTH,
     MAX_LOGIT_BIAS,
+    MAX_METADATA,
+    MAX_METADATA_KEY,
     MAX_PROMPTS,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKEN_IDS,
@@ -42,6 +45,19 @@ def as_logit_bias(value: Any) -> dict[int, float]:
             )
         bias[int(key)] = float(number)
     return bias
+
+
+def as_metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise must_be("metadata", value)
+    for key, text in value.items():
+        path = f"metadata.{key[:64]}"
+        if len(key) > MAX_METADATA_KEY:
+            raise invalid(path, f"`{path}`: a key has at most {MAX_METADATA_KEY} characters")
+        if not isinstance(text, str) or len(text) > MAX_LABEL_LENGTH:
+            allowed = f"a string of at most {MAX_LABEL_LENGTH} characters"
+            raise invalid(path, f"`{path}` must be {allowed}, but {shown(text)} was given")
+    return value
 
 
 def as_stop_token_ids(value: Any) -> tuple[int, ...]:
