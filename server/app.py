@@ -22,6 +22,7 @@ from server.api.completions import completions_router
 from server.api.models import models_router
 from server.api.ops import OPEN_PATHS, ops_router
 from server.api.services import Services
+from server.api.tokenize import tokenize_router
 from server.config import Config
 from server.engine_client import EngineHandle
 from server.generation import Admission
@@ -69,7 +70,7 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    for router in (completions_router, chat_router, models_router, ops_router):
+    for router in (completions_router, chat_router, tokenize_router, models_router, ops_router):
         app.include_router(router(services))
     errors.install(app, metrics)
     key = config.server.api_key

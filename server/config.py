@@ -55,7 +55,8 @@ class ServerConfig(BaseModel):
         None,
         min_length=1,
         repr=False,
-        description="everything under /v1 then asks for `Authorization: Bearer ...`",
+        description="everything but /health, /ready, /metrics and /version then asks for"
+        " `Authorization: Bearer ...`",
     )
     max_inflight: int | None = Field(
         None,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from server.api.field_row import Endpoint, Facts, FieldRow, both, no_op, refused
+from server.api.fields_tokenize import TOKENIZE_ROWS
 from server.api.limits import (
     MAX_LABEL_LENGTH,
     MAX_LOGIT_BIAS,
@@ -49,6 +50,7 @@ FIELDS: tuple[FieldRow, ...] = (
         "Roles system, developer (treated as system), user, assistant, tool; content is a string"
         " or a list of text parts, which are joined by line breaks; `name` and `tool_call_id` are"
         " handed to the chat template.",
+        tokenize="supported",
         unless=_no_chat_template,
     ),
     FieldRow(
@@ -189,6 +191,7 @@ FIELDS: tuple[FieldRow, ...] = (
     refused("moderation", "Moderation."),
     refused("prompt_cache_options", "Cache control."),
     refused("prompt_cache_retention", "Cache control."),
+    *TOKENIZE_ROWS,
 )
 
 ROWS: Mapping[Endpoint, Mapping[str, FieldRow]] = {
@@ -197,15 +200,21 @@ ROWS: Mapping[Endpoint, Mapping[str, FieldRow]] = {
 }
 
 
+TABLES: tuple[tuple[Endpoint, ...], ...] = (("completions", "chat"), ("tokenize", "detokenize"))
+
+
 def markdown() -> str:
-    """README's table: one line per field."""
-    head = ["| field | completions | chat | allowed | meaning |", "|---|---|---|---|---|"]
-    rows = (
-        f"| `{row.name}` | {row.completions or '-'} | {row.chat or '-'} | {row.allowed}"
-        f" | {row.meaning} |"
-        for row in FIELDS
-    )
-    return "\n".join([*head, *rows])
+    """README's tables: one line per field."""
+    return "\n\n".join(map(_table, TABLES))
+
+
+def _table(endpoints: tuple[Endpoint, ...]) -> str:
+    lines = [["field", *endpoints, "allowed", "meaning"], ["---"] * (len(endpoints) + 3)]
+    for row in FIELDS:
+        told = [row.status(endpoint) for endpoint in endpoints]
+        if any(told):
+            lines.append([f"`{row.name}`", *(s or "-" for s in told), row.allowed, row.meaning])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,11 @@ class Services:
             raise NotReady(NOT_READY.get(self.client.state, "the engine is not ready"))
         return ready
 
+    def known(self) -> Ready:
+        """The engine's facts as last told, whether it runs or not. Raises NotReady (503) before it
+        ever was ready."""
+        return self.client.ready if self.client.ready is not None else self.require_ready()
+
     def check_model(self, name: str) -> None:
         """Raises ApiError (404) unless the model goes by that name here."""
         names = self.config.model_names

@@ -40,6 +40,8 @@ def test_open_paths(http: httpx.Client, path: str) -> None:
     [
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
         ("GET", "/v1/models"),
         ("GET", f"/v1/models/{MODEL}"),
         ("GET", "/v1/nothing"),

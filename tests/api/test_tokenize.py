@@ -1,0 +1,144 @@
+"""/tokenize and /detokenize: vLLM's shapes, the chat route's prompt, limits, no engine needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from server.api.field_row import Endpoint
+from server.api.fields import ROWS
+from server.api.schema import Part
+from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
+from tests.support.byte_tokenizer import BOS, IM_START, ByteTokenizer
+from tests.support.fake_client import FakeClient
+from tests.support.serving import MODEL, Served, serve
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(FakeClient()) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url) as http:
+        yield http
+
+
+def ask(http: httpx.Client, **fields: Any) -> Any:
+    reply = http.post("/tokenize", json=fields)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_a_prompt(http: httpx.Client) -> None:
+    """The ids that /v1/completions would run, counted, in vLLM's shape."""
+    assert ask(http, model=MODEL, prompt="hé") == {
+        "count": 4,
+        "max_model_len": 512,
+        "tokens": [BOS, *"hé".encode()],
+        "token_strs": None,
+    }
+    assert ask(http, prompt="hi", add_special_tokens=False)["tokens"] == list(b"hi")
+    strings = ask(http, prompt="hé", return_token_strs=True)["token_strs"]
+    assert strings == ["<|bos|>", "h", "bytes:\\xc3", "bytes:\\xa9"]
+    assert ask(http, prompt="", add_special_tokens=False)["count"] == 0
+
+
+def test_messages_are_what_chat_runs(served: Served, http: httpx.Client) -> None:
+    """Law: the count is the usage of the same messages in /v1/chat/completions."""
+    told = ask(http, messages=HELLO)
+    reply = http.post(
+        "/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "max_tokens": 1}
+    )
+    assert told["tokens"] == served.client.submitted[-1].prompt
+    assert told["count"] == reply.json()["usage"]["prompt_tokens"]
+    bare = ask(http, messages=HELLO, add_generation_prompt=False)["tokens"]
+    assert told["tokens"][: len(bare)] == bare
+    assert told["tokens"][len(bare)] == IM_START
+    assert ask(http, messages=HELLO, add_special_tokens=True)["tokens"] == [BOS, *told["tokens"]]
+
+
+@pytest.mark.parametrize("text", ["", "a", "x<|im_start|>y", "日本語 🙂", "\n\t"])
+def test_detokenize_is_the_way_back(http: httpx.Client, text: str) -> None:
+    """Law: the text of its tokens is the text, special tokens written out."""
+    tokens = ask(http, prompt=text, add_special_tokens=False)["tokens"]
+    for path in ("/detokenize", "/v1/detokenize"):
+        reply = http.post(path, json={"model": MODEL, "tokens": tokens})
+        assert reply.json() == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        ("/tokenize", {}, "prompt", "missing_field"),
+        ("/tokenize", {"prompt": [1, 2]}, "prompt", "invalid_value"),
+        ("/tokenize", {"prompt": "a", "messages": HELLO}, "messages", "invalid_value"),
+        (
+            "/tokenize",
+            {"prompt": "a", "add_generation_prompt": True},
+            "add_generation_prompt",
+            "invalid_value",
+        ),
+        ("/tokenize", {"messages": []}, "messages", "invalid_value"),
+        ("/tokenize", {"messages": [{"role": "x"}]}, "messages[0].role", "invalid_value"),
+        ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template", "unsupported_field"),
+        ("/tokenize", {"prompt": "a", "temperature": 1}, "temperature", "unknown_field"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": 1}, "return_token_strs", None),
+        ("/tokenize", {"prompt": "a" * 20_000}, "prompt", "context_length_exceeded"),
+        ("/tokenize", {"prompt": "a", "model": "b"}, "model", "model_not_found"),
+        ("/detokenize", {}, "tokens", "missing_field"),
+        ("/detokenize", {"tokens": "a"}, "tokens", "invalid_value"),
+        ("/detokenize", {"tokens": [1, True]}, "tokens", "invalid_value"),
+        ("/detokenize", {"tokens": [-1]}, "tokens", "invalid_value"),
+        ("/detokenize", {"tokens": [258]}, "tokens", "invalid_value"),
+        ("/detokenize", {"tokens": [10**30]}, "tokens", "invalid_value"),
+        ("/detokenize", {"tokens": [1] * 513}, "tokens", "context_length_exceeded"),
+        ("/detokenize", {"tokens": [1], "model": "b"}, "model", "model_not_found"),
+    ],
+)
+def test_bad_input_is_named(
+    http: httpx.Client, path: str, body: Any, param: str, code: str | None
+) -> None:
+    """A 400 (404 for a model) that names the field; what cannot fit is not worked on."""
+    reply = http.post(path, json=body)
+    assert reply.status_code == (404 if code == "model_not_found" else 400), reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert code is None or error["code"] == code
+
+
+def test_no_chat_template() -> None:
+    """Messages need one; a prompt does not."""
+    with serve(FakeClient(), tokenizer=ByteTokenizer(chat=None)) as served:
+        refused = httpx.post(f"{served.url}/tokenize", json={"messages": HELLO})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "messages"
+        assert httpx.post(f"{served.url}/tokenize", json={"prompt": "a"}).is_success
+
+
+def test_the_engine_need_not_run() -> None:
+    """Before it ever was ready the context is unknown: 503. Later its absence does not matter."""
+    client = FakeClient(state="lost")
+    with serve(client) as served:
+        assert httpx.post(f"{served.url}/tokenize", json={"prompt": "a"}).is_success
+        assert client.steps == 0
+        client.ready = None
+        unknown = httpx.post(f"{served.url}/v1/tokenize", json={"prompt": "a"})
+        assert unknown.status_code == 503
+        assert unknown.headers["retry-after"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "model"), [("tokenize", TokenizeRequest), ("detokenize", DetokenizeRequest)]
+)
+def test_schema_and_table_name_the_same_fields(endpoint: Endpoint, model: type[Part]) -> None:
+    """A field in the model that the table does not know, or the reverse, is a drift."""
+    told = {name for name, row in ROWS[endpoint].items() if row.status(endpoint) != "refused"}
+    assert set(model.model_fields) == told
