@@ -112,10 +112,19 @@ class AdaptiveConfig(Part):
 ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]
 
 
+Companion = Literal["ngram"]
+
+
 class SpeculationConfig(Part):
     """Who guesses, how guesses are checked, and who chooses K."""
 
     proposer: ProposerConfig = DraftModelConfig()
+    companions: tuple[Companion, ...] = Field(
+        (),
+        strict=False,
+        description="free proposers that are asked before `proposer`, in this order, where they"
+        " promise more than it; requests may name others",
+    )
     verifier: Literal["match_sampled"] = Field(
         "match_sampled", description="keyed Gumbel sample-and-match: exact, same seed same text"
     )

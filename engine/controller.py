@@ -38,9 +38,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StepObservation:
-    """What one step did and took. `rows` are the target's, `k` the largest in the plan, `outcomes`
-    (proposed, accepted) of each sequence that sampled. The three times are disjoint parts of the
-    step; its costs are learnt only if it is `pure_decode` (no prompt rows)."""
+    """What one step did and took. `rows` are the target's. Of the main proposer alone: `k`, the
+    largest asked of it, and `outcomes`, (proposed, accepted) of each sequence left to it. The three
+    times are disjoint parts of the step; its costs are learnt only if it is `pure_decode` (no
+    prompt rows). `num_drafting`: sequences that the main proposer drafted for; None: all of them;
+    0: the time of drafting says nothing (some had to catch up)."""
 
     num_sequences: int
     rows: int
@@ -50,12 +52,16 @@ class StepObservation:
     target_seconds: float
     host_seconds: float
     pure_decode: bool
+    num_drafting: int | None = None
 
 
 class KController(Protocol):
     """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
     measurements: target seconds by rows, seconds of one draft step by sequences, host seconds.
-    `max_speculating`: for how many sequences the last choice is meant; None means all of them."""
+    `max_speculating`: for how many sequences the last choice is meant; None means all of them.
+    `worth` prices guesses that cost nothing to make, for one sequence of the same step: given their
+    chances to be kept (each with all before it), how many pay; 0 also where the main proposer, if
+    it may be asked `instead`, is the better choice."""
 
     name: str
     k_max: int
@@ -66,6 +72,8 @@ class KController(Protocol):
     def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None: ...
 
     def choose(self, load: Load) -> int: ...
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int: ...
 
     def update(self, observation: StepObservation) -> None: ...
 
@@ -86,6 +94,9 @@ class FixedK:
 
     def choose(self, load: Load) -> int:
         return self.k_max
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        return min(len(survival), self.k_max)
 
     def update(self, observation: StepObservation) -> None:
         return None
@@ -148,6 +159,8 @@ class AdaptiveK:
         self._probe = _Probe()
         self._probe_sequences: int | None = None
         self._k = 0
+        self._chosen = (1, 0)  # sequences and K of the last choice
+        self._each = [(1.0, 1.0)]  # tokens and rows per sequence by K, at the last choice
         self._size = -1  # power of two of the batch at the last choice
         self._rates = [0.0]  # tokens per second by K, at the last choice
         self._speculated: dict[int, int] = {}  # rounds at K > 0, by that power of two
@@ -174,6 +187,28 @@ class AdaptiveK:
         if not self.k_max:
             return 0
         sequences = max(1, load.num_sequences)
+        k = self._choose(sequences)
+        self._chosen = sequences, k
+        return k
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        """The length with the most expected tokens per second for the batch, whose other sequences
+        do as last chosen."""
+        sequences, k = self._chosen
+        others, size = sequences - 1, sequences.bit_length()
+        each_tokens, each_rows = self._each[k]
+        tokens, rows = others * each_tokens + 1.0, others * each_rows + 1.0
+        drafting = k * self._draft.predict(others, size) if others and k else 0.0
+        rate = self._rates[k] if instead else tokens / (self._seconds(rows, size) + drafting)
+        best = 0
+        for length, chance in enumerate(survival[: self.k_max], start=1):
+            tokens += chance
+            seconds = self._seconds(rows + length, size) + drafting
+            if tokens / seconds > rate:
+                best, rate = length, tokens / seconds
+        return best
+
+    def _choose(self, sequences: int) -> int:
         self._rates = rates = self._predict(sequences)
         best = max(range(len(rates)), key=rates.__getitem__)
         size = sequences.bit_length()
@@ -209,8 +244,9 @@ class AdaptiveK:
             size = seen.num_sequences.bit_length()
             self._target.update(seen.rows, size, seen.target_seconds)
             self._host.update(seen.rows, seen.host_seconds)
-            if seen.k and self._drafted:
-                self._draft.update(seen.num_sequences, size, seen.draft_seconds / seen.k)
+            drafting = seen.num_sequences if seen.num_drafting is None else seen.num_drafting
+            if seen.k and self._drafted and drafting:
+                self._draft.update(drafting, size, seen.draft_seconds / seen.k)
         if seen.outcomes:
             self._drafted = seen.k > 0
 
@@ -230,11 +266,13 @@ class AdaptiveK:
         step = self._draft.predict(sequences, size)
         tokens = rows = 1.0
         rates = [sequences / self._seconds(sequences, size)]
+        self._each = [(1.0, 1.0)]
         for k, (offered, survival) in enumerate(self._acceptance.expected(), start=1):
             tokens += survival
             rows += offered
             seconds = self._seconds(sequences * rows, size) + k * step
             rates.append(sequences * tokens / seconds)
+            self._each.append((tokens, rows))
         return rates
 
     def _seconds(self, rows: float, size: int) -> float:

@@ -13,19 +13,31 @@ import time
 from collections.abc import Callable, Iterable
 
 from engine.acceptance import Acceptor, Sampled, segments
+from engine.allowance import Allowance
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig, ScheduleConfig
 from engine.controller import Load, StepObservation, build_controller
-from engine.messages import FinishReason, Output, Outputs, Ready, StepMetrics, StepSeconds, Submit
+from engine.messages import (
+    Output,
+    Outputs,
+    Ready,
+    SamplingParams,
+    StepMetrics,
+    StepSeconds,
+    Submit,
+    proposers_of,
+)
 from engine.model.runner import ModelRunner
 from engine.pair import Pair, build_cache, load_pair
 from engine.profile import profile_draft, profile_target
+from engine.report import ending, report
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.speculation.build import build_proposer
-from engine.speculation.proposer import Feedback, Proposer
+from engine.speculation.build import build_free, build_proposer
+from engine.speculation.cascade import Cascade
+from engine.speculation.proposer import Feedback, Forecaster, Proposer
 from engine.speculation.verify import MatchSampled
 from engine.step_metrics import measure
 from engine.step_plan import StepPlan
@@ -55,7 +67,7 @@ class Engine:
         draft = ModelRunner(pair.draft, self._cache, "draft") if pair.draft else None
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
         self._processor = processor
-        self._proposer = proposer or build_proposer(
+        main = proposer or build_proposer(
             config.speculation.proposer,
             draft_runner=draft,
             processor=processor,
@@ -72,6 +84,10 @@ class Engine:
         )
         self._max_sequences = config.schedule.max_sequences
         self._controller = build_controller(config.speculation)
+        free = build_free()
+        forecasts = {p.name: p.forecast for p in free if isinstance(p, Forecaster)}
+        self._allowance = Allowance(self._controller, main.name, forecasts)
+        self._proposer = Cascade(main, free, limit=self._allowance.of)
         if config.speculation.controller.kind == "adaptive":
             self._profile(draft, config.schedule)
         self._num_steps = 0
@@ -91,6 +107,8 @@ class Engine:
             proposer=self._proposer.name,
             controller=config.speculation.controller.kind,
             k_max=self._controller.k_max,
+            proposers=self._proposer.names if self._controller.k_max else (),
+            default_proposers=(*config.speculation.companions, main.name),
         )
 
     def _profile(self, draft: ModelRunner | None, schedule: ScheduleConfig) -> None:
@@ -123,14 +141,21 @@ class Engine:
                 tokens=list(submit.prompt),
                 num_prompt=len(submit.prompt),
                 arrival=submit.arrival,
+                sources=self._sources(submit.params),
             )
         )
+
+    def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
+        """Who guesses for it, unless that is the main proposer alone and without a bound."""
+        sources = proposers_of(params, self.ready)
+        bounded = params.speculation is not None and params.speculation.max_draft is not None
+        return None if sources == (self._proposer.name,) and not bounded else sources
 
     def abort(self, ids: Iterable[str]) -> None:
         """End these; ids that already ended are passed over. Acknowledged by the next step."""
         for seq in self._scheduler.abort(ids):
             self._leave(seq)
-            self._pending.append(_ending(seq, "abort"))
+            self._pending.append(ending(seq, "abort"))
 
     def gauges(self) -> StepMetrics:
         """The present state without a step: the idle heartbeat."""
@@ -173,12 +198,11 @@ class Engine:
             context_tokens=sum(seq.num_tokens for seq in running),
             num_waiting=len(waiting),
         )
-        k = self._controller.choose(load)
-        plan = self._scheduler.schedule(
-            lambda _seq: k, max_speculating=self._controller.max_speculating
-        )
+        self._allowance.begin(load)
+        plan = self._scheduler.schedule(self._allowance.want)
         for seq in plan.preempted:
             self._proposer.forget(seq)
+            self._allowance.forget(seq)
         return plan
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
@@ -218,23 +242,26 @@ class Engine:
         self._cache.move([slots[i] for i in accepted], slots[: len(accepted)])
 
     def _emit(self, sampled: list[Sampled]) -> list[Output]:
-        return self._take_pending() + [_output(item) for item in sampled]
+        return self._take_pending() + [report(item) for item in sampled]
 
     def _adapt(self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds) -> None:
+        main = self._allowance.learn(sampled)
         self._controller.update(
             StepObservation(
                 num_sequences=len(plan.chunks),
                 rows=sum(c.length for c in plan.chunks) + sum(len(s.proposal) for s in sampled),
-                k=max((s.chunk.k for s in sampled), default=0),
-                outcomes=[(len(s.proposal), s.num_accepted) for s in sampled],
+                k=main.k,
+                outcomes=main.outcomes,
                 draft_seconds=seconds.propose,
                 target_seconds=seconds.verify,
                 host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
                 pure_decode=all(c.length == 1 for c in plan.chunks),
+                num_drafting=main.num_drafting,
             )
         )
 
     def _leave(self, seq: Sequence) -> None:
+        self._allowance.forget(seq)
         self._proposer.forget(seq)
         self._processor.forget(seq)
         self._ids.discard(seq.id)
@@ -242,35 +269,6 @@ class Engine:
     def _take_pending(self) -> list[Output]:
         pending, self._pending = self._pending, []
         return pending
-
-
-def _output(item: Sampled) -> Output:
-    """Prompt facts ride on the first Output of a sequence."""
-    seq = item.chunk.seq
-    first = seq.num_output == len(item.tokens)
-    return Output(
-        id=seq.id,
-        tokens=item.tokens,
-        logprobs=item.logprobs,
-        prompt_logprobs=seq.prompt_logprobs if first and seq.prompt_logprobs else None,
-        finish=item.finish,
-        stop_token=item.stop_token,
-        error=item.error,
-        cached_tokens=seq.cached_tokens if first else None,
-        rounds=seq.rounds,
-        proposed=seq.proposed,
-        accepted=seq.accepted,
-    )
-
-
-def _ending(seq: Sequence, finish: FinishReason) -> Output:
-    return Output(
-        id=seq.id,
-        finish=finish,
-        rounds=seq.rounds,
-        proposed=seq.proposed,
-        accepted=seq.accepted,
-    )
 
 
 class _Stopwatch:

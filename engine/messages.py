@@ -32,6 +32,13 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     source: str = ""
 
 
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request says about guesses for itself; the text is the same whatever it says."""
+
+    max_draft: int | None = None  # at most so many guesses in a step; None: the engine chooses
+    proposers: tuple[str, ...] | None = None  # who may guess, in that order; None: the default
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one sequence is sampled. Ranges are checked by the front end and by the engine.
 
@@ -56,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
     cache_salt: str = ""
     grammar: Grammar | None = None  # every token keeps the text a prefix of one of its sentences
+    speculation: Speculation | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -161,6 +169,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     proposer: str
     controller: str
     k_max: int
+    proposers: tuple[str, ...] = ()  # whom a request may name in `speculation.proposers`
+    default_proposers: tuple[str, ...] = ()  # asked in this order when it names nobody
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -178,3 +188,14 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = Ready | Outputs | Fatal
+
+
+def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
+    """Who may guess for a request, in the order in which they are asked; nobody when it wants no
+    guesses. The one reading of `params.speculation`, for both processes."""
+    said = params.speculation
+    if ready.k_max == 0 or (said is not None and said.max_draft == 0):
+        return ()
+    if said is None or said.proposers is None:
+        return ready.default_proposers
+    return said.proposers

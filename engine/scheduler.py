@@ -68,28 +68,25 @@ class Scheduler:
     def schedule(
         self,
         ks: Callable[[Sequence], int] | Mapping[str, int],
-        *,
-        max_speculating: int | None = None,
     ) -> StepPlan:
         """Plan one step: decoding sequences, then those amid their prompt, then waiting ones.
 
-        `ks` says how many guesses pay for a sequence; they are clipped by what may be kept, by the
-        budget and by the free blocks, and at most `max_speculating` sequences get any. Preempted
+        `ks` says how many guesses pay for a sequence, and is asked once for each that will sample;
+        they are clipped by what may be kept, by the budget and by the free blocks. Preempted
         sequences are queued again, at the head.
         """
         plan = StepPlan()
-        ask = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
-        want = ask if max_speculating is None else _first(ask, max_speculating, plan)
+        want = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
         decoding = [seq for seq in self.running if seq.num_uncomputed == 1]
         prompts = [seq for seq in self.running if seq.num_uncomputed > 1]
         left = self._decode(plan, decoding, len(prompts), want)
         for seq in prompts:
             if left and seq.status == "running":
-                left -= self._extend(plan, seq, left, want(seq))
+                left -= self._extend(plan, seq, left, want)
         while left and self.waiting and not plan.preempted and self._admit(self.waiting[0]):
             seq = self.running[-1]
             plan.admitted.append(seq)
-            left -= self._extend(plan, seq, left, want(seq))
+            left -= self._extend(plan, seq, left, want)
         return plan
 
     def _decode(
@@ -106,16 +103,20 @@ class Scheduler:
         for seq in decoding:
             if seq.status == "running":  # else preempted by one that came before it in this plan
                 share = max(1, (left - max(held, num_prompts)) // turns)
-                left -= self._extend(plan, seq, share, want(seq))
+                left -= self._extend(plan, seq, share, want)
             turns -= 1
         return left
 
-    def _extend(self, plan: StepPlan, seq: Sequence, budget: int, k: int) -> int:
+    def _extend(
+        self, plan: StepPlan, seq: Sequence, budget: int, want: Callable[[Sequence], int]
+    ) -> int:
         """Add a chunk of at most `budget` rows for a running sequence; the rows it uses."""
         start = seq.num_computed
         length = min(seq.num_uncomputed, budget)
         end = start + length
-        k = min(k, budget - length, self.room(seq) - 1) if end == len(seq.tokens) else 0
+        k = 0
+        if end == len(seq.tokens):
+            k = min(want(seq), budget - length, self.room(seq) - 1)
         if not self.pool.reserve(seq, end + k):
             room = (len(seq.blocks) + self.pool.num_free) * self.pool.block_size - end
             k = min(k, max(0, room))
@@ -211,12 +212,3 @@ class Scheduler:
         for seq in self.running:
             assert 0 <= seq.num_computed < len(seq.tokens) <= self.max_len
             assert seq.num_draft_computed < len(seq.tokens)
-
-
-def _first(ask: Callable[[Sequence], int], count: int, plan: StepPlan) -> Callable[[Sequence], int]:
-    """`ask`, and 0 once `count` chunks of the plan have guesses."""
-
-    def want(seq: Sequence) -> int:
-        return ask(seq) if sum(chunk.k > 0 for chunk in plan.chunks) < count else 0
-
-    return want

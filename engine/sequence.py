@@ -36,6 +36,7 @@ class Sequence:
     proposed: int = 0
     accepted: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    sources: tuple[str, ...] | None = None  # who may guess, in order; None: the main one, freely
 
     @property
     def num_tokens(self) -> int:
@@ -48,6 +49,12 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def max_draft(self) -> int | None:
+        """Guesses in a step that the request allows; None: no bound of its own."""
+        said = self.params.speculation
+        return None if said is None else said.max_draft
 
     @property
     def remaining(self) -> int:

@@ -26,9 +26,14 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
     outside = _outside(prompt, facts.vocab_size)
     if outside is not None:
         return f"prompt token id {outside} is outside the vocabulary (0..{facts.vocab_size - 1})"
-    if submit.params.grammar is not None:
+    params = submit.params
+    if params.grammar is not None:
         return "this engine does not constrain text by a grammar yet"
-    return _ids_refusal(submit.params, facts.vocab_size) or _range_refusal(submit.params)
+    return (
+        _ids_refusal(params, facts.vocab_size)
+        or _range_refusal(params)
+        or _speculation_refusal(params, facts)
+    )
 
 
 def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
@@ -67,3 +72,18 @@ def _range_refusal(p: SamplingParams) -> str | None:
         if not low <= value <= high:  # NaN fails every comparison
             return f"{name} is {value}; allowed is {low} to {high}"
     return None if p.top_p > 0 else "top_p is 0; allowed is above 0 to 1"
+
+
+def _speculation_refusal(params: SamplingParams, facts: Ready) -> str | None:
+    said = params.speculation
+    if said is None:
+        return None
+    if said.max_draft is not None and not 0 <= said.max_draft <= facts.k_max:
+        return f"speculation.max_draft is {said.max_draft}; allowed is 0 to {facts.k_max}"
+    for name in said.proposers or ():
+        if name not in facts.proposers:
+            known = ", ".join(facts.proposers) or "none"
+            return f"speculation.proposers names {name[:64]!r}; this engine has: {known}"
+    if said.proposers is not None and not 0 < len(set(said.proposers)) == len(said.proposers):
+        return "speculation.proposers must name at least one proposer, and each once"
+    return None

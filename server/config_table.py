@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -56,9 +56,11 @@ def _row(key: str, field: FieldInfo, meaning: str) -> str:
 
 def _allowed(field: FieldInfo) -> str:
     """The choices or the range, as far as the field says."""
-    choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
+    many = get_origin(field.annotation) is tuple
+    said = get_args(field.annotation)[0] if many else field.annotation
+    choices = [value for value in get_args(said) if isinstance(value, str)]
     if choices:
-        return ", ".join(f"`{choice}`" for choice in choices)
+        return "a list of " * many + ", ".join(f"`{choice}`" for choice in choices)
     bounds = [
         f"{sign} {getattr(limit, name):g}"
         for limit in field.metadata

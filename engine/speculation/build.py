@@ -12,6 +12,12 @@ from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import NoProposer, Proposer
 
 
+def build_free() -> list[Proposer]:
+    """The proposers that need no model: they cost nothing until a request has them asked."""
+    ngram = NgramConfig()
+    return [NgramProposer(n_max=ngram.n_max, n_min=ngram.n_min)]
+
+
 def build_proposer(
     config: NoProposerConfig | DraftModelConfig | NgramConfig,
     *,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
@@ -47,6 +47,14 @@ class Proposer(Protocol):
     def update(self, feedback: Seq[Feedback]) -> None: ...
 
     def forget(self, seq: Sequence) -> None: ...
+
+
+@runtime_checkable
+class Forecaster(Protocol):
+    """A free proposer that knows the chances of its next guesses to be kept, each with all before
+    it; at most `k` of them, none when it has nothing to say."""
+
+    def forecast(self, seq: Sequence, k: int) -> list[float]: ...
 
 
 class NoProposer:

@@ -315,3 +315,40 @@ def test_the_config_chooses_the_controller(
     controller = build_controller(SpeculationConfig.model_validate(said))
     assert (controller.name, controller.k_max) == (name, k_max)
     assert 0 <= controller.choose(Load(1)) <= k_max
+
+
+def test_free_guesses_are_as_long_as_they_pay() -> None:
+    """Law: rows cost and guesses do not: likely ones go on to K's bound, unlikely ones are cut
+    where the next row is dearer than what it brings, hopeless ones are not made."""
+    controller = adaptive(World(alpha=0.5, row=8e-4))
+    controller.choose(Load(1))
+    lengths = [
+        controller.worth([alpha**j for j in range(1, K_MAX + 5)], instead=False)
+        for alpha in (0.99, 0.6, 0.05)
+    ]
+    assert lengths[0] == K_MAX
+    assert 0 < lengths[1] < K_MAX
+    assert lengths[2] == 0
+    assert controller.worth([], instead=False) == 0
+
+
+def test_free_guesses_give_way_to_a_better_main_proposer() -> None:
+    """Law: a look-up that is seldom right does not keep a good draft from drafting."""
+    controller = adaptive(World(alpha=0.9))
+    play(controller, World(alpha=0.9), 100)
+    controller.choose(Load(1))
+    poor, good = [0.4, 0.2], [0.99**j for j in range(1, K_MAX + 1)]
+    assert controller.worth(poor, instead=False) > 0
+    assert controller.worth(poor, instead=True) == 0
+    assert controller.worth(good, instead=True) == K_MAX
+
+
+def test_guesses_are_dearer_in_a_crowd() -> None:
+    """Law: the price of a row is what the whole batch loses by a longer step."""
+    world = World(alpha=0.5, row=8e-4)
+    controller = adaptive(world)
+    lengths = []
+    for sequences in (1, 64):
+        controller.choose(Load(sequences))
+        lengths.append(controller.worth([0.7**j for j in range(1, 9)], instead=False))
+    assert lengths[0] > lengths[1]

@@ -17,11 +17,12 @@ LEVELS = {
     "engine.sequence": 1, "engine.step_plan": 1, "engine.block_pool": 1, "engine.scheduler": 1,
     "engine.controller": 1, "engine.estimates": 1, "engine.plan": 1, "engine.validation": 1,
     "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
-    "engine.speculation.ngram": 1, "engine.threads": 1,
+    "engine.speculation.ngram": 1, "engine.speculation.cascade": 1, "engine.allowance": 1,
+    "engine.threads": 1,
     "engine.attention": 2.0, "engine.model": 2.1, "engine.sampling": 2.1,
     "engine.speculation": 2.2,
     "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,
-    "engine.core": 3.1,
+    "engine.report": 3, "engine.core": 3.1,
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4, "engine.evaluate": 4,
     "engine.demo": 4,  # offline, like the benchmarks, which take their prompts from it
 }  # fmt: skip

@@ -110,14 +110,6 @@ def test_rows_that_one_sequence_leaves_go_to_the_next() -> None:
     assert [c.k for c in plan.chunks] == [1, 9]
 
 
-def test_a_probe_is_meant_for_a_few_sequences() -> None:
-    scheduler = scheduler_of()
-    for name in "abcd":
-        scheduler.add(sequence(name, [ord(name)], max_tokens=1 if name == "a" else 9))
-    plan = scheduler.schedule(k_of(2), max_speculating=2)
-    assert [c.k for c in plan.chunks] == [0, 2, 2, 0]
-
-
 @pytest.mark.parametrize(("max_tokens", "k"), [(1, 0), (2, 1), (5, 4), (9, 6)])
 def test_k_never_exceeds_what_may_be_kept(max_tokens: int, k: int) -> None:
     """The last token is always the target's own, so at most `remaining - 1` guesses can be kept."""

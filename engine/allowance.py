@@ -1,0 +1,161 @@
+"""Allowance: how many guesses each proposer may make for each sequence of a step.
+
+Owns what stands between the controller, which chooses one K for the main proposer and prices what
+others offer, and the requests, which may bound or choose their proposers. Promises that a sequence
+without wishes costs nothing here, and that what the controller learns about the main proposer comes
+from sequences that were left to it, unbounded by their request. Numbers only; who is asked, and in
+which order, is the cascade's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.controller import KController, Load
+from engine.estimates import AcceptanceEstimate
+from engine.sequence import Sequence
+from engine.speculation.proposal import EMPTY, Proposal
+from engine.step_plan import Chunk
+
+_RETRY = 64  # a free proposer that seemed not to pay is asked again after so many refusals
+_RETRY_K = 2
+
+
+class Forecast(Protocol):
+    """A free proposer that knows the chances of its next guesses (each with all before it), at most
+    `k` of them; none when it has nothing to say."""
+
+    def __call__(self, seq: Sequence, k: int) -> list[float]: ...
+
+
+class Walked(Protocol):
+    """One sampling chunk after its step (acceptance.Sampled)."""
+
+    @property
+    def chunk(self) -> Chunk: ...
+
+    @property
+    def proposal(self) -> Proposal: ...
+
+    @property
+    def num_accepted(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MainOutcomes:
+    """The part of a step that tells of the main proposer; see controller.StepObservation."""
+
+    k: int
+    outcomes: list[tuple[int, int]]
+    num_drafting: int | None
+
+
+class Allowance:
+    """`begin` a step, then `want` once per sequence that samples, `of` as often as needed, `learn`
+    at its end. `forecasts`: by name, of the free proposers that can tell."""
+
+    def __init__(
+        self, controller: KController, main: str, forecasts: Mapping[str, Forecast]
+    ) -> None:
+        self._controller = controller
+        self._main = main
+        self._forecasts = dict(forecasts)
+        self._estimates: dict[str, AcceptanceEstimate] = {}
+        self._refusals: dict[str, int] = {}
+        self._limits: dict[Sequence, dict[str, int]] = {}
+        self._missed: set[Sequence] = set()  # sampled last without the main proposer
+        self._k = 0
+        self._left: int | None = None  # sequences that a probe may still ask
+
+    def begin(self, load: Load) -> None:
+        """Choose for the step ahead."""
+        self._k = self._controller.choose(load)
+        self._left = self._controller.max_speculating
+        self._limits.clear()
+
+    def want(self, seq: Sequence) -> int:
+        """Rows to keep for guesses about `seq`."""
+        if seq.sources is None:
+            return self._k if self._left is None else self._probe(self._k)
+        limits = {name: self._limit(seq, name) for name in seq.sources}
+        self._limits[seq] = limits
+        return max(limits.values(), default=0)
+
+    def of(self, seq: Sequence, name: str) -> int:
+        """Guesses that `name` may make for a sequence with wishes, after `want`."""
+        return self._limits[seq].get(name, 0)
+
+    def learn(self, walked: Seq[Walked]) -> MainOutcomes:
+        """Keep what tells of free proposers, and hand on what tells of the main one."""
+        if not self._limits:
+            k = max((item.chunk.k for item in walked), default=0)
+            return MainOutcomes(k, [_outcome(item) for item in walked], None)
+        asked: list[tuple[int, Walked]] = []
+        fresh = True
+        for item in walked:
+            seq = item.chunk.seq
+            if seq.sources is None:
+                asked.append((item.chunk.k, item))
+            elif limit := self._left_to_main(item):
+                asked.append((limit, item))
+                fresh = fresh and seq not in self._missed
+                self._missed.discard(seq)
+            else:
+                self._missed.add(seq)
+                self._learn_free(item)
+        k = max((limit for limit, _ in asked), default=0)
+        # A bound that is the request's own is no evidence that there was nothing more to say.
+        told = [item for limit, item in asked if limit == k or item.chunk.seq.sources is None]
+        return MainOutcomes(k, [_outcome(item) for item in told], len(asked) if fresh else 0)
+
+    def _left_to_main(self, item: Walked) -> int:
+        """Guesses that the main proposer was asked for, when nobody before it had any."""
+        if item.proposal.source in (self._main, EMPTY.source):
+            return min(self._limits[item.chunk.seq].get(self._main, 0), item.chunk.k)
+        return 0
+
+    def _learn_free(self, item: Walked) -> None:
+        source = item.proposal.source
+        if len(item.proposal) and source not in self._forecasts:
+            self._estimate(source).update(len(item.proposal), [_outcome(item)])
+
+    def forget(self, seq: Sequence) -> None:
+        """It has ended, or starts over."""
+        self._missed.discard(seq)
+
+    def _limit(self, seq: Sequence, name: str) -> int:
+        bound = seq.max_draft
+        if name == self._main:
+            k = self._k if bound is None else min(self._k, bound)
+            return k if self._left is None else self._probe(k)
+        most = self._controller.k_max if bound is None else min(self._controller.k_max, bound)
+        assert seq.sources is not None
+        instead = self._main in seq.sources
+        forecast = self._forecasts.get(name)
+        if forecast is not None:
+            return self._controller.worth(forecast(seq, most), instead=instead)
+        survival = [chance for _, chance in self._estimate(name).expected()[:most]]
+        k = self._controller.worth(survival, instead=instead)
+        if k == 0:
+            self._refusals[name] = self._refusals.get(name, 0) + 1
+            if self._refusals[name] % _RETRY == 0:
+                return min(_RETRY_K, most)
+        return k
+
+    def _probe(self, k: int) -> int:
+        if not k or not self._left:
+            return 0
+        self._left -= 1
+        return k
+
+    def _estimate(self, name: str) -> AcceptanceEstimate:
+        if name not in self._estimates:
+            self._estimates[name] = AcceptanceEstimate(self._controller.k_max)
+        return self._estimates[name]
+
+
+def _outcome(item: Walked) -> tuple[int, int]:
+    return len(item.proposal), item.num_accepted

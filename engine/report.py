@@ -1,0 +1,36 @@
+"""What the front end is told of a sequence: the Output of a step, and the one of an early end."""
+
+from __future__ import annotations
+
+from engine.acceptance import Sampled
+from engine.messages import FinishReason, Output
+from engine.sequence import Sequence
+
+
+def report(item: Sampled) -> Output:
+    """Prompt facts ride on the first Output of a sequence."""
+    seq = item.chunk.seq
+    first = seq.num_output == len(item.tokens)
+    return Output(
+        id=seq.id,
+        tokens=item.tokens,
+        logprobs=item.logprobs,
+        prompt_logprobs=seq.prompt_logprobs if first and seq.prompt_logprobs else None,
+        finish=item.finish,
+        stop_token=item.stop_token,
+        error=item.error,
+        cached_tokens=seq.cached_tokens if first else None,
+        rounds=seq.rounds,
+        proposed=seq.proposed,
+        accepted=seq.accepted,
+    )
+
+
+def ending(seq: Sequence, finish: FinishReason) -> Output:
+    return Output(
+        id=seq.id,
+        finish=finish,
+        rounds=seq.rounds,
+        proposed=seq.proposed,
+        accepted=seq.accepted,
+    )

@@ -1,0 +1,89 @@
+"""Several proposers in a row: each sequence has its list, and the first that has something to say
+serves it.
+
+There is one main proposer, which serves every sequence without wishes, and there are free ones,
+which look things up. A list is walked in its order; the main proposer is asked once per step, for
+all sequences that got as far as to it, so that a draft forward is never spent on a sequence that
+another served. One proposal has one source: a draft that went on behind a looked-up beginning would
+first have to run that beginning, which costs what guessing it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from engine.sequence import Sequence
+from engine.speculation.proposal import EMPTY, Proposal
+from engine.speculation.proposer import Feedback, Proposer
+from engine.step_plan import Chunk
+
+Limit = Callable[[Sequence, str], int]
+
+
+class Cascade:
+    """A Proposer. `limit` says how many guesses a proposer may make for a sequence with wishes;
+    it is asked with the names in `Sequence.sources`, which must all be known here."""
+
+    def __init__(self, main: Proposer, free: Seq[Proposer], *, limit: Limit) -> None:
+        self.name = main.name
+        self.needs = main.needs
+        self.forward_seconds = 0.0
+        self._main = main
+        self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
+        self._limit = limit
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everyone who may be asked, the main proposer last."""
+        return (*self._free, self._main.name)
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        """As proposer.Proposer."""
+        if not all(chunk.seq.sources is None for chunk in chunks):
+            return self._each(chunks)
+        proposals = self._main.propose(chunks)
+        self.forward_seconds = self._main.forward_seconds
+        return proposals
+
+    def update(self, feedback: Seq[Feedback]) -> None:
+        """Everyone is told what became of their own proposals, the main one of empty ones too."""
+        self._main.update([f for f in feedback if f.proposal.source not in self._free])
+        for name, proposer in self._free.items():
+            if served := [f for f in feedback if f.proposal.source == name]:
+                proposer.update(served)
+
+    def forget(self, seq: Sequence) -> None:
+        self._main.forget(seq)
+        if seq.sources is not None:
+            for proposer in self._free.values():
+                proposer.forget(seq)
+
+    def _each(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        proposals = []
+        left: list[Chunk] = []  # what the main proposer is asked: k is 0 where somebody served
+        for chunk in chunks:
+            proposal, k = self._walk(chunk) if chunk.k else (EMPTY, 0)
+            proposals.append(proposal)
+            left.append(chunk if k == chunk.k else replace(chunk, k=k))
+        self.forward_seconds = 0.0
+        if not any(chunk.k for chunk in left):
+            return proposals
+        drafted = self._main.propose(left)
+        self.forward_seconds = self._main.forward_seconds
+        return [own if len(own) else main for own, main in zip(proposals, drafted, strict=True)]
+
+    def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:
+        """What a free proposer says, or how many guesses are left to the main one."""
+        if chunk.seq.sources is None:
+            return EMPTY, chunk.k
+        for name in chunk.seq.sources:
+            k = min(chunk.k, self._limit(chunk.seq, name))
+            if k and name == self._main.name:
+                return EMPTY, k
+            if k:
+                [proposal] = self._free[name].propose([replace(chunk, k=k)])
+                if len(proposal):
+                    return proposal, 0
+        return EMPTY, 0

@@ -1,0 +1,233 @@
+"""Several proposers in a row, per sequence; and how many guesses each of them is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.allowance import Allowance
+from engine.controller import FixedK, KController, Load
+from engine.messages import SamplingParams, Speculation
+from engine.sequence import Sequence
+from engine.speculation.cascade import Cascade
+from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposer import Feedback, Needs
+from engine.step_plan import Chunk
+
+
+@dataclass
+class Scripted:
+    """Says `word` as often as it may, to the sequences it knows; all of them by default."""
+
+    name: str
+    word: int = 7
+    knows: Seq[str] | None = None
+    forward_seconds: float = 0.5
+    needs: Needs = field(default_factory=Needs)
+    asked: list[list[tuple[str, int]]] = field(default_factory=list)
+    told: list[Feedback] = field(default_factory=list)
+    forgotten: list[Sequence] = field(default_factory=list)
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        self.asked.append([(chunk.seq.id, chunk.k) for chunk in chunks])
+        return [
+            chain([self.word] * c.k, self.name) if c.k and self._knows(c.seq) else EMPTY
+            for c in chunks
+        ]
+
+    def _knows(self, seq: Sequence) -> bool:
+        return self.knows is None or seq.id in self.knows
+
+    def update(self, feedback: Seq[Feedback]) -> None:
+        self.told += feedback
+
+    def forget(self, seq: Sequence) -> None:
+        self.forgotten.append(seq)
+
+
+def sequence(name: str, sources: tuple[str, ...] | None, max_draft: int | None = None) -> Sequence:
+    said = Speculation(max_draft=max_draft, proposers=sources)
+    params = SamplingParams(seed=1, max_tokens=50, speculation=said)
+    return Sequence(id=name, params=params, tokens=[1], num_prompt=1, sources=sources)
+
+
+class Trial:
+    """A cascade of a draft and two look-ups, under a fixed K of 4."""
+
+    def __init__(self, *, knows: Seq[str] | None = None) -> None:
+        self.draft, self.ngram = Scripted("draft_model"), Scripted("ngram", knows=knows)
+        self.other = Scripted("prediction", knows=())
+        self.allowance = Allowance(FixedK(4), "draft_model", {})
+        self.cascade = Cascade(self.draft, [self.ngram, self.other], limit=self.allowance.of)
+
+    def propose(self, *sequences: Sequence) -> list[Proposal]:
+        self.allowance.begin(Load(len(sequences)))
+        chunks = [Chunk(seq, 0, 1, self.allowance.want(seq)) for seq in sequences]
+        return self.cascade.propose(chunks)
+
+
+def test_sequences_without_wishes_are_the_main_proposers_in_one_call() -> None:
+    """Law: nothing is looked up and nothing is copied for requests that say nothing."""
+    trial = Trial()
+    proposals = trial.propose(sequence("a", None), sequence("b", None))
+    assert [p.source for p in proposals] == ["draft_model"] * 2
+    assert trial.draft.asked == [[("a", 4), ("b", 4)]]
+    assert not trial.ngram.asked
+    assert trial.cascade.forward_seconds == 0.5
+
+
+def test_the_first_that_has_something_to_say_serves() -> None:
+    """Law: a draft forward is never spent on a sequence that another proposer served; the silent
+    are passed over; the draft runs once for all that are left."""
+    trial = Trial(knows=["a"])
+    order = ("prediction", "ngram", "draft_model")
+    sequences = sequence("a", order), sequence("b", order), sequence("c", None)
+    proposals = trial.propose(*sequences)
+    assert [p.source for p in proposals] == ["ngram", "draft_model", "draft_model"]
+    assert trial.draft.asked == [[("a", 0), ("b", 4), ("c", 4)]]
+
+
+def test_the_order_is_the_requests() -> None:
+    trial = Trial()
+    proposals = trial.propose(sequence("a", ("draft_model", "ngram")), sequence("b", ("ngram",)))
+    assert [p.source for p in proposals] == ["draft_model", "ngram"]
+
+
+def test_no_draft_forward_where_nobody_is_left_to_it() -> None:
+    trial = Trial()
+    proposals = trial.propose(sequence("a", ("ngram",)), sequence("b", ()))
+    assert [len(p) for p in proposals] == [4, 0]
+    assert not trial.draft.asked
+    assert trial.cascade.forward_seconds == 0
+
+
+@pytest.mark.parametrize("sources", [("ngram",), ("draft_model",), ("ngram", "draft_model")])
+@pytest.mark.parametrize("max_draft", [0, 1, 3, 4])
+def test_a_bound_of_the_request_holds_for_everyone(
+    sources: tuple[str, ...], max_draft: int
+) -> None:
+    """Law: mixed in one step, each sequence has its own K."""
+    trial = Trial()
+    bounded, free = sequence("a", sources, max_draft), sequence("b", None)
+    assert [len(p) for p in trial.propose(bounded, free)] == [max_draft, 4]
+
+
+def test_everyone_hears_of_their_own_guesses() -> None:
+    trial = Trial()
+    a, b, c = sequence("a", ("ngram",)), sequence("b", None), sequence("c", None)
+    own = [Feedback(a, chain([1], "ngram"), 1, 1), Feedback(b, chain([1], "draft_model"), 0, 1)]
+    silent = Feedback(c, EMPTY, 0, 1)
+    trial.cascade.update([*own, silent])
+    assert trial.ngram.told == own[:1]
+    assert trial.draft.told == [own[1], silent]
+    trial.cascade.forget(a)
+    assert trial.ngram.forgotten == trial.draft.forgotten == [a]
+
+
+@dataclass
+class Walked:
+    chunk: Chunk
+    proposal: Proposal
+    num_accepted: int
+
+
+class Spy(FixedK):
+    """A fixed K that says what it was asked to price."""
+
+    def __init__(self, k: int, *, worth: int | None = None, probing: int | None = None) -> None:
+        super().__init__(k)
+        self.max_speculating = probing
+        self.priced: list[tuple[list[float], bool]] = []
+        self._worth = worth
+
+    def worth(self, survival: Seq[float], *, instead: bool) -> int:
+        self.priced.append((list(survival), instead))
+        return super().worth(survival, instead=instead) if self._worth is None else self._worth
+
+
+def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Walked:
+    proposal = chain([1] * proposed, source) if proposed else EMPTY
+    return Walked(Chunk(seq, 0, 1, k), proposal, accepted)
+
+
+def wanted(controller: KController, *sequences: Sequence) -> Allowance:
+    allowance = Allowance(controller, "draft_model", {})
+    allowance.begin(Load(len(sequences)))
+    for seq in sequences:
+        allowance.want(seq)
+    return allowance
+
+
+def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
+    """Law: acceptance that the controller learns from is the main proposer's alone, and a bound
+    that a request chose is not taken for silence."""
+    both = ("ngram", "draft_model")
+    served, left = sequence("a", both), sequence("b", both)
+    bounded, off, plain = sequence("c", ("draft_model",), 1), sequence("d", ()), sequence("e", None)
+    allowance = wanted(FixedK(4), served, left, bounded, off, plain)
+    main = allowance.learn(
+        [
+            walked(served, 4, "ngram", 4, 4),
+            walked(left, 4, "draft_model", 4, 2),
+            walked(bounded, 1, "draft_model", 1, 1),
+            walked(off, 0, "none", 0, 0),
+            walked(plain, 4, "draft_model", 4, 0),
+        ]
+    )
+    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2), (4, 0)], 3)
+
+
+def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
+    """A draft that comes after rounds served by others first runs what it missed."""
+    seq = sequence("a", ("ngram", "draft_model"))
+    allowance = wanted(FixedK(4), seq)
+    assert allowance.learn([walked(seq, 4, "ngram", 4, 4)]).num_drafting == 0
+    assert allowance.learn([walked(seq, 4, "draft_model", 4, 4)]).num_drafting == 0
+    assert allowance.learn([walked(seq, 4, "draft_model", 4, 4)]).num_drafting == 1
+
+
+def test_without_wishes_the_controller_hears_all() -> None:
+    a, b = sequence("a", None), sequence("b", None)
+    allowance = wanted(FixedK(4), a, b)
+    main = allowance.learn([walked(a, 4, "draft_model", 4, 1), walked(b, 2, "none", 0, 0)])
+    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 1), (0, 0)], None)
+
+
+def test_free_guesses_are_priced_by_their_own_acceptance() -> None:
+    """Law: each free proposer has its own statistics; a forecast goes before them."""
+    spy = Spy(4)
+    seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("prediction",), 2)
+    forecast = {"prediction": lambda seq, k: [0.9, 0.8, 0.7][:k]}
+    allowance = Allowance(spy, "draft_model", forecast)
+    for accepted in [4] * 50 + [0] * 400:
+        allowance.begin(Load(1))
+        allowance.want(seq)
+        allowance.learn([walked(seq, 4, "ngram", 4, accepted)])
+    first, middle, last = (spy.priced[i][0] for i in (0, 50, -1))
+    assert middle[3] > first[3] > last[3]
+    assert spy.priced[0][1]
+    allowance.begin(Load(1))
+    assert allowance.want(alone) == 2
+    assert spy.priced[-1] == ([0.9, 0.8], False)
+
+
+def test_who_seemed_not_to_pay_is_asked_again_now_and_then() -> None:
+    """Without a forecast nothing could be learnt otherwise."""
+    seq = sequence("a", ("ngram",))
+    allowance = Allowance(Spy(4, worth=0), "draft_model", {})
+    ks = []
+    for _ in range(200):
+        allowance.begin(Load(1))
+        ks.append(allowance.want(seq))
+    assert ks.count(2) == 3
+    assert ks.count(0) == 197
+
+
+def test_a_probe_is_meant_for_a_few_sequences() -> None:
+    sequences = [sequence(name, None) for name in "ab"] + [sequence("c", ("draft_model",))]
+    allowance = Allowance(Spy(4, probing=2), "draft_model", {})
+    for order in (sequences, sequences[::-1]):
+        allowance.begin(Load(3))
+        assert [allowance.want(seq) for seq in order] == [4, 4, 0]
