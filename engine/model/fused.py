@@ -134,8 +134,15 @@ class FusedDecoder:
 def fused_decoder(model: Any) -> FusedDecoder | None:
     """None for what is not known to be plain: another family, device or dtype, biases, a sliding
     window, another activation. Packs the weights."""
+    if not is_plain(model):
+        return None
+    return FusedDecoder(model, turned=not _is_flipped(model))
+
+
+def is_plain(model: Any) -> bool:
+    """Whether a model is known to be Llama-shaped, and lies on the CPU in float32."""
     config, weight = model.config, model.get_output_embeddings().weight
-    plain = (
+    return (
         config.model_type in FAMILIES
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -143,9 +150,6 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
         and getattr(config, "sliding_window", None) is None
         and not any(isinstance(m, nn.Linear) and m.bias is not None for m in model.modules())
     )
-    if not plain:
-        return None
-    return FusedDecoder(model, turned=not _is_flipped(model))
 
 
 def _is_flipped(model: Any) -> bool:

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +26,10 @@ from engine.attention.interface import NAME, LayerShape, register
 from engine.config import DTypeName
 from engine.errors import ModelError
 from engine.model.call import Call, choose_call
+from engine.model.compiled import CompiledDecoder, compiled_decoder
 from engine.model.layers import exchange_layers
 from engine.model.proof import (
+    is_proven,
     one_line,
     probe_layers,
     prove,
@@ -61,6 +63,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     layers: tuple[LayerShape, ...]
     logits: Call  # one forward: (input_ids, positions, keep, prepared) -> [kept, vocab]
+    compiled: CompiledDecoder | None = None  # the same for a few rows, when it is at hand
 
     @property
     def dtype_name(self) -> str:
@@ -114,7 +117,12 @@ def load_model(
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model)),
     )
     prove(loaded, expected, name)
-    return loaded
+    if role == "target":
+        return loaded
+    compiled = compiled_decoder(model, positions=limit)
+    if compiled is None or not is_proven(compiled, layers, expected, model):
+        return loaded
+    return replace(loaded, compiled=compiled)
 
 
 def pick_device(device: str) -> torch.device:

@@ -8,7 +8,7 @@ runs under a probe, and then a dozen tokens run both ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ from engine.attention.interface import (
 from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError
 from engine.model.batch import Batch, Segment
-from engine.model.kv_cache import KVCache
+from engine.model.kv_cache import KVCache, Plane
 
 if TYPE_CHECKING:
     from engine.model.loader import LoadedModel
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 LENGTH, CUT = 12, 7
 BLOCK_SIZE = 4
+
+Forward = Callable[[Sequence[Segment], Plane], Tensor]  # logits of the rows that segments ask for
 
 
 def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
@@ -95,18 +97,33 @@ def reference(model: Any, name: str) -> Tensor:
 def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
     """Compare a chunked, packed, paged forward with the reference. Raises ModelError with the
     difference."""
+    backend = SdpaBackend(loaded.device)
+
+    def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
+        batch = Batch.pack(segments, loaded.device)
+        prepared = backend.prepare(plane, batch.spans)
+        return loaded.logits(batch.input_ids, batch.positions, batch.keep, prepared).float()
+
     with torch.inference_mode():
         try:
-            found = _paged(loaded)
+            found = _paged(forward, loaded.layers, loaded.model)
         except Exception as error:  # as above
             raise ModelError(f"{name} fails with paged attention: {one_line(error)}") from error
-    scale = max(float(expected.abs().max()), 1e-6)
-    worst = max(float((part - expected).abs().max()) for part in found) / scale
+    worst = _difference(found, expected)
     if not worst <= TOLERANCE[loaded.dtype]:
         raise ModelError(
             f"{name} does not compute the same with paged attention: logits differ by "
             f"{worst:.1e} of the largest, allowed is {TOLERANCE[loaded.dtype]:.0e}"
         )
+
+
+def is_proven(
+    forward: Forward, layers: tuple[LayerShape, ...], expected: Tensor, model: Any
+) -> bool:
+    """Whether another way to run the model passes the same comparison."""
+    with torch.inference_mode():
+        found = _paged(forward, layers, model)
+    return _difference(found, expected) <= TOLERANCE[model.dtype]
 
 
 def whole_sequence(layers: tuple[LayerShape, ...], model: Any) -> Callable[[], PreparedAttention]:
@@ -117,25 +134,24 @@ def whole_sequence(layers: tuple[LayerShape, ...], model: Any) -> Callable[[], P
     return lambda: SdpaBackend(model.device).prepare(plane, spans)
 
 
-def _paged(loaded: LoadedModel) -> list[Tensor]:
+def _paged(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list[Tensor]:
     """The sample's logits from our path, twice: in two chunks over scattered blocks, the second
     chunk packed with a sequence that runs whole."""
-    cache = KVCache(2 * LENGTH // BLOCK_SIZE, BLOCK_SIZE, loaded.device)
-    plane = cache.add_plane("proof", loaded.layers, loaded.dtype)
-    backend = SdpaBackend(loaded.device)
-    tokens = sample_tokens(loaded.model)
+    cache = KVCache(2 * LENGTH // BLOCK_SIZE, BLOCK_SIZE, model.device)
+    plane = cache.add_plane("proof", layers, model.dtype)
+    tokens = sample_tokens(model)
     scattered, straight = [5, 0, 3], [1, 2, 4]
-
-    def run(*segments: Segment) -> Tensor:
-        batch = Batch.pack(segments, loaded.device)
-        prepared = backend.prepare(plane, batch.spans)
-        logits = loaded.logits(batch.input_ids, batch.positions, batch.keep, prepared)
-        return logits.float()
-
-    head = run(Segment(tokens[:CUT], 0, scattered, CUT))
+    head = forward([Segment(tokens[:CUT], 0, scattered, CUT)], plane)
     rest = LENGTH - CUT
-    both = run(Segment(tokens[CUT:], CUT, scattered, rest), Segment(tokens, 0, straight, LENGTH))
+    last = [Segment(tokens[CUT:], CUT, scattered, rest), Segment(tokens, 0, straight, LENGTH)]
+    both = forward(last, plane)
     return [torch.cat([head, both[:rest]]), both[rest:]]
+
+
+def _difference(found: list[Tensor], expected: Tensor) -> float:
+    """The largest difference, in units of the largest logit."""
+    scale = max(float(expected.abs().max()), 1e-6)
+    return max(float((part - expected).abs().max()) for part in found) / scale
 
 
 def one_line(error: BaseException) -> str:

@@ -46,11 +46,17 @@ class ModelRunner:
         self.seconds = 0.0
         self._clock = clock
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
+        self._compiled = model.compiled
         self._synchronize = model.device.type == "cuda"
 
     def forward(self, segments: Sequence[Segment]) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
         `start + len(tokens)`, and everything before `start` must have been computed."""
+        if self._compiled is not None and self._compiled.suits(segments):
+            started = self._clock()
+            logits = self._compiled(segments, self._plane)
+            self.seconds = self._clock() - started
+            return ModelOutput(logits)
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device)
             prepared = self.backend.prepare(self._plane, batch.spans)

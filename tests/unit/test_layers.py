@@ -34,6 +34,8 @@ DOORS = {
               "engine.speculation.draft_model", "engine.speculation.verify", "engine.bench"],
     "transformers": ["engine.model.loader", "engine.attention.interface", "engine.demo",
                      "engine.bench", "server.tokenizer"],
+    "numba": ["engine.model.kernels"],
+    "llvmlite": ["engine.model.kernels"],
     "tokenizers": ["engine.demo", "server.tokenizer"],
     "safetensors": ["engine.demo", "engine.model.loader"],
     "zmq": ["engine.process", "server.engine_client"],

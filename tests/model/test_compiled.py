@@ -1,0 +1,171 @@
+"""The compiled decoder computes what the model computes, to the bit whatever the company, and is
+not offered where it would not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.model.batch import Segment
+from engine.model.compiled import MOST_ROWS, CompiledDecoder, compiled_decoder
+from engine.model.kernels import product
+from engine.model.kv_cache import KVCache
+from engine.model.loader import LoadedModel, load_model
+from engine.model.panels import PANEL, is_exact, pack, padded
+from engine.model.runner import ModelRunner
+from tests.support import tiny
+
+BLOCK_SIZE = 4
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped heads": {},
+    "tied, every head its own": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "odd widths": {"hidden_size": 52, "intermediate_size": 77, "vocab_size": 130},
+    "scaled rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 4.0}},
+    "full panels": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16},
+}
+
+
+def load(
+    folder: Path, *, role: Literal["target", "draft"] = "draft", exact: bool = True, **shape: Any
+) -> LoadedModel:
+    """A random Llama; `exact` rounds its weights to bfloat16, as published ones are."""
+    model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
+    if exact:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16))
+    return load_model(tiny.save(model, folder), role=role, device="cpu")
+
+
+def compiled_of(loaded: LoadedModel) -> CompiledDecoder:
+    assert loaded.compiled is not None
+    return loaded.compiled
+
+
+def runners(loaded: LoadedModel) -> tuple[ModelRunner, ModelRunner, KVCache]:
+    """The same model with and without the compiled way, each on a plane of its own."""
+    cache = KVCache(64, BLOCK_SIZE, "cpu")
+    with_it = ModelRunner(loaded, cache, "compiled")
+    without = ModelRunner(loaded, cache, "plain")
+    without._compiled = None
+    return with_it, without, cache
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("outputs", [1, PANEL, PANEL + 7, 3 * PANEL])
+def test_a_product_is_right_and_alone_in_its_row(rows: int, outputs: int) -> None:
+    """Law: x W' of any size; a row's result is the same to the bit among others as alone; columns
+    beyond the outputs are zero."""
+    generator = torch.Generator().manual_seed(rows * outputs)
+    weight = torch.randn(outputs, 37, generator=generator).to(torch.bfloat16).float()
+    x = torch.randn(rows, 37, generator=generator).numpy()
+    found = np.full((rows, padded(outputs)), np.nan, np.float32)
+    product(x, pack(weight), found)
+    expected = x.astype(np.float64) @ weight.numpy().astype(np.float64).T
+    np.testing.assert_allclose(found[:, :outputs], expected, rtol=1e-4, atol=1e-5)
+    assert not found[:, outputs:].any()
+    for row in range(rows):
+        alone = np.empty((1, padded(outputs)), np.float32)
+        product(x[row : row + 1], pack(weight), alone)
+        assert alone[0].tobytes() == found[row].tobytes()
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Law: same logits as the other way to the last bits, for chunks, single rows and several
+    sequences over scattered blocks, and only the rows that were asked for."""
+    loaded = load(tmp_path, **shape)
+    with_it, without, _ = runners(loaded)
+    tokens = torch.randint(0, 128, (30,), generator=torch.Generator().manual_seed(3)).tolist()
+    mine, others = [7, 2, 9, 4, 11, 30, 1, 60], [20, 21, 22, 23, 24]
+    forwards = [
+        [Segment(tokens[:11], 0, mine, 0)],
+        [Segment(tokens[11:14], 11, mine, 3), Segment(tokens[5:14], 0, others, 1)],
+        [Segment(tokens[14:15], 14, mine, 1), Segment(tokens[14:15], 9, others, 1)],
+        [Segment(tokens[15:20], 15, mine, 2)],
+    ]
+    for segments in forwards:
+        found, expected = with_it.forward(segments).logits, without.forward(segments).logits
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_both_ways_share_one_cache(tmp_path: Path) -> None:
+    """Law: keys and values that one way wrote serve the other, so they may alternate."""
+    loaded = load(tmp_path)
+    with_it, without, cache = runners(loaded)
+    long = [Segment([i % 128 for i in range(MOST_ROWS + 1)], 0, list(range(20)), 1)]
+    with_it.forward(long)  # too many rows: goes the other way
+    without.forward(long)
+    step = [Segment([5], MOST_ROWS + 1, list(range(20)), 1)]
+    found, expected = with_it.forward(step).logits, without.forward(step).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for one, other in zip(
+        cache.planes["compiled"].stacks[0], cache.planes["plain"].stacks[0], strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
+    """Law: logits of a position are the same to the bit whether it is run alone, in a chunk, or
+    among other sequences."""
+    loaded = load(tmp_path)
+    decoder, cache = compiled_of(loaded), KVCache(64, BLOCK_SIZE, "cpu")
+    plane = cache.add_plane("alone", loaded.layers, loaded.dtype)
+    tokens = list(range(40, 52))
+    mine, others = list(range(10)), list(range(10, 20))
+    whole = decoder([Segment(tokens, 0, mine, 12)], plane)
+    for i, token in enumerate(tokens):
+        segments = [Segment([token], i, others, 1)]
+        if i % 2:
+            segments.insert(0, Segment([7, 8, 9], 0, list(range(20, 30)), 0))
+        assert torch.equal(decoder(segments, plane)[0], whole[i])
+
+
+def test_trees_and_crowds_go_the_other_way() -> None:
+    """Law: the compiled decoder is causal; a branching tree is never handed to it."""
+    blocks = list(range(40))
+    assert CompiledDecoder.suits([Segment([1, 2, 3], 0, blocks, 3, [-1, 0])])
+    assert not CompiledDecoder.suits([Segment([1, 2, 3], 0, blocks, 3, [-1, -1])])
+    assert CompiledDecoder.suits([Segment([1], 0, blocks, 1)] * MOST_ROWS)
+    assert not CompiledDecoder.suits([Segment([1], 0, blocks, 1)] * (MOST_ROWS + 1))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"attention_bias": True}, {"hidden_act": "gelu"}, {"max_position_embeddings": 1 << 18}],
+    ids=["bias", "gelu", "too long"],
+)
+def test_what_is_not_plain_is_not_compiled(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Law: nothing is dropped on the way; such drafts run as before."""
+    assert load(tmp_path, **shape).compiled is None
+
+
+def test_weights_that_bfloat16_would_change_are_not_compiled(tmp_path: Path) -> None:
+    """Law: packing loses nothing, or is not done."""
+    loaded = load(tmp_path, exact=False)
+    assert not all(map(is_exact, loaded.model.parameters()))
+    assert loaded.compiled is None
+
+
+def test_a_target_is_not_compiled(tmp_path: Path) -> None:
+    """Law: a target's numbers are the ones transformers' own operations give, see engine/README."""
+    loaded = load(tmp_path, role="target")
+    assert loaded.compiled is None
+    assert compiled_decoder(loaded.model, positions=256) is not None
+
+
+def test_it_passes_the_proof_or_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: a compiled decoder that answers anything else than transformers is not used."""
+    from engine.model import compiled
+
+    genuine = compiled._angles
+    monkeypatch.setattr(compiled, "_angles", lambda *given: genuine(*given)[::-1])
+    assert load(tmp_path).compiled is None
