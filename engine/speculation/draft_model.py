@@ -38,6 +38,7 @@ class Runner(Protocol):
     """What is needed of a model.runner.ModelRunner."""
 
     seconds: float
+    vocab_size: int
 
     def forward(self, segments: Seq[Segment]) -> ModelOutput: ...
 
@@ -124,7 +125,7 @@ class DraftModelProposer:
                 stop = min(start + room, end)
                 segments.append(
                     Segment(
-                        tokens=seq.tokens[start:stop],
+                        tokens=self._known(seq.tokens[start:stop]),
                         start=start,
                         blocks=seq.blocks,
                         num_logits=1 if stop == end else 0,
@@ -176,6 +177,13 @@ class DraftModelProposer:
         logits = self._runner.forward(segments).logits
         self.forward_seconds += self._runner.seconds
         return logits
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """The draft's embedding ends before the target's where only the target's is padded; a
+        prompt given as ids may hold such an id all the same."""
+        if self._runner.vocab_size >= self._vocab_size:
+            return tokens
+        return [token if token < self._runner.vocab_size else 0 for token in tokens]
 
     def _fit(self, logits: Tensor) -> Tensor:
         """As wide as the target's vocabulary."""

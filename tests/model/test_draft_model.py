@@ -220,6 +220,16 @@ def test_only_ids_of_both_vocabularies_are_guessed(draft_vocab: int, temperature
     assert len(seen) > 20
 
 
+def test_a_prompt_may_hold_ids_that_the_draft_lacks() -> None:
+    """Bug: ids of the target's padding, sent as a prompt of ids, were beyond the draft's embedding
+    and ended the engine."""
+    runner = FakeRunner(VOCAB - 15, block_size=BLOCK)
+    seq = sequence("s", [1, VOCAB - 1, VOCAB - 15, 2])
+    Blocks(8).reserve(seq, 16)
+    [proposal] = proposer_on(runner).propose([decode(seq, 4)])
+    assert len(proposal) == 4
+
+
 @pytest.mark.parametrize("fields", FIELDS)
 def test_a_draft_equal_to_the_target_is_always_right(fields: dict[str, Any]) -> None:
     """Law: same logits, same processing along the same path, same noise: the guess at each depth is

@@ -21,7 +21,7 @@ class FakeRunner:
     def __init__(self, vocab_size: int, *, block_size: int = 4, sharpness: float = 3.0) -> None:
         self.seconds = 0.0
         self.sizes: list[int] = []
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._block_size = block_size
         self._sharpness = sharpness
         self._slots: dict[int, int] = {}
@@ -32,12 +32,13 @@ class FakeRunner:
         self.sizes.append(sum(len(segment.tokens) for segment in segments))
         rows = []
         for segment in segments:
+            assert max(segment.tokens) < self.vocab_size, "no such row in the embedding"
             end = segment.start + len(segment.tokens)
             slots = [self._slot(segment.blocks, position) for position in range(end)]
             self._slots.update(zip(slots[segment.start :], segment.tokens, strict=True))
             held = [self._slots.get(slot, MISSING) for slot in slots]
             rows += [self._logits(held[: n + 1]) for n in range(end - segment.num_logits, end)]
-        empty = torch.empty(0, self._vocab_size)
+        empty = torch.empty(0, self.vocab_size)
         return ModelOutput(torch.stack(rows) if rows else empty)
 
     def _slot(self, blocks: Seq[int], position: int) -> int:
@@ -47,4 +48,4 @@ class FakeRunner:
 
     def _logits(self, held: list[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(hash(tuple(held)) % 2**63)
-        return torch.randn(self._vocab_size, generator=generator) * self._sharpness
+        return torch.randn(self.vocab_size, generator=generator) * self._sharpness
