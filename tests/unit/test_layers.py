@@ -24,6 +24,7 @@ LEVELS = {
     "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,
     "engine.report": 3, "engine.core": 3.1,
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4, "engine.evaluate": 4,
+    "engine.grammar_check": 4,
     "engine.demo": 4,  # offline, like the benchmarks, which take their prompts from it
 }  # fmt: skip
 CONTRACT = {"engine", "engine.messages", "engine.config", "engine.errors"}
@@ -37,6 +38,7 @@ DOORS = {
     "numba": ["engine.model.kernels"],
     "llvmlite": ["engine.model.kernels"],
     "tokenizers": ["engine.demo", "server.tokenizer"],
+    "llguidance": ["engine.sampling.grammar", "engine.sampling.vocabulary", "engine.grammar_check"],
     "safetensors": ["engine.demo", "engine.model.loader"],
     "zmq": ["engine.process", "server.engine_client"],
     "prometheus_client": ["server.metrics"],

@@ -1,0 +1,114 @@
+"""From a Grammar to llguidance's form of it, and to a matcher; the same code in the process that
+checks grammars and in the engine, so that what was proven there holds here.
+
+Limits are explicit. What compiles may still turn out too complex while it is used: the matcher then
+has an error, and its sequence ends. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.messages import Grammar
+from engine.sampling.grammar_schema import SchemaRefused, check_schema
+
+# One line, a space after colons and commas, as json.dumps writes: what is not left open is forced,
+# and forced text is guessed for free. It also ends models' endless white space. One spelling for
+# each character, or `"\\u000a"` would be a second name for a property called "\\n".
+JSON_STYLE: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": '"\\bfnrt',
+    "coerce_one_of": False,
+    "lenient": False,
+}
+_EMBEDDED_SCHEMA = re.compile(r"%json\b\s*")
+_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|temperature)\s*=")
+_SENTENCE = 240  # characters of a library's message that are worth repeating
+
+
+class GrammarRefused(ValueError):
+    """The grammar is malformed, too complex, or not one that is enforced; one sentence."""
+
+
+def limits() -> LLParserLimits:
+    """Fuel and items bound the time of a step (some tens of milliseconds at worst), states and
+    sizes the memory."""
+    return LLParserLimits(
+        max_items_in_row=1000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        precompute_large_lexemes=True,
+        verbose_errors=False,
+    )
+
+
+def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
+    """A matcher at the start of the text. Bounded by the limits, but not by a deadline: that is
+    for the process that runs this. Raises GrammarRefused."""
+    try:
+        source = _source(grammar)
+    except (SchemaRefused, ValueError) as error:
+        raise GrammarRefused(sentence(str(error))) from None
+    except RecursionError:
+        raise GrammarRefused("it is nested too deeply") from None
+    matcher = LLMatcher(vocabulary, source, limits=limits(), log_level=0)
+    require_sound(matcher)
+    return matcher
+
+
+def require_sound(matcher: LLMatcher) -> None:
+    """Raises GrammarRefused when the matcher is in its error state, which it never leaves."""
+    if matcher.is_error():
+        raise GrammarRefused(sentence(matcher.get_error()))
+
+
+def sentence(message: str) -> str:
+    """One line of bounded length."""
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    text = text.replace("NoExtensionBias", "no text satisfies it")
+    return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3] + "..."
+
+
+def _source(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json_object":
+            return _schema_source({"type": "object"})
+        case "json_schema":
+            schema = json.loads(grammar.source)
+            check_schema(schema)
+            return _schema_source(schema)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            choices = json.loads(grammar.source)
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+        case "lark":
+            if found := _ATTRIBUTE.search(grammar.source):
+                raise GrammarRefused(f"`{found[1]}` in a grammar is not supported")
+            return LLMatcher.grammar_from_lark(_with_checked_schemas(grammar.source))
+
+
+def _schema_source(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+
+
+def _with_checked_schemas(lark: str) -> str:
+    """The grammar with every `%json {...}` in it checked and in our style."""
+    parts, start = [], 0
+    for found in _EMBEDDED_SCHEMA.finditer(lark):
+        if found.start() < start:
+            continue  # the word stands inside a schema
+        schema, end = json.JSONDecoder().raw_decode(lark, found.end())
+        check_schema(schema)
+        parts += [lark[start : found.end()], json.dumps({**schema, "x-guidance": JSON_STYLE})]
+        start = end
+    return "".join([*parts, lark[start:]])

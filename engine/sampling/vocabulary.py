@@ -1,0 +1,85 @@
+"""A model's tokens as bytes, for grammars: the one place where the engine reads a tokenizer.
+
+Names neither torch nor, for the common folder with a `tokenizer.json`, transformers: the process
+that checks grammars loads it too, and must start fast. Special tokens are no text here: a grammar
+that spells one out gets its characters, `<|name|>` outside of quotes is the token itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLTokenizer, TokenizerWrapper
+from tokenizers import Tokenizer
+
+from engine.errors import ModelError
+
+_SPECIAL_PREFIX = b"\xff"  # llguidance's mark in front of a special token's name
+
+
+def load_vocabulary(
+    path: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    vocab_size: int | None = None,
+    eos_ids: Collection[int] = (),
+) -> LLTokenizer:
+    """The vocabulary of a model folder or hub name, at least `vocab_size` ids wide; ids that the
+    tokenizer lacks (padded embedding rows) stand for nothing and are never allowed. `eos_ids` end
+    a text; default: the tokenizer's own. Raises ModelError."""
+    try:
+        backend = _backend(path, revision, trust_remote_code)
+        plain = LLTokenizer(backend.to_str())
+        words = _Words(backend, plain, width=vocab_size or 0)
+        ends = sorted(i for i in eos_ids if i < len(words.tokens)) or list(plain.eos_tokens)
+        return LLTokenizer(TokenizerWrapper(words), eos_token=ends)
+    except Exception as error:  # Rust and transformers raise whatever the file made them raise
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"no grammar can be used with the tokenizer of {path}: {reason}") from None
+
+
+def _backend(path: str, revision: str | None, trust_remote_code: bool) -> Tokenizer:
+    file = Path(path).expanduser() / "tokenizer.json"
+    if file.is_file():
+        backend = Tokenizer.from_file(str(file))
+    else:
+        from transformers import AutoTokenizer
+
+        loaded: Any = AutoTokenizer.from_pretrained(
+            path, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+        backend = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+class _Words:
+    """What llguidance asks of a tokenizer: the bytes of each id, which ids are special, and how a
+    text is cut into tokens (without ever making a special token of plain text)."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, backend: Tokenizer, plain: LLTokenizer, *, width: int) -> None:
+        ids = range(plain.vocab_size)
+        self.special_token_ids = [i for i in ids if plain.is_special_token(i)]
+        self.tokens = [plain.decode_bytes([i]).removeprefix(_SPECIAL_PREFIX) for i in ids]
+        self.tokens += [b""] * (width - len(self.tokens))
+        self.eos_token_id: int = plain.eos_token
+        self._backend = backend
+        names = [self.tokens[i].decode("utf-8", "replace") for i in self.special_token_ids]
+        self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+
+    def __call__(self, text: str) -> Sequence[int]:
+        if isinstance(text, bytes):
+            raise TypeError("text, not bytes")  # how llguidance finds out what to pass
+        cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
+        ids: list[int] = []
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            if start < end:
+                ids += self._backend.encode(text[start:end], add_special_tokens=False).ids
+        return ids
