@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import threading
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -85,7 +86,7 @@ def verdict(grammar: Grammar, vocabulary: LLTokenizer) -> str:
 def _limit_memory() -> None:
     if sys.platform != "linux":
         return
-    pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))

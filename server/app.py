@@ -1,7 +1,7 @@
 """create_app: the HTTP application around an engine client. Wiring only.
 
-The caller owns the engine's life: it passes a lifespan that starts and stops the supervisor. Clocks
-and the seed source are parameters. No CORS: a browser page of another origin gets nothing.
+The caller owns the lives of the engine and of the grammar compilers. Clocks and the seed source are
+parameters. No CORS: a browser page of another origin gets nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from server.config import Config
 from server.engine_client import EngineHandle
 from server.generation import Admission
 from server.metrics import Metrics
+from server.structured import Grammars
 from server.tokenizer import Tokenizer
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -43,6 +44,7 @@ def create_app(
     tokenizer: Tokenizer,
     client: EngineHandle,
     metrics: Metrics,
+    grammars: Grammars,
     lifespan: Lifespan | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
@@ -56,6 +58,7 @@ def create_app(
         client=client,
         metrics=metrics,
         admission=Admission(client, config.max_inflight),
+        grammars=grammars,
         version=version("foretoken"),
         monotonic=monotonic,
         wall=wall,

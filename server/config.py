@@ -67,6 +67,12 @@ class ServerConfig(BaseModel):
     max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="largest request body, beyond it 413"
     )
+    grammar_seconds: float = Field(
+        0.8, gt=0, le=10, description="a grammar or schema that compiles for longer is refused"
+    )
+    max_grammar_bytes: int = Field(
+        2**17, ge=1024, description="longest grammar or schema, beyond it a 400"
+    )
     grace_seconds: float = Field(
         30.0, ge=0, description="how long running requests may finish after SIGTERM"
     )

@@ -29,6 +29,7 @@ from server.connection import Connection
 from server.engine_client import EngineClient, EngineState
 from server.lifecycle import RestartPolicy
 from server.metrics import Metrics
+from server.structured import grammar_checker
 from server.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
 from server.tokenizer import Tokenizer, load_tokenizer
 
@@ -93,8 +94,14 @@ class Service:
         return self._outcome()
 
     async def _serve_http(self, tokenizer: Tokenizer, over: asyncio.Task[None]) -> None:
+        grammars = grammar_checker(self._config)
+        grammars.start()  # ahead of the first request that needs it
         app = create_app(
-            self._config, tokenizer=tokenizer, client=self._client, metrics=self._metrics
+            self._config,
+            tokenizer=tokenizer,
+            client=self._client,
+            metrics=self._metrics,
+            grammars=grammars,
         )
         self._http = http = _Http(app)
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
@@ -107,6 +114,7 @@ class Service:
             announcing.cancel()
             http.should_exit = True
             await serving
+            await grammars.close()
 
     async def _announce(self, http: _Http) -> None:
         await self._ready.wait()

@@ -23,6 +23,7 @@ import msgspec
 from engine.config import EngineConfig, model_folder
 from engine.messages import Grammar
 from server.api.errors import ApiError, invalid
+from server.config import Config
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,16 @@ def check_command(config: EngineConfig, seconds: float) -> list[str]:
     if target.revision:
         command += ["--revision", target.revision]
     return [*command, "--trust-remote-code"] if target.trust_remote_code else command
+
+
+def grammar_checker(config: Config) -> GrammarChecker:
+    """The configured one, not yet started."""
+    seconds = config.server.grammar_seconds
+    return GrammarChecker(
+        check_command(config.engine, seconds),
+        seconds=seconds,
+        max_bytes=config.server.max_grammar_bytes,
+    )
 
 
 class GrammarChecker:
@@ -109,7 +120,7 @@ class GrammarChecker:
             task.exception()  # seen, so that asyncio does not log it
 
     async def _ask(self, grammar: Grammar) -> str:
-        """"" or why not. A deadline that was missed is not remembered: the machine may have been
+        """ "" or why not. A deadline that was missed is not remembered: the machine may have been
         busy."""
         child = await self._take()
         try:
@@ -188,7 +199,7 @@ class _Child:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, command: Sequence[str]) -> str:
-        """"" once it is ready, or why it never will be."""
+        """ "" once it is ready, or why it never will be."""
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )

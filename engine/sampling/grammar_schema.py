@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-VALUES = frozenset(
-    "type enum const required pattern format minLength maxLength minimum maximum exclusiveMinimum"
-    " exclusiveMaximum multipleOf minItems maxItems minProperties maxProperties $ref $anchor".split()
-)
+VALUES = frozenset({
+    "type", "enum", "const", "required", "pattern", "format", "minLength", "maxLength", "minimum",
+    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems",
+    "minProperties", "maxProperties", "$ref", "$anchor",
+})  # fmt: skip
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems"})
-ANNOTATIONS = frozenset(
-    "title description default examples deprecated readOnly writeOnly $comment $schema $id"
-    " contentEncoding contentMediaType discriminator".split()
-)
+ANNOTATIONS = frozenset({
+    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+    "$comment", "$schema", "$id", "contentEncoding", "contentMediaType", "discriminator",
+})  # fmt: skip
 MAX_DEPTH = 64
 
 
@@ -43,22 +44,26 @@ def _check(schema: Any, path: str, depth: int) -> None:
         raise SchemaRefused(f"the schema is nested more than {MAX_DEPTH} levels deep")
     _check_values(schema, path)
     for name, value in schema.items():
-        where = f"{path}.{name}" if path else name
-        if name in MAPS:
-            if not isinstance(value, dict):
-                raise SchemaRefused(f"`{where}` must be an object of schemas")
-            for key, part in value.items():
-                _check(part, f"{where}.{key[:64]}", depth + 1)
-        elif name in LISTS or (name == "items" and isinstance(value, list)):
-            if not isinstance(value, list):
-                raise SchemaRefused(f"`{where}` must be a list of schemas")
-            for i, part in enumerate(value):
-                _check(part, f"{where}[{i}]", depth + 1)
-        elif name in SCHEMAS:
-            _check(value, where, depth + 1)
-        elif name not in VALUES and name not in ANNOTATIONS:
-            known = "nothing here enforces it, and a schema is never half-applied"
-            raise SchemaRefused(f"the keyword `{where[:200]}` is not supported: {known}")
+        for key, part in _parts(name, value, f"{path}.{name}" if path else name):
+            _check(part, key, depth + 1)
+
+
+def _parts(name: str, value: Any, where: str) -> list[tuple[str, Any]]:
+    """The schemas inside one keyword, with their paths."""
+    if name in MAPS:
+        if not isinstance(value, dict):
+            raise SchemaRefused(f"`{where}` must be an object of schemas")
+        return [(f"{where}.{key[:64]}", part) for key, part in value.items()]
+    if name in LISTS or (name == "items" and isinstance(value, list)):
+        if not isinstance(value, list):
+            raise SchemaRefused(f"`{where}` must be a list of schemas")
+        return [(f"{where}[{i}]", part) for i, part in enumerate(value)]
+    if name in SCHEMAS:
+        return [(where, value)]
+    if name not in VALUES and name not in ANNOTATIONS:
+        known = "nothing here enforces it, and a schema is never half-applied"
+        raise SchemaRefused(f"the keyword `{where[:200]}` is not supported: {known}")
+    return []
 
 
 def _check_values(schema: dict[str, Any], path: str) -> None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.messages import Grammar
 from engine.sampling.grammar_schema import SchemaRefused, check_schema
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 # One line, a space after colons and commas, as json.dumps writes: what is not left open is forced,
 # and forced text is guessed for free. It also ends models' endless white space. One spelling for
 # each character, or `"\\u000a"` would be a second name for a property called "\\n".
-JSON_STYLE: dict[str, Any] = {
+JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",

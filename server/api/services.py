@@ -14,6 +14,7 @@ from server.config import Config
 from server.engine_client import NOT_READY, EngineHandle
 from server.generation import Admission
 from server.metrics import Metrics
+from server.structured import Grammars
 from server.tokenizer import Tokenizer
 
 
@@ -26,6 +27,7 @@ class Services:
     client: EngineHandle
     metrics: Metrics
     admission: Admission
+    grammars: Grammars
     version: str
     monotonic: Callable[[], float]
     wall: Callable[[], float]

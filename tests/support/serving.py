@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.metrics import Metrics
+from server.structured import grammar_checker
 from server.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
@@ -59,14 +60,17 @@ def serve(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loops.append(asyncio.get_running_loop())
         yield
+        await grammars.close()
 
     config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
+    grammars = grammar_checker(config)  # its children start with the first grammar
     metrics = Metrics()
     app = create_app(
         config,
         tokenizer=tokenizer if tokenizer is not None else ByteTokenizer(),
         client=client,
         metrics=metrics,
+        grammars=grammars,
         lifespan=lifespan,
     )
     uvicorn_config = uvicorn.Config(

@@ -1,0 +1,185 @@
+"""Grammars are compiled in children that may hang or die; nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.messages import Grammar
+from server.api.errors import ApiError
+from server.structured import GrammarChecker, check_command
+
+CHILD = """
+    import os, struct, sys, time
+    import msgspec
+    from engine.messages import Grammar
+
+    def say(answer):
+        data = msgspec.msgpack.encode(answer)
+        sys.stdout.buffer.write(struct.pack("<I", len(data)) + data)
+        sys.stdout.buffer.flush()
+
+    say("")
+    while head := sys.stdin.buffer.read(4):
+        data = sys.stdin.buffer.read(struct.unpack("<I", head)[0])
+        source = msgspec.msgpack.decode(data, type=Grammar).source
+        with open(sys.argv[1], "a") as seen:
+            seen.write(source + "\\n")
+        if source == "hang":
+            time.sleep(60)
+        if source == "die":
+            os._exit(9)
+        say("it is bad" if source == "bad" else "")
+"""
+
+
+def run(
+    folder: Path, work: Callable[[GrammarChecker], Awaitable[None]], *, child: str = CHILD
+) -> list[str]:
+    """Do `work` with a checker over scripted children; answers the sources that they saw."""
+    script, seen = folder / "child.py", folder / "seen"
+    script.write_text(textwrap.dedent(child), encoding="utf-8")
+    seen.touch()
+
+    async def main() -> None:
+        command = [sys.executable, str(script), str(seen)]
+        checker = GrammarChecker(command, seconds=0.3, max_bytes=100)
+        try:
+            await work(checker)
+        finally:
+            await checker.close()
+
+    asyncio.run(main())
+    return seen.read_text("utf-8").split()
+
+
+async def refusal(checker: GrammarChecker, source: str) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await checker.check(Grammar("regex", source), param="the.field")
+    return caught.value
+
+
+def test_a_verdict_is_asked_for_once(tmp_path: Path) -> None:
+    """Good or bad, the same grammar is compiled once, however many ask at the same time."""
+
+    async def work(checker: GrammarChecker) -> None:
+        good = Grammar("regex", "good")
+        await asyncio.gather(*(checker.check(good, param="p") for _ in range(8)))
+        await checker.check(good, param="p")
+        for _ in range(2):
+            error = await refusal(checker, "bad")
+            assert (error.status, error.param) == (400, "the.field")
+            assert error.message == "`the.field` cannot be honoured: it is bad"
+
+    assert run(tmp_path, work) == ["good", "bad"]
+
+
+def test_what_takes_too_long_is_killed_and_others_go_on(tmp_path: Path) -> None:
+    """More hanging grammars than children: each gets its 400, and the next one is compiled."""
+
+    async def work(checker: GrammarChecker) -> None:
+        await checker.check(Grammar("regex", "first"), param="p")
+        errors = await asyncio.gather(*(refusal(checker, "hang") for _ in range(3)))
+        assert {error.status for error in errors} == {400}
+        assert "longer than 0.3 s" in errors[0].message
+        await refusal(checker, "hang")  # not remembered: it is tried again
+        await checker.check(Grammar("regex", "last"), param="p")
+
+    assert run(tmp_path, work) == ["first", "hang", "hang", "last"]
+
+
+def test_a_child_that_dies_is_replaced(tmp_path: Path) -> None:
+    async def work(checker: GrammarChecker) -> None:
+        error = await refusal(checker, "die")
+        assert "too complex" in error.message
+        for i in range(4):
+            await checker.check(Grammar("regex", f"after{i}"), param="p")
+
+    assert len(run(tmp_path, work)) == 5
+
+
+def test_a_client_that_leaves_takes_no_verdict_with_it(tmp_path: Path) -> None:
+    """Cancelling one of two who wait for the same compilation does not harm the other."""
+
+    async def work(checker: GrammarChecker) -> None:
+        checks = [
+            asyncio.create_task(checker.check(Grammar("regex", "shared"), param="p"))
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0)
+        checks[0].cancel()
+        await checks[1]
+        assert checks[0].cancelled()
+
+    assert run(tmp_path, work) == ["shared"]
+
+
+def test_a_long_source_never_reaches_a_child(tmp_path: Path) -> None:
+    async def work(checker: GrammarChecker) -> None:
+        error = await refusal(checker, "x" * 101)
+        assert error.message == "`the.field` has 101 bytes; at most 100 are compiled"
+
+    assert run(tmp_path, work) == []
+
+
+def test_a_model_whose_tokenizer_cannot_be_read_has_no_grammars(tmp_path: Path) -> None:
+    child = CHILD.replace('say("")\n    while', 'say("no tokenizer")\n    while')
+
+    async def work(checker: GrammarChecker) -> None:
+        for _ in range(2):
+            error = await refusal(checker, "x")
+            assert (error.status, error.message) == (400, "no tokenizer")
+
+    assert run(tmp_path, work, child=child) == []
+
+
+BOMBS = {
+    "deep": Grammar("json_schema", '{"properties":{"a":' * 5000 + "{}" + "}}" * 5000),
+    "repeated": Grammar("regex", "((a{1000}){1000}){1000}"),
+    "forced": Grammar("regex", "[a-z]a{1000000}"),
+    "alternatives": Grammar("json_schema", '{"enum":[' + ",".join(map(str, range(99_999))) + "]}"),
+    "wide": Grammar(
+        "json_schema",
+        '{"type":"object","additionalProperties":false,"properties":{'
+        + ",".join(f'"p{i}":{{}}' for i in range(8000))
+        + "}}",
+    ),
+    "many rules": Grammar(
+        "lark",
+        "start: " + " | ".join(f"r{i}" for i in range(4000)) + "\n"
+        + "\n".join(f'r{i}: "x{i}" r{(i + 1) % 4000}?' for i in range(4000)),
+    ),
+    "nullable": Grammar("lark", "start: " + "a? " * 2000 + '\na: "a" | b\nb: '),
+    "endless": Grammar("lark", 'start: s\ns: "a" s'),
+    "nothing": Grammar("lark", 'start: "a" s\ns: s'),
+    "states": Grammar(
+        "lark", "start: A\nA: " + " & ".join(f"/(a|b)*a(a|b){{{i}}}/" for i in range(18, 24))
+    ),
+}  # fmt: skip
+
+
+def test_bombs_get_an_answer_and_leave_no_trace() -> None:
+    """The real children, the built-in tokenizer: every bomb is refused, and then a schema that is
+    none is honoured."""
+
+    async def main() -> None:
+        command = check_command(EngineConfig(), 0.5)
+        checker = GrammarChecker(command, seconds=0.5, max_bytes=2**20)
+        checker.start()
+        try:
+            for name, grammar in BOMBS.items():
+                with pytest.raises(ApiError) as caught:
+                    await checker.check(grammar, param="response_format")
+                assert caught.value.status == 400, name
+                assert len(caught.value.message) < 400, name
+            await checker.check(Grammar("json_schema", '{"type": "object"}'), param="p")
+        finally:
+            await checker.close()
+
+    asyncio.run(main())
