@@ -214,7 +214,7 @@ class Engine:
             if item is None:
                 self._scheduler.commit(chunk, [], 0, seq.num_draft_computed)
                 continue
-            seq.rounds += 1
+            seq.rounds += bool(item.tokens)
             seq.proposed += item.proposal.num_candidates
             seq.accepted += item.num_accepted
             if item.tokens:

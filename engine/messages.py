@@ -47,7 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     seed: int  # 0 .. 2**64-1
-    max_tokens: int
+    max_tokens: int  # 0: nothing is generated, only the prompt is computed
     temperature: float = 1.0  # 0 means argmax, ties to the lowest id
     top_p: float = 1.0
     top_k: int = 0  # 0 means off
@@ -62,6 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs at all
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
     cache_salt: str = ""
+    priority: int = 0  # lower is served earlier and gives way later; the text does not depend on it
     grammar: Grammar | None = None  # every token keeps the text a prefix of one of its sentences
     speculation: Speculation | None = None
 
@@ -73,6 +74,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     top: list[tuple[int, float]]  # most likely first; ties to the lower id
+    rank: int = 1  # of `token` among all, 1 is the most likely
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

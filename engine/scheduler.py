@@ -8,8 +8,10 @@ can end, however small the pool. Answers what fits, not what pays: K is the cont
 
 from __future__ import annotations
 
+from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
 from engine.block_pool import BlockPool
 from engine.config import ScheduleConfig
@@ -21,7 +23,8 @@ _DRAFT_HOLD = 4  # one row in this many is withheld from guesses while prompts w
 
 
 class Scheduler:
-    """`waiting` is first come, first served; `running` is in order of admission."""
+    """`waiting` is by priority, then first come, first served; `running` by priority, then in order
+    of admission. So whoever gives way is the least important, and of those the youngest."""
 
     def __init__(self, config: ScheduleConfig, pool: BlockPool, *, max_model_len: int) -> None:
         self.pool = pool
@@ -35,16 +38,15 @@ class Scheduler:
 
     def room(self, seq: Sequence) -> int:
         """Tokens that `seq` may still generate: by max_tokens, by the model's length, and by the
-        whole pool. At 0 it must be finished with `length`; below 1 at submission it cannot be
-        served."""
+        whole pool. At 0 it must be finished with `length`."""
         return min(seq.remaining, self.max_len - len(seq.tokens))
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence that has room for at least one token."""
+        """Queue a sequence that fits, with room for a token unless it wants none."""
         assert seq.tokens
-        assert self.room(seq) > 0
+        assert self.room(seq) >= min(seq.params.max_tokens, 1)
         seq.status = "waiting"
-        self.waiting.append(seq)
+        insort_right(self.waiting, seq, key=_priority)
 
     def abort(self, ids: Iterable[str]) -> list[Sequence]:
         """End the sequences with these ids; unknown ones are ignored, since an abort may cross a
@@ -83,8 +85,10 @@ class Scheduler:
         for seq in prompts:
             if left and seq.status == "running":
                 left -= self._extend(plan, seq, left, want)
-        while left and self.waiting and not plan.preempted and self._admit(self.waiting[0]):
-            seq = self.running[-1]
+        while left and self.waiting and not plan.preempted:
+            seq = self.waiting[0]
+            if not self._admit(seq):
+                break
             plan.admitted.append(seq)
             left -= self._extend(plan, seq, left, want)
         return plan
@@ -116,7 +120,7 @@ class Scheduler:
         end = start + length
         k = 0
         if end == len(seq.tokens):
-            k = min(want(seq), budget - length, self.room(seq) - 1)
+            k = max(min(want(seq), budget - length, self.room(seq) - 1), 0)
         if not self.pool.reserve(seq, end + k):
             room = (len(seq.blocks) + self.pool.num_free) * self.pool.block_size - end
             k = min(k, max(0, room))
@@ -131,11 +135,12 @@ class Scheduler:
         return length + k
 
     def _youngest(self, plan: StepPlan, seq: Sequence) -> Sequence:
-        """Who gives way to `seq`: the youngest that is not in the plan, at worst `seq` itself."""
+        """Who gives way to `seq`: the least important of those that are not in the plan, the
+        youngest of them; `seq` itself if all of them are more important than it."""
         planned = {id(chunk.seq) for chunk in plan.chunks}
         for other in reversed(self.running):
             if other is not seq and id(other) not in planned:
-                return other
+                return other if _priority(other) >= _priority(seq) else seq
         # Alone, it would fit: no sequence grows beyond the pool (`max_len`).
         assert planned
         return seq
@@ -145,7 +150,7 @@ class Scheduler:
         self.pool.release(seq)
         seq.num_computed = seq.num_draft_computed = 0
         seq.status = "waiting"
-        self.waiting.appendleft(seq)
+        insort_left(self.waiting, seq, key=_priority)
         plan.preempted.append(seq)
 
     def _admit(self, seq: Sequence) -> bool:
@@ -171,7 +176,7 @@ class Scheduler:
             seq.cached_tokens = seq.num_computed
         seq.status = "running"
         self.waiting.popleft()
-        self.running.append(seq)
+        insort_right(self.running, seq, key=_priority)
         return True
 
     # -- results -----------------------------------------------------------------------------
@@ -207,8 +212,14 @@ class Scheduler:
         assert len(self.running) <= self._max_running
         assert all(seq.status == "running" for seq in self.running)
         assert all(seq.status == "waiting" and not seq.blocks for seq in self.waiting)
+        for queue in (self.running, self.waiting):
+            assert all(_priority(a) <= _priority(b) for a, b in pairwise(queue))
         everyone = [id(seq) for seq in (*self.running, *self.waiting)]
         assert len(set(everyone)) == len(everyone)
         for seq in self.running:
             assert 0 <= seq.num_computed < len(seq.tokens) <= self.max_len
             assert seq.num_draft_computed < len(seq.tokens)
+
+
+def _priority(seq: Sequence) -> int:
+    return seq.params.priority

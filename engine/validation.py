@@ -18,10 +18,11 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
     prompt = submit.prompt
     if not prompt:
         return "the prompt has no tokens; at least one is needed"
-    if len(prompt) >= facts.max_model_len:
+    room = facts.max_model_len - min(submit.params.max_tokens, 1)
+    if len(prompt) > room:
         return (
-            f"the prompt has {len(prompt)} tokens; with at least one to generate, "
-            f"the context of {facts.max_model_len} tokens leaves room for {facts.max_model_len - 1}"
+            f"the prompt has {len(prompt)} tokens; the context of {facts.max_model_len} tokens, "
+            f"output included, leaves room for {room}"
         )
     outside = _outside(prompt, facts.vocab_size)
     if outside is not None:
@@ -55,7 +56,7 @@ def _ids_refusal(params: SamplingParams, vocab_size: int) -> str | None:
 def _range_refusal(p: SamplingParams) -> str | None:
     ranges: list[tuple[str, float, float, float]] = [
         ("seed", p.seed, 0, 2**64 - 1),
-        ("max_tokens", p.max_tokens, 1, math.inf),
+        ("max_tokens", p.max_tokens, 0, math.inf),
         ("min_tokens", p.min_tokens, 0, p.max_tokens),
         ("temperature", p.temperature, 0, 1000),
         ("top_p", p.top_p, 0, 1),
@@ -66,6 +67,7 @@ def _range_refusal(p: SamplingParams) -> str | None:
         ("repetition_penalty", p.repetition_penalty, 1e-3, 1e3),
         ("logprobs", p.logprobs or 0, 0, MAX_LOGPROBS),
         ("prompt_logprobs", p.prompt_logprobs or 0, 0, MAX_LOGPROBS),
+        ("priority", p.priority, -(2**31), 2**31 - 1),
     ]
     ranges += [(f"logit_bias[{i}]", bias, -100, 100) for i, bias in p.logit_bias.items()]
     for name, value, low, high in ranges:

@@ -82,14 +82,24 @@ def _scored(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> list[TokenLog
     log_probs = logits.log_softmax(dim=1)
     chosen = torch.tensor(tokens, device=logits.device).unsqueeze(1)
     values = log_probs.gather(1, chosen).squeeze(1).tolist()
+    ranks = _ranks(log_probs, chosen)
     ids = _ranked(log_probs, min(max(counts), logits.shape[1]))
     tops = log_probs.gather(1, ids).tolist()
     return [
-        TokenLogprobs(token, value, list(zip(row_ids[:count], row_tops[:count], strict=True)))
-        for token, value, count, row_ids, row_tops in zip(
-            tokens, values, counts, ids.tolist(), tops, strict=True
+        TokenLogprobs(token, value, list(zip(row_ids[:count], row_tops[:count], strict=True)), rank)
+        for token, value, count, row_ids, row_tops, rank in zip(
+            tokens, values, counts, ids.tolist(), tops, ranks, strict=True
         )
     ]
+
+
+def _ranks(values: Tensor, chosen: Tensor) -> list[int]:
+    """One more than the number of ids before the chosen one: likelier, or as likely and lower."""
+    own = values.gather(1, chosen)
+    ids = torch.arange(values.shape[1], device=values.device)
+    before = (values > own) | ((values == own) & (ids < chosen))
+    ranks: list[int] = (before.sum(dim=1) + 1).tolist()
+    return ranks
 
 
 def _ranked(values: Tensor, count: int) -> Tensor:

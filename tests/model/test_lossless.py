@@ -47,6 +47,9 @@ FIELDS: dict[str, SamplingParams] = {
     "logprobs": SamplingParams(seed=15, max_tokens=LENGTH, logprobs=3),
     "salted": SamplingParams(seed=16, max_tokens=LENGTH, cache_salt="tenant"),
     "one token": SamplingParams(seed=17, max_tokens=1),
+    "no token": SamplingParams(seed=18, max_tokens=0),
+    "urgent": SamplingParams(seed=19, max_tokens=LENGTH, priority=-7),
+    "patient": SamplingParams(seed=20, max_tokens=LENGTH, priority=7),
 }  # fmt: skip
 
 DRAFTERS = ["none", "ngram", "draft_model"]
@@ -238,9 +241,43 @@ def test_prompt_logprobs(
             assert entry is not None
             assert entry.token == prompt[position]
             assert entry.logprob == pytest.approx(rows[position - 1][entry.token], abs=1e-4)
-            best = sorted(range(128), key=lambda i: -rows[position - 1][i])[:2]
-            assert [token for token, _ in entry.top] == best
+            ranked = sorted(range(128), key=lambda i: -rows[position - 1][i])
+            assert [token for token, _ in entry.top] == ranked[:2]
+            assert entry.rank == ranked.index(entry.token) + 1
         list(run(engine))
+
+
+@pytest.mark.parametrize("budget", [512, 5])
+def test_a_prompt_is_scored_without_generating(
+    budget: int, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+) -> None:
+    """Law: with max_tokens 0 the prompt is computed, scored and nothing is generated, also when it
+    fills the context; its blocks return, and it can be found in the prefix cache."""
+    limit: dict[str, dict[str, object]] = {
+        "schedule": {"max_step_tokens": budget, "max_sequences": 2}
+    }
+    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 3, limit), pair=pair)
+    prompt = [(7 * i) % 128 for i in range(engine.ready.max_model_len)]
+    params = SamplingParams(seed=1, max_tokens=0, prompt_logprobs=0)
+    submit_all(engine, prompt, {"full": params})
+    submit_all(engine, [*prompt, 1], {"more than full": params})
+    submit_all(engine, prompt[:40], {"unscored": SamplingParams(seed=1, max_tokens=0)})
+    ends = {output.id: output for output in run(engine) if output.finish is not None}
+    assert ends["more than full"].finish == "error"
+    for name in ("full", "unscored"):
+        assert (ends[name].finish, ends[name].tokens, ends[name].rounds) == ("length", [], 0)
+    assert ends["unscored"].prompt_logprobs is None
+    scores = ends["full"].prompt_logprobs
+    assert scores is not None
+    assert len(scores) == len(prompt)
+    rows = [log_softmax(row) for row in reference.logits(prompt)]
+    for position in range(1, len(prompt)):
+        entry = scores[position]
+        assert entry is not None
+        assert entry.logprob == pytest.approx(rows[position - 1][prompt[position]], abs=1e-4)
+    assert engine.gauges().blocks_used == 0
+    submit_all(engine, prompt[:40], {"again": SamplingParams(seed=1, max_tokens=1)})
+    assert next(run(engine)).cached_tokens == 32
 
 
 @pytest.mark.parametrize("name", ["greedy", "plain", "greedy penalties"])

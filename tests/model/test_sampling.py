@@ -197,7 +197,9 @@ def test_token_logprobs_are_the_models_own() -> None:
         expected = log_softmax(logits[row].double().numpy())
         assert answer.token == token
         assert answer.logprob == pytest.approx(expected[token], abs=1e-5)
-        order = np.argsort(-expected)[:count]
+        order = np.argsort(-expected)
+        assert answer.rank == order.tolist().index(token) + 1
+        order = order[:count]
         assert [i for i, _ in answer.top] == order.tolist()
         assert [v for _, v in answer.top] == pytest.approx(expected[order].tolist(), abs=1e-5)
 
@@ -208,6 +210,7 @@ def test_tied_alternatives_come_lowest_id_first() -> None:
     logits[0, 60] = -1.0
     [answer] = token_logprobs(logits, [0], [60], [6])
     assert [token for token, _ in answer.top] == [20, 150, 0, 1, 2, 3]
+    assert [a.rank for a in token_logprobs(logits, [0] * 3, [150, 60, 3], [0] * 3)] == [2, 200, 6]
 
 
 def test_many_rows_are_scored_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,11 @@ def sequence(
     *,
     max_tokens: int = 8,
     prompt_logprobs: int | None = None,
+    priority: int = 0,
 ) -> Sequence:
-    params = SamplingParams(seed=0, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
+    params = SamplingParams(
+        seed=0, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs, priority=priority
+    )
     return Sequence(id=name, params=params, tokens=list(tokens), num_prompt=len(tokens))
 
 
@@ -158,6 +161,52 @@ def test_the_youngest_gives_way_and_comes_back_first() -> None:
     assert plan.admitted[0] is young
     assert young.num_computed > 0
     assert young.cached_tokens == 0, "recorded at the first admission"
+
+
+def test_a_lower_priority_number_is_served_earlier() -> None:
+    """By priority, and in the order of arrival among equals; negative ones are allowed."""
+    scheduler = scheduler_of(sequences=2)
+    for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1), ("f", 5)):
+        scheduler.add(sequence(name, [ord(name)], max_tokens=1, priority=priority))
+    order = []
+    while scheduler.waiting:
+        plan = scheduler.schedule(k_of(0))
+        order += [seq.id for seq in plan.admitted]
+        for seq in plan.admitted:
+            scheduler.finish(seq, "length")
+    assert order == ["c", "e", "a", "d", "b", "f"]
+
+
+def test_the_least_important_gives_way_even_if_it_came_first() -> None:
+    """And it comes back before others of its priority, behind those that matter more."""
+    scheduler = scheduler_of(blocks=5)
+    low = sequence("a", [1] * 7, max_tokens=10, priority=3)
+    scheduler.add(low)
+    run(scheduler, scheduler.schedule(k_of(0)))
+    scheduler.add(sequence("b", [2] * 7, max_tokens=9))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    queued = [sequence(n, [3] * 12, priority=p) for n, p in (("c", 3), ("d", 0), ("e", 4))]
+    for seq in queued:
+        scheduler.add(seq)
+    while not (plan := scheduler.schedule(k_of(0))).preempted:
+        run(scheduler, plan)
+    assert plan.preempted == [low]
+    assert [seq.id for seq in scheduler.waiting] == ["d", "a", "c", "e"]
+    assert [chunk.seq.id for chunk in plan.chunks] == ["b"]
+
+
+@pytest.mark.parametrize("length", [1, 10, 20])
+def test_a_prompt_alone_is_computed_and_nothing_more(length: int) -> None:
+    """max_tokens 0: no guesses behind it, and it may fill the model's length."""
+    scheduler = scheduler_of(budget=8, max_model_len=20)
+    seq = sequence("a", list(range(length)), max_tokens=0)
+    scheduler.add(seq)
+    while not (chunk := scheduler.schedule(k_of(4)).chunks[0]).samples:
+        scheduler.commit(chunk, [], 0, 0)
+    assert chunk.k == 0
+    assert chunk.end == length
+    scheduler.finish(seq, "length")
+    scheduler.audit()
 
 
 def test_a_sequence_that_can_never_fit_still_ends() -> None:
@@ -307,8 +356,9 @@ class Walk:
         seq = sequence(
             str(self.num_added),
             tokens,
-            max_tokens=self.random.choice([1, 2, 7, 20, 500]),
+            max_tokens=self.random.choice([0, 1, 2, 7, 20, 500]),
             prompt_logprobs=self.random.choice([None, None, None, 0]),
+            priority=self.random.choice([0, 0, 0, 0, -1, 2]),
         )
         self.scheduler.add(seq)
 
@@ -367,11 +417,12 @@ class Walk:
         room = self.scheduler.room(seq)
         accepted = self.random.randint(0, chunk.k)
         tokens = [self.random.randint(0, 3) for _ in range(accepted + 1)][:room]
-        stopped = self.random.random() < 0.03
+        stopped = room > 0 and self.random.random() < 0.03
         if stopped:
             tokens = tokens[: self.random.randint(1, len(tokens))]
         self.write(seq, chunk.end, tokens[:accepted])
-        self.scheduler.commit(chunk, tokens, min(accepted, len(tokens)), chunk.end)
+        if tokens:
+            self.scheduler.commit(chunk, tokens, min(accepted, len(tokens)), chunk.end)
         if stopped or not self.scheduler.room(seq):
             self.scheduler.finish(seq, "stop" if stopped else "length")
             self.ended[seq.id] += 1
