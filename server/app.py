@@ -17,6 +17,7 @@ from sse_starlette.sse import AppStatus
 
 from server.api import errors
 from server.api.auth import ApiKey
+from server.api.capabilities import capabilities_router
 from server.api.chat import chat_router
 from server.api.completions import completions_router
 from server.api.models import models_router
@@ -30,6 +31,14 @@ from server.metrics import Metrics
 from server.structured import Grammars
 from server.tokenizer import Tokenizer
 
+ROUTERS = (
+    completions_router,
+    chat_router,
+    tokenize_router,
+    models_router,
+    capabilities_router,
+    ops_router,
+)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -73,7 +82,7 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    for router in (completions_router, chat_router, tokenize_router, models_router, ops_router):
+    for router in ROUTERS:
         app.include_router(router(services))
     errors.install(app, metrics)
     key = config.server.api_key

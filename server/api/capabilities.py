@@ -1,0 +1,68 @@
+"""GET /v1/capabilities: what this server does with every field, under the present settings.
+
+Rendered from the table that refuses requests (`fields`, with each row's `unless`) and from
+`limits`, so a new row or bound appears here by itself. Answers in every state of the engine; what
+only a ready engine knows is null before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter
+
+from engine.messages import Ready
+from server.api import limits
+from server.api.field_row import Endpoint, Facts, FieldRow
+from server.api.fields import ROWS
+from server.api.services import Services
+
+PATHS: Mapping[Endpoint, str] = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
+ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "controller")
+
+
+def capabilities_router(services: Services) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/capabilities")
+    async def capabilities() -> dict[str, Any]:
+        facts = services.facts
+        return {
+            "object": "capabilities",
+            "version": services.version,
+            "models": list(services.config.model_names),
+            "engine": {name: getattr(facts.ready, name, None) for name in ENGINE_FACTS},
+            "limits": _limits(services, facts.ready),
+            "endpoints": {path: _fields(endpoint, facts) for endpoint, path in PATHS.items()},
+        }
+
+    return router
+
+
+def _fields(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
+    return {name: _field(row, endpoint, facts) for name, row in ROWS[endpoint].items()}
+
+
+def _field(row: FieldRow, endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
+    reason = row.unless(facts) if row.unless is not None else None
+    told = {"status": row.status(endpoint), "allowed": row.allowed, "meaning": row.meaning}
+    return told if reason is None else {**told, "status": "refused", "reason": reason}
+
+
+def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
+    """Of the engine, of the configuration, and of requests (`limits`, in lower case)."""
+    fixed = {name.lower(): value for name, value in vars(limits).items() if name.isupper()}
+    return {
+        "max_model_len": getattr(ready, "max_model_len", None),
+        "vocab_size": getattr(ready, "vocab_size", None),
+        "k_max": getattr(ready, "k_max", None),
+        "max_inflight": services.config.max_inflight,
+        "max_body_bytes": services.config.server.max_body_bytes,
+        **fixed,
+    }

@@ -1,0 +1,89 @@
+"""/v1/capabilities tells what the server does: held to the table, and to replies under settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from server.api import limits
+from server.api.capabilities import PATHS
+from server.api.fields import ROWS
+from server.tokenizer import Tokenizer
+from tests.api.test_fields import BODIES, GOOD, NEEDED
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient
+from tests.support.serving import MODEL, Served, serve
+
+SETTINGS: dict[str, Tokenizer] = {
+    "all": ByteTokenizer(),
+    "no chat template": ByteTokenizer(chat=None),
+}
+
+
+def told(served: Served) -> Any:
+    reply = httpx.get(f"{served.url}/v1/capabilities")
+    assert reply.status_code == 200
+    return reply.json()
+
+
+def test_every_field_of_every_endpoint() -> None:
+    """One entry per row, with its status; a row that settings refuse says why."""
+    with serve(FakeClient()) as served:
+        endpoints = told(served)["endpoints"]
+    assert set(endpoints) == {path for name, path in PATHS.items() if ROWS[name]}
+    for endpoint, path in PATHS.items():
+        assert set(endpoints[path]) == set(ROWS[endpoint])
+        for name, entry in endpoints[path].items():
+            row = ROWS[endpoint][name]
+            assert (entry["allowed"], entry["meaning"]) == (row.allowed, row.meaning)
+            assert entry["status"] == ("refused" if "reason" in entry else row.status(endpoint))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_is_told_is_what_is_done(setting: str) -> None:
+    """Law: a field that the settings refuse is a 400 naming it, any other of those is served."""
+    with serve(FakeClient(), tokenizer=SETTINGS[setting]) as served:
+        endpoints = told(served)["endpoints"]
+        for endpoint, body in BODIES.items():
+            rows = [row for row in ROWS[endpoint].values() if row.unless is not None]
+            for row in rows:
+                entry = endpoints[PATHS[endpoint]][row.name]
+                value = GOOD.get(row.name)
+                sent = {**body, row.name: value, **NEEDED.get(row.name, {})}
+                reply = httpx.post(f"{served.url}{PATHS[endpoint]}", json=sent)
+                if entry["status"] == "refused":
+                    assert reply.status_code == 400, row.name
+                    assert reply.json()["error"]["param"] == row.name
+                    assert reply.json()["error"]["code"] == "unsupported_field"
+                elif row.name in GOOD:
+                    assert reply.status_code == 200, reply.text
+
+
+def test_settings_matter() -> None:
+    """The same field is supported by one model and refused, with the reason, by another."""
+    entries = []
+    for tokenizer in SETTINGS.values():
+        with serve(FakeClient(), tokenizer=tokenizer) as served:
+            entries.append(told(served)["endpoints"]["/v1/chat/completions"]["messages"])
+    assert [entry["status"] for entry in entries] == ["supported", "refused"]
+    assert "no chat template" in entries[1]["reason"]
+
+
+def test_limits_names_and_engine() -> None:
+    """Numbers that clients need; those of the engine are null until it is ready."""
+    client = FakeClient()
+    with serve(client, served_model_name=[MODEL, "other"], max_inflight=3) as served:
+        found = told(served)
+        assert found["models"] == [MODEL, "other"]
+        assert found["engine"]["proposer"] == "draft_model"
+        assert found["limits"]["max_model_len"] == 512
+        assert found["limits"]["k_max"] == 4
+        assert found["limits"]["max_inflight"] == 3
+        assert found["limits"]["max_n"] == limits.MAX_N
+        client.state, client.ready = "starting", None
+        found = told(served)
+        assert found["limits"]["max_model_len"] is None
+        assert found["engine"]["proposer"] is None
+        assert found["limits"]["max_n"] == limits.MAX_N
