@@ -71,6 +71,7 @@ class Choice:
         stop: tuple[str, ...],
         include_stop: bool,
         skip_special_tokens: bool,
+        shown_tokens: frozenset[int] = frozenset(),
         min_tokens: int = 0,
         echo: Echo | None = None,
     ) -> None:
@@ -79,7 +80,9 @@ class Choice:
         self.finish: Finish | None = None
         self.num_tokens = self.cached_tokens = self.proposed = self.accepted = self.rounds = 0
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
+        )
         self._stops = StopStrings(stop, include=include_stop) if stop else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens

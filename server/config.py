@@ -58,6 +58,11 @@ class ServerConfig(BaseModel):
         description="everything but /health, /ready, /metrics and /version then asks for"
         " `Authorization: Bearer ...`",
     )
+    tool_parser: Literal["auto", "hermes", "llama3_json", "none"] = Field(
+        "auto",
+        description="form of the model's tool calls; `auto`: as its chat template writes them,"
+        " `none`: no tools",
+    )
     max_inflight: int | None = Field(
         None,
         ge=1,

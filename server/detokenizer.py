@@ -15,11 +15,19 @@ from server.tokenizer import Tokenizer
 
 class Detokenizer:
     """Decodes a short window with and without the new ids and emits the difference, since a
-    token's text may depend on its left neighbour (SentencePiece's leading space)."""
+    token's text may depend on its left neighbour (SentencePiece's leading space). `shown`: special
+    tokens that are not skipped."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown
         self._context: list[int] = []  # emitted already; the last ids that had text
         self._context_text = ""
         self._pending: list[int] = []
@@ -34,7 +42,7 @@ class Detokenizer:
         return self._emit(len(self._pending))
 
     def _has_text(self, token: int) -> bool:
-        if self._skip and self._tokenizer.is_special(token):
+        if self._skip and self._tokenizer.is_special(token) and token not in self._shown:
             return False
         return bool(self._tokenizer.token_bytes(token))
 
@@ -52,7 +60,7 @@ class Detokenizer:
         return text
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip and not self._shown)
 
     def _certain(self) -> int:
         """How many pending ids can go: all, or if the last character is incomplete the longest head

@@ -54,6 +54,7 @@ class GenerationSpec:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
     echoes: Sequence[Echo] | None = None
 
 
@@ -147,6 +148,7 @@ class Generation:
             stop=spec.stop,
             include_stop=spec.include_stop,
             skip_special_tokens=spec.skip_special_tokens,
+            shown_tokens=spec.shown_tokens,
             min_tokens=params.min_tokens,
             echo=None if spec.echoes is None else spec.echoes[prompt_index],
         )

@@ -40,6 +40,8 @@ class Tokenizer(Protocol):
 
     def is_special(self, token: int) -> bool: ...
 
+    def __hash__(self) -> int: ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

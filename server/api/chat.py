@@ -10,13 +10,14 @@ from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
 from server.api.body import read_body
-from server.api.gather import gather
+from server.api.gather import Whole, gather
 from server.api.intake import Prompts, begin, encode
 from server.api.logprobs import chat_logprobs
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.api.sse import GenerationStream
+from server.api.tool_use import CallReader, ToolUse, message_of, tool_use
 from server.api.usage import usage_body
 from server.choice import Delta
 
@@ -29,22 +30,18 @@ def chat_router(services: Services) -> APIRouter:
         body = await read_body(http, services.config.server.max_body_bytes)
         request = parse(body, ChatRequest, "chat")
 
+        use: ToolUse | None = None
+
         async def load(ready: Ready) -> Prompts:
-            return await _load(services, request, ready)
+            nonlocal use
+            use = tool_use(services, request)
+            return await _load(services, request, ready, use)
 
         call = await begin(services, request, prefix="chatcmpl", num_prompts=1, load=load)
         if request.stream:
-            return GenerationStream(call, ChatChunks())
+            return GenerationStream(call, ChatChunks(call.id, use))
         wholes = await gather(http, call.generation)
-        choices = [
-            {
-                "index": whole.index,
-                "message": {"role": "assistant", "content": whole.text, "refusal": None},
-                "logprobs": chat_logprobs(whole.logprobs),
-                "finish_reason": whole.finish,
-            }
-            for whole in wholes
-        ]
+        choices = [_choice(whole, call.id, use) for whole in wholes]
         usage = usage_body(call.generation.usage)
         reply = {**call.head("chat.completion"), "choices": choices, "usage": usage}
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
@@ -52,27 +49,69 @@ def chat_router(services: Services) -> APIRouter:
     return router
 
 
+def _choice(whole: Whole, id: str, use: ToolUse | None) -> dict[str, Any]:
+    finish: str | None = whole.finish
+    message: dict[str, Any] = {"role": "assistant", "content": whole.text, "refusal": None}
+    if use is not None:
+        reader = use.reader(id, whole.index)
+        message = message_of(reader.push(whole.text, whole.finish))
+        finish = reader.finish(whole.finish)
+    return {
+        "index": whole.index,
+        "message": message,
+        "logprobs": chat_logprobs(whole.logprobs),
+        "finish_reason": finish,
+    }
+
+
 class ChatChunks:
+    """With tools a step may say several things (content, a call, its arguments): each is a chunk
+    of its own, the logprobs of all of it on the first, the finish on the last."""
+
     kind = "chat.completion.chunk"
 
+    def __init__(self, id: str, use: ToolUse | None = None) -> None:
+        self._id = id
+        self._use = use
+        self._readers: dict[int, CallReader] = {}
+
     def opening(self, num_choices: int) -> list[dict[str, Any]]:
-        start = {"role": "assistant", "content": "", "refusal": None}
+        content = "" if self._use is None else None
+        start = {"role": "assistant", "content": content, "refusal": None}
         return [
             {"index": index, "delta": start, "logprobs": None, "finish_reason": None}
             for index in range(num_choices)
         ]
 
-    def choice(self, delta: Delta) -> dict[str, Any]:
-        return {
-            "index": delta.index,
-            "delta": {"content": delta.text} if delta.text else {},
-            "logprobs": chat_logprobs(delta.logprobs),
-            "finish_reason": delta.finish,
-        }
+    def choices(self, delta: Delta) -> list[dict[str, Any]]:
+        logprobs = chat_logprobs(delta.logprobs)
+        finish: str | None = delta.finish
+        said = [{"content": delta.text} if delta.text else {}]
+        if self._use is not None:
+            reader = self._readers.get(delta.index)
+            if reader is None:
+                reader = self._readers[delta.index] = self._use.reader(self._id, delta.index)
+            said = reader.push(delta.text, delta.finish)
+            finish = reader.finish(delta.finish)
+            if not said and (delta.finish is not None or delta.logprobs):
+                said = [{}]
+        last = len(said) - 1
+        return [
+            {
+                "index": delta.index,
+                "delta": piece,
+                "logprobs": logprobs if i == 0 else None,
+                "finish_reason": finish if i == last else None,
+            }
+            for i, piece in enumerate(said)
+        ]
 
 
-async def _load(services: Services, request: ChatRequest, ready: Ready) -> Prompts:
+async def _load(
+    services: Services, request: ChatRequest, ready: Ready, use: ToolUse | None
+) -> Prompts:
     messages = [message.as_dict() for message in request.messages]
-    text = await asyncio.to_thread(services.tokenizer.render, messages)
+    tools = None if use is None else [tool.as_dict() for tool in request.tools]
+    text = await asyncio.to_thread(services.tokenizer.render, messages, tools=tools)
     ids = await encode(services, text, ready=ready, param="messages", add_special_tokens=False)
-    return Prompts([ids])
+    return Prompts([ids], shown_tokens=frozenset() if use is None else use.format.shown_tokens)

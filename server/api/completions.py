@@ -60,13 +60,14 @@ class CompletionChunks:
     def opening(self, num_choices: int) -> list[dict[str, Any]]:
         return []
 
-    def choice(self, delta: Delta) -> dict[str, Any]:
-        return {
+    def choices(self, delta: Delta) -> list[dict[str, Any]]:
+        choice = {
             "index": delta.index,
             "text": delta.text,
             "logprobs": completion_logprobs(delta.logprobs),
             "finish_reason": delta.finish,
         }
+        return [choice]
 
 
 async def _load(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:

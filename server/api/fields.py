@@ -14,6 +14,7 @@ from typing import get_args
 
 from server.api.field_row import Endpoint, Facts, FieldRow, both, no_op, refused
 from server.api.fields_tokenize import TOKENIZE_ROWS
+from server.api.fields_tools import TOOL_ROWS
 from server.api.limits import (
     MAX_LABEL_LENGTH,
     MAX_LOGIT_BIAS,
@@ -176,11 +177,7 @@ FIELDS: tuple[FieldRow, ...] = (
         "The prefix cache needs no hint.",
     ),
     FieldRow("suffix", "refused", None, 'left out or ""', "Text insertion.", ("",)),
-    refused("tools", "Tool calls.", []),
-    refused("tool_choice", "Tool calls.", "none"),
-    refused("parallel_tool_calls", "Tool calls."),
-    refused("functions", "Tool calls, the old form.", []),
-    refused("function_call", "Tool calls, the old form.", "none"),
+    *TOOL_ROWS,
     refused("response_format", "Structured output.", {"type": "text"}),
     refused("prediction", "Predicted outputs."),
     refused("audio", "Audio output."),

@@ -47,10 +47,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids of every prompt, and what a completion that echoes begins with."""
+    """Token ids of every prompt, what a completion that echoes begins with, and the special tokens
+    that leave text even where others leave none."""
 
     ids: list[list[int]]
     echoes: list[Echo] | None = None
+    shown_tokens: frozenset[int] = frozenset()
 
 
 async def begin(
@@ -87,6 +89,7 @@ async def begin(
             include_stop=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
             echoes=prompts.echoes,
+            shown_tokens=prompts.shown_tokens,
         )
         generation = Generation(
             spec,

@@ -10,6 +10,7 @@ from engine.messages import MAX_LOGPROBS
 from server.api.errors import invalid
 from server.api.schema import CommonRequest, Length
 from server.api.schema_messages import Message, as_messages
+from server.api.schema_tools import Tool, ToolChoice, as_tool_choice, as_tools, check_tools
 
 
 class ChatRequest(CommonRequest):
@@ -19,6 +20,9 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: Length | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: Annotated[tuple[Tool, ...], BeforeValidator(as_tools)] = ()
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(as_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def length(self) -> int | None:
@@ -40,4 +44,5 @@ class ChatRequest(CommonRequest):
                 "max_tokens",
                 "`max_tokens` and `max_completion_tokens` name one limit; leave one of them out",
             )
+        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         return self

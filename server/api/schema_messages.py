@@ -10,10 +10,12 @@ from server.api.errors import ApiError, invalid
 from server.api.explain import shown
 from server.api.limits import MAX_LABEL_LENGTH, MAX_MESSAGES
 from server.api.schema import Part
+from server.api.schema_tool_calls import as_tool_calls, in_call_order
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_FIELDS = {"role", "content", "name", "tool_call_id"}
-NOT_SUPPORTED = {"tool_calls", "function_call", "audio", "refusal"}
+FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+ROLE_OF_FIELD = {"tool_calls": "assistant", "tool_call_id": "tool"}
+NOT_SUPPORTED = {"function_call", "audio", "refusal"}
 
 
 class Message(Part):
@@ -22,10 +24,12 @@ class Message(Part):
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = Field(None, max_length=MAX_LABEL_LENGTH)
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = Field(None, max_length=MAX_LABEL_LENGTH)
 
     def as_dict(self) -> dict[str, Any]:
-        return self.model_dump(exclude_none=True)
+        # Not `exclude_none`, which would also reach into the arguments of calls.
+        return {name: value for name, value in self.model_dump().items() if value is not None}
 
 
 def as_messages(value: Any) -> list[Message]:
@@ -35,10 +39,11 @@ def as_messages(value: Any) -> list[Message]:
             f"`messages` must be a list of 1 to {MAX_MESSAGES} messages, but {shown(value)}"
             " was given",
         )
-    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    messages = [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    return [Message(**message) for message in in_call_order(messages)]
 
 
-def _message(item: Any, path: str) -> Message:
+def _message(item: Any, path: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise invalid(path, f"`{path}` must be an object, but {shown(item)} was given")
     given = {name: value for name, value in item.items() if value is not None}
@@ -51,6 +56,15 @@ def _message(item: Any, path: str) -> Message:
             raise invalid(where, f"`{where}` must be {allowed}, but {shown(value)} was given")
     if given.get("role") not in ROLES:
         raise invalid(f"{path}.role", f"`{path}.role` must be one of {', '.join(ROLES)}")
+    for name, needed in ROLE_OF_FIELD.items():
+        if name in given and given["role"] != needed:
+            where = f"{path}.{name}"
+            raise invalid(where, f"`{where}` is only allowed in messages of the role {needed}")
+    if given.get("tool_calls"):
+        given["tool_calls"] = as_tool_calls(given["tool_calls"], f"{path}.tool_calls")
+        given.setdefault("content", "")
+    else:
+        given.pop("tool_calls", None)
     if "content" not in given:
         raise ApiError(
             400,
@@ -60,7 +74,7 @@ def _message(item: Any, path: str) -> Message:
         )
     role = "system" if given["role"] == "developer" else given["role"]
     content = _content(given["content"], f"{path}.content")
-    return Message(**{**given, "role": role, "content": content})
+    return {**given, "role": role, "content": content}
 
 
 def _check_names(given: dict[str, Any], path: str) -> None:
@@ -74,7 +88,7 @@ def _check_names(given: dict[str, Any], path: str) -> None:
                     param=where,
                     code="unsupported_field",
                 )
-        elif name not in TEXT_FIELDS:
+        elif name not in FIELDS:
             raise ApiError(400, f"unknown field `{where}`", param=where, code="unknown_field")
     for name in NOT_SUPPORTED:
         given.pop(name, None)

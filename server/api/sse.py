@@ -41,7 +41,9 @@ class ChunkShape(Protocol):
         """Choices sent before any text."""
         ...
 
-    def choice(self, delta: Delta) -> dict[str, Any]: ...
+    def choices(self, delta: Delta) -> list[dict[str, Any]]:
+        """One chunk's choice each; at least one when the delta has a finish."""
+        ...
 
 
 class GenerationStream(EventSourceResponse):
@@ -88,11 +90,13 @@ async def _chunks(call: Call, shape: ChunkShape) -> AsyncIterator[dict[str, Any]
         first = {}
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
-            extra = first
-            if generation.finished and not call.include_usage:
-                extra = {"seed": call.seed, "usage": usage_body(generation.usage)}
-            yield {**call.head(shape.kind), "choices": [shape.choice(delta)], **common, **extra}
-            first = {}
+            choices = shape.choices(delta)
+            for i, choice in enumerate(choices, 1):
+                extra = first
+                if generation.finished and i == len(choices) and not call.include_usage:
+                    extra = {"seed": call.seed, "usage": usage_body(generation.usage)}
+                yield {**call.head(shape.kind), "choices": [choice], **common, **extra}
+                first = {}
     if call.include_usage:
         usage = usage_body(generation.usage)
         yield {**call.head(shape.kind), "choices": [], "usage": usage, "seed": call.seed}

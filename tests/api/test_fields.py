@@ -64,7 +64,11 @@ GOOD: dict[str, Any] = {
     "safety_identifier": "s",
     "prompt_cache_key": "k",
 }
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+GOOD |= {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": True}
 NEEDED: dict[str, dict[str, Any]] = {
+    "tool_choice": {"tools": TOOLS},
+    "parallel_tool_calls": {"tools": TOOLS},
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
 }

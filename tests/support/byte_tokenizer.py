@@ -5,6 +5,7 @@ It is the `Tokenizer` of the unit and api tiers, and of the tiny random models.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,5 +59,12 @@ class ByteTokenizer:
                 raise ChatTemplateError(
                     f"the chat template refused the messages: unknown role {message['role']!r}"
                 )
-            text += f"<|im_start|>{message['role']}\n{message.get('content') or ''}<|im_end|>\n"
+            text += f"<|im_start|>{message['role']}\n{message.get('content') or ''}"
+            for call in message.get("tool_calls", ()):
+                function = call["function"]
+                text += (
+                    f'\n<tool_call>{{"name": "{function["name"]}",'
+                    f' "arguments": {json.dumps(function["arguments"])}}}</tool_call>'
+                )
+            text += "<|im_end|>\n"
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
