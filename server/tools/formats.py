@@ -87,6 +87,8 @@ def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
     `wanted`: a FormatName, "auto" or "none"."""
     if wanted == "none":
         return "tools are switched off (`server.tool_parser`)"
+    if not tokenizer.has_chat_template:
+        return "this model has no chat template"
     if NAME not in (_rendered(tokenizer, [HELLO]) or ""):
         return "the chat template of this model does not know tools"
     called = _rendered(tokenizer, [HELLO, CALL]) or ""
