@@ -112,7 +112,7 @@ class AdaptiveConfig(Part):
 ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]
 
 
-Companion = Literal["ngram"]
+Companion = Literal["prediction", "ngram"]
 
 
 class SpeculationConfig(Part):
@@ -120,10 +120,10 @@ class SpeculationConfig(Part):
 
     proposer: ProposerConfig = DraftModelConfig()
     companions: tuple[Companion, ...] = Field(
-        (),
+        ("prediction",),
         strict=False,
-        description="free proposers that are asked before `proposer`, in this order, where they"
-        " promise more than it; requests may name others",
+        description="free proposers, asked in this order before `proposer` where they promise more"
+        " than it; `prediction` is asked for requests that bring one; a request may name others",
     )
     verifier: Literal["match_sampled"] = Field(
         "match_sampled", description="keyed Gumbel sample-and-match: exact, same seed same text"

@@ -37,6 +37,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
+from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposer import Feedback, Forecaster, Proposer
 from engine.speculation.verify import MatchSampled
 from engine.step_metrics import measure
@@ -217,6 +218,8 @@ class Engine:
             seq.rounds += bool(item.tokens)
             seq.proposed += item.proposal.num_candidates
             seq.accepted += item.num_accepted
+            if item.proposal.source == PREDICTION:
+                seq.predicted += item.proposal.num_candidates
             if item.tokens:
                 before = seq.num_tokens
                 self._straighten(item, before)

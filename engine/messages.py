@@ -15,6 +15,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 
+PROPOSERS = ("draft_model", "ngram", "grammar", "prediction")
+TARGET = "target"  # in `Output.sources`: the target drew the token itself, nobody had guessed it
+
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
@@ -64,7 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier and gives way later; the text does not depend on it
     grammar: Grammar | None = None  # every token keeps the text a prefix of one of its sentences
+    prediction: tuple[int, ...] = ()  # what the caller expects the output to be
     speculation: Speculation | None = None
+    provenance: bool = False  # say of each token who guessed it
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -117,6 +122,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rounds: int = 0  # sampling steps of this sequence so far
     proposed: int = 0  # draft tokens verified for it so far
     accepted: int = 0  # of those, kept
+    predicted: int = 0  # of the proposed ones, taken from `params.prediction`
+    sources: list[tuple[str, int]] | None = None  # who guessed `tokens`, in runs; see `TARGET`
 
 
 class StepSeconds(msgspec.Struct, array_like=True):
@@ -147,6 +154,7 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     num_accepted: int = 0
     proposed_at: list[int] = []  # [depth-1]: proposals that reached this depth
     accepted_at: list[int] = []  # [depth-1]: of those, accepted
+    by_proposer: dict[str, tuple[int, int]] = {}  # (proposed, accepted) by who guessed
     k_counts: list[int] = []  # [k]: sampling sequences for which k was chosen
     blocks_used: int = 0
     blocks_total: int = 0
@@ -193,11 +201,13 @@ Event = Ready | Outputs | Fatal
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
-    """Who may guess for a request, in the order in which they are asked; nobody when it wants no
-    guesses. The one reading of `params.speculation`, for both processes."""
+    """Who may guess for a request, in the order in which they are asked, without those that have
+    nothing to go by; nobody when it wants no guesses. The one reading of `params.speculation`, for
+    both processes."""
     said = params.speculation
     if ready.k_max == 0 or (said is not None and said.max_draft == 0):
         return ()
-    if said is None or said.proposers is None:
-        return ready.default_proposers
-    return said.proposers
+    named = ready.default_proposers
+    if said is not None and said.proposers is not None:
+        named = said.proposers
+    return tuple(name for name in named if name != "prediction" or params.prediction)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.acceptance import Sampled
-from engine.messages import FinishReason, Output
+from engine.messages import TARGET, FinishReason, Output
 from engine.sequence import Sequence
 
 
@@ -23,7 +23,16 @@ def report(item: Sampled) -> Output:
         rounds=seq.rounds,
         proposed=seq.proposed,
         accepted=seq.accepted,
+        predicted=seq.predicted,
+        sources=_sources(item) if seq.params.provenance or seq.params.prediction else None,
     )
+
+
+def _sources(item: Sampled) -> list[tuple[str, int]]:
+    """Accepted guesses come first, then the target's own token, unless the end cut it off."""
+    guessed = item.num_accepted
+    runs = [(item.proposal.source, guessed), (TARGET, len(item.tokens) - guessed)]
+    return [(source, count) for source, count in runs if count]
 
 
 def ending(seq: Sequence, finish: FinishReason) -> Output:
@@ -33,4 +42,5 @@ def ending(seq: Sequence, finish: FinishReason) -> Output:
         rounds=seq.rounds,
         proposed=seq.proposed,
         accepted=seq.accepted,
+        predicted=seq.predicted,
     )

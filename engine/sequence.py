@@ -35,6 +35,7 @@ class Sequence:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    predicted: int = 0  # of the proposed tokens, those taken from the request's prediction
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     sources: tuple[str, ...] | None = None  # who may guess, in order; None: the main one, freely
 

@@ -15,8 +15,13 @@ def measure(
     depth = max((len(s.proposal) for s in sampled), default=0)
     proposed_at, accepted_at = [0] * depth, [0] * depth
     k_counts = [0] * (1 + max((s.chunk.k for s in sampled), default=0))
+    by_proposer: dict[str, tuple[int, int]] = {}
     for item in sampled:
         k_counts[item.chunk.k] += 1
+        if item.proposal.num_candidates:
+            proposed, accepted = by_proposer.get(item.proposal.source, (0, 0))
+            pair = proposed + item.proposal.num_candidates, accepted + item.num_accepted
+            by_proposer[item.proposal.source] = pair
         for d in item.proposal.depths()[: item.proposal.num_candidates]:
             proposed_at[d - 1] += 1
         for d in range(item.num_accepted):
@@ -29,6 +34,7 @@ def measure(
     gauges.num_sampling = len(sampled)
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
+    gauges.by_proposer = by_proposer
     gauges.proposed_at, gauges.accepted_at, gauges.k_counts = proposed_at, accepted_at, k_counts
     gauges.queried_tokens = sum(seq.num_prompt for seq in plan.admitted)
     gauges.cached_tokens = sum(seq.cached_tokens or 0 for seq in plan.admitted)

@@ -5,7 +5,7 @@ must never disagree on a rule, since one bad id in the step is everybody's crash
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from engine.messages import MAX_LOGPROBS, Ready, SamplingParams, Submit
 
@@ -31,9 +31,7 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
     if params.grammar is not None:
         return "this engine does not constrain text by a grammar yet"
     return (
-        _ids_refusal(params, facts.vocab_size)
-        or _range_refusal(params)
-        or _speculation_refusal(params, facts)
+        _ids_refusal(params, facts) or _range_refusal(params) or _speculation_refusal(params, facts)
     )
 
 
@@ -41,9 +39,18 @@ def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
     return next((i for i in ids if not 0 <= i < vocab_size), None)
 
 
-def _ids_refusal(params: SamplingParams, vocab_size: int) -> str | None:
-    fields = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias}
-    limits = {"stop_token_ids": MAX_STOP_TOKEN_IDS, "logit_bias": MAX_LOGIT_BIAS}
+def _ids_refusal(params: SamplingParams, facts: Ready) -> str | None:
+    vocab_size = facts.vocab_size
+    fields: dict[str, Collection[int]] = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": params.logit_bias,
+        "prediction": params.prediction,
+    }
+    limits = {
+        "stop_token_ids": MAX_STOP_TOKEN_IDS,
+        "logit_bias": MAX_LOGIT_BIAS,
+        "prediction": facts.max_model_len,
+    }
     for name, ids in fields.items():
         if len(ids) > limits[name]:
             return f"{name} has {len(ids)} entries; at most {limits[name]} are allowed"

@@ -22,7 +22,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from engine.messages import StepMetrics
+from engine.messages import PROPOSERS, StepMetrics
 from server.engine_client import EngineState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -104,8 +104,18 @@ METRICS: tuple[Metric, ...] = (
         {"part": PARTS},
     ),
     Metric("spec_decode_num_drafts_total", "counter", "rounds: sequences that sampled, K = 0 too"),
-    Metric("spec_decode_num_draft_tokens_total", "counter", "tokens proposed and verified"),
-    Metric("spec_decode_num_accepted_tokens_total", "counter", "of those, kept"),
+    Metric(
+        "spec_decode_num_draft_tokens_total",
+        "counter",
+        "tokens proposed and verified, by who guessed them",
+        {"proposer": PROPOSERS},
+    ),
+    Metric(
+        "spec_decode_num_accepted_tokens_total",
+        "counter",
+        "of those, kept",
+        {"proposer": PROPOSERS},
+    ),
     Metric(
         "spec_decode_num_draft_tokens_per_pos_total",
         "counter",
@@ -174,10 +184,14 @@ class Metrics:
             ("prefix_cache_hit_tokens_total", metrics.cached_tokens),
             ("preemptions_total", metrics.preemptions),
             ("spec_decode_num_drafts_total", metrics.num_sampling),
-            ("spec_decode_num_draft_tokens_total", metrics.num_proposed),
-            ("spec_decode_num_accepted_tokens_total", metrics.num_accepted),
         ):
             self._add(name, amount)
+        for proposer, (proposed, accepted) in metrics.by_proposer.items():
+            for name, amount in (
+                ("spec_decode_num_draft_tokens_total", proposed),
+                ("spec_decode_num_accepted_tokens_total", accepted),
+            ):
+                self._counters[name].labels(proposer).inc(amount)
         self._add_each("spec_decode_num_draft_tokens_per_pos_total", metrics.proposed_at)
         self._add_each("spec_decode_num_accepted_tokens_per_pos_total", metrics.accepted_at)
         self._add_each("spec_decode_chosen_k_total", metrics.k_counts)

@@ -32,7 +32,7 @@ STEP = StepMetrics(
     num_running=3, num_waiting=2, num_prompt_tokens=40, num_generated_tokens=7, num_sampling=3,
     num_proposed=6, num_accepted=4, proposed_at=[3, 2, 1], accepted_at=[3, 1, 0],
     k_counts=[0, 1, 0, 2], blocks_used=25, blocks_total=100, cached_tokens=16, queried_tokens=64,
-    preemptions=1,
+    preemptions=1, by_proposer={"draft_model": (4, 3), "prediction": (2, 1)},
 )  # fmt: skip
 
 
@@ -60,8 +60,10 @@ def test_a_step_adds_its_sums() -> None:
         "step_seconds_total{emit}": 32,
         "step_seconds_total{forward}": 4.5,
         "spec_decode_num_drafts_total": 3,
-        "spec_decode_num_draft_tokens_total": 6,
-        "spec_decode_num_accepted_tokens_total": 4,
+        "spec_decode_num_draft_tokens_total{draft_model}": 4,
+        "spec_decode_num_draft_tokens_total{prediction}": 2,
+        "spec_decode_num_accepted_tokens_total{draft_model}": 3,
+        "spec_decode_num_accepted_tokens_total{prediction}": 1,
         "spec_decode_num_draft_tokens_per_pos_total{0}": 3,
         "spec_decode_num_draft_tokens_per_pos_total{1}": 2,
         "spec_decode_num_draft_tokens_per_pos_total{2}": 1,

@@ -1,0 +1,191 @@
+"""The caller's own guess at the whole reply (OpenAI's "prediction"), followed and found again.
+
+Per sequence it owns a place in the prediction. Each committed token, whoever guessed it, moves the
+place on or is a miss; after a miss it looks for the end of the committed text in the prediction:
+the longest match wins, the nearest among equals, and a match of a single token counts only near
+the place that was lost. So insertions, deletions and replacements cost a few tokens each. Until
+anything is found it supposes once that one token was replaced by another.
+
+What is guessed next is as likely as guesses on the same evidence were before (how many tokens in a
+row agreed): `forecast` says so, and needs no experiments, since every committed token tells whether
+the prediction had it right. No torch, no model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence as Seq
+
+from engine.sequence import Sequence
+from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposer import Feedback, Needs
+from engine.step_plan import Chunk
+
+NAME = "prediction"
+
+_LONGEST = 16  # tokens of a suffix that are compared
+_CANDIDATES = 24  # places looked at on either side of the one that was lost
+_NEAR = 8  # a single token must be found within so many (and those since the miss)
+_TRUSTED = 4  # a miss after so many matches is where the texts part; before, the place was wrong
+
+# Evidence for the next guess, and how often it holds before anything is known of it.
+_START, _SUPPOSED = -1, 0  # of `run`: the first token of all; one token taken for another
+_PRIORS = (0.8, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)
+_PRIOR_TRIALS = 4.0
+_MEMORY = 256.0  # trials that the past may weigh, over all sequences
+
+
+class PredictionProposer:
+    """Serves sequences whose parameters hold a prediction."""
+
+    name = NAME
+    needs = Needs()
+    forward_seconds = 0.0
+
+    def __init__(self) -> None:
+        self._followers: dict[Sequence, _Follower] = {}
+        self._everyone = _Record([p * _PRIOR_TRIALS for p in _PRIORS], _PRIOR_TRIALS)
+
+    def forecast(self, seq: Sequence, k: int) -> list[float]:
+        """As proposer.Forecaster."""
+        return self._follow(seq).chances(k)
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        return [
+            self._propose(chunk.seq, chunk.k) if chunk.k > 0 and chunk.samples else EMPTY
+            for chunk in chunks
+        ]
+
+    def update(self, feedback: Seq[Feedback]) -> None:
+        """Nothing to learn: the committed tokens are read when they are needed."""
+
+    def forget(self, seq: Sequence) -> None:
+        self._followers.pop(seq, None)
+
+    def _propose(self, seq: Sequence, k: int) -> Proposal:
+        tokens = self._follow(seq).next(k)
+        return chain(tokens, self.name) if tokens else EMPTY
+
+    def _follow(self, seq: Sequence) -> _Follower:
+        follower = self._followers.get(seq)
+        if follower is None:
+            follower = _Follower(seq.params.prediction, self._everyone)
+            self._followers[seq] = follower
+        follower.extend(seq)
+        return follower
+
+
+class _Record:
+    """Guesses by the evidence they stood on: how many there were, and how many were right."""
+
+    def __init__(self, right: Seq[float], trials: float) -> None:
+        self.right = list(right)
+        self.trials = [trials] * len(self.right)
+
+    def add(self, grade: int, *, hit: bool) -> None:
+        self.right[grade] += hit
+        self.trials[grade] += 1.0
+        if self.trials[grade] > _MEMORY:
+            self.right[grade] *= 0.5
+            self.trials[grade] *= 0.5
+
+
+class _Follower:
+    """One sequence's place in its prediction. `at` is the index expected next, None while lost;
+    `run` the evidence for it."""
+
+    def __init__(self, prediction: Seq[int], everyone: _Record) -> None:
+        self._tokens = prediction
+        self._everyone = everyone
+        self._own = _Record([0.0] * len(_PRIORS), 0.0)
+        self._places: dict[int, list[int]] = {}  # token -> indexes behind it; made when needed
+        self._at: int | None = 0
+        self._run = _START
+        self._lost_at = 0  # the index that was expected where the texts parted
+        self._since = 0  # tokens since then
+        self._seen = 0  # tokens of the output that were looked at
+
+    def next(self, k: int) -> list[int]:
+        """The guesses."""
+        return [] if self._at is None else list(self._tokens[self._at : self._at + k])
+
+    def chances(self, k: int) -> list[float]:
+        """For each of them, that it and all before it are right."""
+        chances: list[float] = []
+        run, survival = self._run, 1.0
+        for _ in range(0 if self._at is None else min(k, len(self._tokens) - self._at)):
+            survival *= self._rate(_grade(run))
+            chances.append(survival)
+            run = _grown(run)
+        return chances
+
+    def extend(self, seq: Sequence) -> None:
+        """Look at what was committed since the last time."""
+        tokens, start = seq.tokens, seq.num_prompt
+        for end in range(start + self._seen + 1, len(tokens) + 1):
+            self._step(tokens, start, end)
+        self._seen = len(tokens) - start
+
+    def _step(self, tokens: list[int], start: int, end: int) -> None:
+        """One token: `tokens[end - 1]`, of an output that begins at `start`."""
+        at, token = self._at, tokens[end - 1]
+        self._since += 1
+        if at is not None and at < len(self._tokens):
+            hit = self._tokens[at] == token
+            for record in (self._own, self._everyone):
+                record.add(_grade(self._run), hit=hit)
+            if hit:
+                self._at, self._run = at + 1, _grown(self._run)
+                return
+        if at is not None and (self._run >= _TRUSTED or self._run == _START):
+            self._lost_at, self._since = at, 0
+        size, place = self._find(tokens, start, end)
+        if size:
+            self._at, self._run = place, size
+        elif self._since == 0 and self._lost_at < len(self._tokens):
+            self._at, self._run = self._lost_at + 1, _SUPPOSED
+        else:
+            self._at = None
+
+    def _find(self, tokens: list[int], start: int, end: int) -> tuple[int, int]:
+        """(size, index behind it) of the longest suffix of the output that the prediction has,
+        the nearest of several; (0, 0) if there is none."""
+        if not self._places:
+            for index, token in enumerate(self._tokens):
+                self._places.setdefault(token, []).append(index + 1)
+        places = self._places.get(tokens[end - 1], [])
+        middle = bisect_left(places, self._lost_at + 1)
+        found = (0, 0, 0)
+        for place in places[max(0, middle - _CANDIDATES) : middle + _CANDIDATES]:
+            size = self._common(tokens, start, end, place)
+            ahead = place - 1 - self._lost_at
+            if size == 1 and not 0 <= ahead <= _NEAR + self._since:
+                continue
+            # Behind counts as farther: text that was passed over rarely comes back.
+            distance = ahead if ahead >= 0 else -2 * ahead
+            found = max(found, (size, -distance, place))
+        return found[0], found[2]
+
+    def _common(self, tokens: list[int], start: int, end: int, place: int) -> int:
+        """How many tokens before `place` equal those before `end`."""
+        most = min(_LONGEST, place, end - start)
+        size = 1
+        while size < most and self._tokens[place - 1 - size] == tokens[end - 1 - size]:
+            size += 1
+        return size
+
+    def _rate(self, grade: int) -> float:
+        """How often guesses on such evidence were right: here, and elsewhere as a prior."""
+        elsewhere = self._everyone.right[grade] / self._everyone.trials[grade]
+        right = self._own.right[grade] + _PRIOR_TRIALS * elsewhere
+        return right / (self._own.trials[grade] + _PRIOR_TRIALS)
+
+
+def _grown(run: int) -> int:
+    """The evidence after one more token agreed."""
+    return max(run, 1) + 1
+
+
+def _grade(run: int) -> int:
+    """-1, 0, 1, 2-3, 4-7, 8-15, more: an index into the priors."""
+    return run + 1 if run < 1 else min(run.bit_length() + 1, len(_PRIORS) - 1)

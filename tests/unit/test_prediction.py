@@ -1,0 +1,194 @@
+"""Following a prediction, and finding the place again: played against a text that is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from engine.messages import SamplingParams
+from engine.sequence import Sequence
+from engine.speculation.prediction import PredictionProposer
+from engine.step_plan import Chunk
+
+PROMPT = [901, 902, 903]
+
+
+def predicting(prediction: list[int], output: list[int] | None = None) -> Sequence:
+    params = SamplingParams(seed=1, max_tokens=10_000, prediction=tuple(prediction))
+    tokens = PROMPT + (output or [])
+    return Sequence(id="a", params=params, tokens=tokens, num_prompt=len(PROMPT))
+
+
+def guesses(proposer: PredictionProposer, seq: Sequence, k: int = 8) -> list[int]:
+    [proposal] = proposer.propose([Chunk(seq, 0, seq.num_tokens, k)])
+    assert proposal.is_chain
+    assert len(proposal) == len(proposer.forecast(seq, k)) <= k
+    assert proposal.source == ("prediction" if len(proposal) else "none")
+    return proposal.tokens
+
+
+def play(prediction: list[int], truth: list[int], k: int = 8) -> tuple[int, int, int]:
+    """Decode `truth` with the prediction as the only help; (rounds, proposed, accepted)."""
+    proposer, seq = PredictionProposer(), predicting(prediction)
+    rounds = proposed = accepted = 0
+    while seq.num_output < len(truth):
+        guessed = guesses(proposer, seq, k)
+        rest = truth[seq.num_output :]
+        right = 0
+        while right < min(len(guessed), len(rest) - 1) and guessed[right] == rest[right]:
+            right += 1
+        seq.tokens += rest[: right + 1]
+        rounds, proposed, accepted = rounds + 1, proposed + len(guessed), accepted + right
+    return rounds, proposed, accepted
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("size", [1, 2, 40, 333])
+def test_a_right_prediction_is_taken_whole(size: int, k: int) -> None:
+    """Law: no guess is wrong, and no round is wasted."""
+    text = [random.Random(size).randrange(50) for _ in range(size)]
+    rounds, proposed, accepted = play(text, text, k)
+    assert rounds == ceil_div(size, k + 1)
+    assert accepted == size - rounds
+    assert proposed - accepted <= 1  # the last guess, where the text ends before it
+
+
+Edit = Callable[[random.Random, list[int], int, int], list[int]]
+
+
+def inserted(rng: random.Random, text: list[int], at: int, size: int) -> list[int]:
+    return text[:at] + [rng.randrange(10**6, 10**7) for _ in range(size)] + text[at:]
+
+
+def deleted(rng: random.Random, text: list[int], at: int, size: int) -> list[int]:
+    return text[:at] + text[at + size :]
+
+
+def replaced(rng: random.Random, text: list[int], at: int, size: int) -> list[int]:
+    new = [rng.randrange(10**6, 10**7) for _ in range(size)]
+    return text[:at] + new + text[at + size :]
+
+
+@pytest.mark.parametrize("edit", [inserted, deleted, replaced])
+@pytest.mark.parametrize("size", [1, 2, 5, 30])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_edit_costs_what_is_new_and_a_few_rounds(edit: Edit, size: int, seed: int) -> None:
+    """Law: wherever the text parts from the prediction, it is found again soon after they meet."""
+    rng = random.Random(seed)
+    text = rng.sample(range(10**5), 300)
+    truth = edit(rng, text, rng.randrange(200), size)
+    new = 0 if edit is deleted else size
+    rounds, proposed, accepted = play(text, truth, 8)
+    assert accepted >= len(truth) - new - ceil_div(len(truth), 9) - 6
+    assert rounds <= ceil_div(len(truth), 9) + new + 4
+    assert proposed - accepted <= 8 * 5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_edits_of_a_repetitive_text(seed: int) -> None:
+    """Law: lines that recur do not lead it astray for good: most of what the texts share is
+    guessed, though each line occurs many times."""
+    rng = random.Random(seed)
+    lines = [[rng.randrange(30) for _ in range(rng.randrange(4, 12))] for _ in range(12)]
+    text = [token for _ in range(60) for token in [*rng.choice(lines), 99]]
+    truth = text
+    for _ in range(6):
+        edit = rng.choice([inserted, deleted, replaced])
+        truth = edit(rng, truth, rng.randrange(len(truth) - 20), rng.randrange(1, 6))
+    _, proposed, accepted = play(text, truth, 8)
+    assert accepted > 0.7 * len(truth)
+    assert accepted > 0.75 * proposed
+
+
+def test_the_nearest_of_equal_places_is_taken() -> None:
+    """A block that occurs three times: after a deletion the next one is meant, not the first."""
+    block = [1, 2, 3]
+    text = [*block, 10, *block, 20, *block, 30, 31, 32]
+    proposer = PredictionProposer()
+    seq = predicting(text, [*block, 10, 77, *block])
+    assert guesses(proposer, seq, 3) == [20, 1, 2]
+
+
+def test_the_longest_match_goes_before_the_nearest() -> None:
+    text = [5, 6, 7, 8, 40, 50, 7, 8, 60, 61, 5, 6, 7, 8, 70, 71]
+    seq = predicting(text, [5, 6, 7, 8, 40, 50, 7, 8, 60, 99, 40, 5, 6, 7, 8])
+    assert guesses(PredictionProposer(), seq, 2) == [70, 71]
+
+
+def test_one_token_replaced_is_supposed_at_once() -> None:
+    """A new name in the place of the old one: the next guess goes on behind it."""
+    seq = predicting([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 99])
+    assert guesses(PredictionProposer(), seq, 3) == [5, 6, 7]
+
+
+def test_another_token_at_the_start() -> None:
+    """A tokenizer may join the beginning to a space or a line break: one round later the
+    prediction is followed."""
+    for output in ([99], [2], [99, 2]):
+        seq = predicting([1, 2, 3, 4], output)
+        assert guesses(PredictionProposer(), seq, 2)[-1] in (3, 4), output
+
+
+def test_a_single_token_counts_near_the_lost_place_only() -> None:
+    """A comma occurs everywhere; far away it is no evidence."""
+    text = [*range(100, 160), 7, 8, 9]
+    lost = [100, 101, 102, 103, 104, 50, 51]
+    assert not guesses(PredictionProposer(), predicting(text, [*lost, 7]))
+    assert guesses(PredictionProposer(), predicting(text, [*lost, 108]), 2) == [109, 110]
+
+
+def test_the_text_goes_on_behind_the_end_of_the_prediction() -> None:
+    seq = predicting([1, 2, 3], [1, 2, 3])
+    proposer = PredictionProposer()
+    assert not guesses(proposer, seq)
+    seq.tokens += [4, 5, 1, 2]
+    assert guesses(proposer, seq) == [3]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_guesses_are_a_piece_of_the_prediction(seed: int) -> None:
+    """Law: any output, any pace of committing: a guess is a slice of the prediction, and starting
+    over (after a preemption) gives the guesses of having followed all along."""
+    rng = random.Random(seed)
+    text = [rng.randrange(6) for _ in range(rng.randrange(1, 80))]
+    proposer, seq = PredictionProposer(), predicting(text)
+    for _ in range(150):
+        guessed = guesses(proposer, seq, rng.randrange(1, 9))
+        size = len(guessed)
+        assert any(text[i : i + size] == guessed for i in range(len(text) - size + 1))
+        assert guesses(PredictionProposer(), seq, max(size, 1))[:size] == guessed
+        follow = guessed[: rng.randrange(size + 1)]
+        seq.tokens += [*follow, *(rng.randrange(6) for _ in range(rng.randrange(1, 4)))]
+
+
+def test_the_prompt_is_not_the_reply() -> None:
+    seq = predicting([902, 903, 1, 2])
+    assert guesses(PredictionProposer(), seq, 4) == [902, 903, 1, 2]
+
+
+def test_confidence_grows_with_what_agreed_and_falls_with_misses() -> None:
+    """Law: a forecast never rises with depth, is high after a long agreement, and is lower for a
+    request whose prediction keeps failing."""
+    text = list(range(100))
+    proposer = PredictionProposer()
+    first = proposer.forecast(predicting(text), 8)
+    assert first == sorted(first, reverse=True)
+    seq = predicting(text, text[:40])
+    assert proposer.forecast(seq, 8)[7] > max(0.8, first[7])
+    rng = random.Random(1)
+    noise = [rng.randrange(100) for _ in range(300)]
+    wrong = predicting(noise, rng.sample(noise, len(noise)))
+    assert max([0.0, *proposer.forecast(wrong, 8)]) < 0.4
+    proposer.forget(seq)
+    proposer.forget(seq)
+
+
+def test_only_requests_with_a_prediction_are_guessed_for() -> None:
+    seq = predicting([])
+    assert not guesses(PredictionProposer(), seq)
