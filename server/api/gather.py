@@ -21,6 +21,7 @@ class Whole:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TextLogprobs] | None = None
     finish: Finish = "stop"
+    tokens: list[int] = field(default_factory=list)  # their ids, when the request wants them
 
     @property
     def text(self) -> str:
@@ -28,8 +29,8 @@ class Whole:
 
 
 async def gather(http: HttpRequest, generation: Generation) -> list[Whole]:
-    """Every choice in order. Raises ClientGone when the connection closes first, EngineLost or
-    GenerationFailed as the generation does; in each case nothing is left running."""
+    """Every wanted choice, numbered in order. Raises ClientGone when the connection closes first,
+    EngineLost or GenerationFailed as the generation does; in each case nothing is left running."""
     work = asyncio.ensure_future(_collect(generation))
     watch = asyncio.ensure_future(_gone(http.receive))
     try:
@@ -50,8 +51,12 @@ async def _collect(generation: Generation) -> list[Whole]:
         whole.pieces.append(delta.text)
         if delta.logprobs is not None:
             whole.logprobs = (whole.logprobs or []) + delta.logprobs
+        whole.tokens += delta.tokens
         whole.finish = delta.finish or whole.finish
-    return wholes
+    wanted = [wholes[choice.index] for choice in generation.wanted]
+    for index, whole in enumerate(wanted):
+        whole.index = index
+    return wanted
 
 
 async def _gone(receive: Receive) -> None:

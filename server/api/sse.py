@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -49,9 +49,12 @@ class ChunkShape(Protocol):
 class GenerationStream(EventSourceResponse):
     """The stream of one generation; it is closed even if the stream never began."""
 
-    def __init__(self, call: Call, shape: ChunkShape) -> None:
+    def __init__(
+        self, call: Call, shape: ChunkShape, *, first: Mapping[str, Any] | None = None
+    ) -> None:
+        """`first`: what the first chunk says besides the seed."""
         super().__init__(
-            events(call, shape),
+            events(call, shape, first or {}),
             ping=PING_SECONDS,
             sep="\n",
             send_timeout=SEND_SECONDS,
@@ -68,9 +71,11 @@ class GenerationStream(EventSourceResponse):
             self._generation.close()
 
 
-async def events(call: Call, shape: ChunkShape) -> AsyncIterator[ServerSentEvent]:
+async def events(
+    call: Call, shape: ChunkShape, first: Mapping[str, Any]
+) -> AsyncIterator[ServerSentEvent]:
     try:
-        async for chunk in _chunks(call, shape):
+        async for chunk in _chunks(call, shape, {"seed": call.seed, **first}):
             yield _event(chunk)
         yield ServerSentEvent(DONE, sep="\n")
     except EngineError as error:
@@ -81,9 +86,10 @@ async def events(call: Call, shape: ChunkShape) -> AsyncIterator[ServerSentEvent
         yield _event(as_api_error(error).body)
 
 
-async def _chunks(call: Call, shape: ChunkShape) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(
+    call: Call, shape: ChunkShape, first: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
     generation = call.generation
-    first: dict[str, Any] = {"seed": call.seed}
     common: dict[str, Any] = {"usage": None} if call.include_usage else {}
     for choice in shape.opening(len(generation.choices)):
         yield {**call.head(shape.kind), "choices": [choice], **common, **first}
