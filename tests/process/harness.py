@@ -108,6 +108,17 @@ def children(parent: int) -> list[int]:
     return [pid for _, pid, its_parent in processes() if its_parent == parent]
 
 
+def arguments(pid: int) -> list[str]:
+    """The command of a process, word by word; empty when it is gone."""
+    path = Path(f"/proc/{pid}/cmdline")
+    if Path("/proc/self/cmdline").exists():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            return path.read_text().split("\0")
+        return []
+    listed = subprocess.run(("ps", "-o", "args=", "-p", str(pid)), capture_output=True)
+    return listed.stdout.decode().split()
+
+
 def processes() -> Iterator[tuple[str, int, int]]:
     """State, pid and parent of every process."""
     if not Path("/proc/self/stat").exists():  # not Linux

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.process.harness import PATIENCE, children, is_gone, until
+from tests.process.harness import PATIENCE, arguments, children, is_gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONT_END = (sys.executable, "-m", "tests.support.front_end")
@@ -32,9 +32,10 @@ class Server:
 
     @property
     def engine(self) -> int:
-        """The pid of its engine: its only child."""
-        (child,) = children(self.process.pid)
-        return child
+        """The pid of its engine: its only child that does not compile grammars."""
+        found = children(self.process.pid)
+        (engine,) = [pid for pid in found if "engine.grammar_check" not in arguments(pid)]
+        return engine
 
     async def exit_code(self) -> int:
         return await asyncio.wait_for(self.process.wait(), PATIENCE)
