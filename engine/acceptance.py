@@ -20,6 +20,10 @@ from engine.speculation.verify import Verifier, VerifyResult
 from engine.step_plan import Chunk, StepPlan
 
 NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
+NOTHING_LEFT = (
+    "nothing is left to sample: the other fields of the request rule out all that its grammar"
+    " allows here, or the model's logits were not finite numbers"
+)
 
 
 @dataclass(slots=True)
@@ -119,14 +123,19 @@ class Acceptor:
         log_probs = self._processor.finalize(logits, contexts)
         results = self._verifier.accept(log_probs, contexts, [s.proposal for s in sampled])
         for item, result in zip(sampled, results, strict=True):
-            if result.finite:
+            constraint = item.chunk.seq.constraint
+            if constraint is not None and constraint.error:
+                item.finish, item.error = "error", constraint.error
+            elif result.finite:
                 self._keep(item, result)
             else:
-                item.finish, item.error = "error", NOT_FINITE
+                sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
+                item.finish, item.error = "error", sentence
         _record_logprobs(sampled, output)
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
-        """Cut at the first stop token, and where the sequence may grow no further."""
+        """Cut at the first stop token, where the grammar is complete, and where the sequence may
+        grow no further."""
         seq = item.chunk.seq
         params = seq.params
         room = self._room(seq)
@@ -137,6 +146,10 @@ class Acceptor:
             if is_eos or token in params.stop_token_ids:
                 item.tokens = item.tokens[: i + 1]
                 item.finish, item.stop_token = "stop", token
+                return
+            if seq.constraint is not None and seq.constraint.is_complete(item.tokens[: i + 1]):
+                item.tokens = item.tokens[: i + 1]
+                item.finish = "stop"
                 return
         if len(item.tokens) == room:
             item.finish = "length"

@@ -112,7 +112,7 @@ class AdaptiveConfig(Part):
 ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]
 
 
-Companion = Literal["prediction", "ngram"]
+Companion = Literal["grammar", "prediction", "ngram"]
 
 
 class SpeculationConfig(Part):
@@ -120,7 +120,7 @@ class SpeculationConfig(Part):
 
     proposer: ProposerConfig = DraftModelConfig()
     companions: tuple[Companion, ...] = Field(
-        ("prediction",),
+        ("grammar", "prediction"),
         strict=False,
         description="free proposers, asked in this order before `proposer` where they promise more"
         " than it; `prediction` is asked for requests that bring one; a request may name others",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from engine.acceptance import Acceptor, Sampled, segments
 from engine.allowance import Allowance
 from engine.block_pool import BlockPool
+from engine.compiling import Compiling
 from engine.config import EngineConfig, ScheduleConfig
 from engine.controller import Load, StepObservation, build_controller
 from engine.messages import (
@@ -28,19 +29,21 @@ from engine.messages import (
     proposers_of,
 )
 from engine.model.runner import ModelRunner
-from engine.pair import Pair, build_cache, load_pair
+from engine.pair import Pair, build_cache, load_pair, vocabulary_of
 from engine.profile import profile_draft, profile_target
 from engine.report import ending, report
+from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
+from engine.speculation.grammar import within_grammars
 from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposer import Feedback, Forecaster, Proposer
 from engine.speculation.verify import MatchSampled
-from engine.step_metrics import measure
+from engine.step_metrics import Stopwatch, measure
 from engine.step_plan import StepPlan
 from engine.validation import refusal
 
@@ -91,6 +94,9 @@ class Engine:
         self._proposer = Cascade(main, free, limit=self._allowance.of)
         if config.speculation.controller.kind == "adaptive":
             self._profile(draft, config.schedule)
+        self._compiling = Compiling(
+            GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
+        )
         self._num_steps = 0
         self._pending: list[Output] = []  # ends that happened between steps
         self._ids: set[str] = set()
@@ -124,7 +130,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._pending or self._scheduler.running or self._scheduler.waiting)
+        scheduler = self._scheduler
+        return bool(self._pending or scheduler.running or scheduler.waiting or self._compiling)
 
     def add(self, submit: Submit) -> None:
         """Queue a sequence; what cannot be served ends with an error Output in the next step."""
@@ -135,16 +142,18 @@ class Engine:
             self._pending.append(Output(id=submit.id, finish="error", error=reason))
             return
         self._ids.add(submit.id)
-        self._scheduler.add(
-            Sequence(
-                id=submit.id,
-                params=submit.params,
-                tokens=list(submit.prompt),
-                num_prompt=len(submit.prompt),
-                arrival=submit.arrival,
-                sources=self._sources(submit.params),
-            )
+        seq = Sequence(
+            id=submit.id,
+            params=submit.params,
+            tokens=list(submit.prompt),
+            num_prompt=len(submit.prompt),
+            arrival=submit.arrival,
+            sources=self._sources(submit.params),
         )
+        if submit.params.grammar is None:
+            self._scheduler.add(seq)
+        else:
+            self._compiling.add(seq)
 
     def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
         """Who guesses for it, unless that is the main proposer alone and without a bound."""
@@ -154,7 +163,8 @@ class Engine:
 
     def abort(self, ids: Iterable[str]) -> None:
         """End these; ids that already ended are passed over. Acknowledged by the next step."""
-        for seq in self._scheduler.abort(ids):
+        ids = list(ids)
+        for seq in self._scheduler.abort(ids) + self._compiling.abort(ids):
             self._leave(seq)
             self._pending.append(ending(seq, "abort"))
 
@@ -172,12 +182,15 @@ class Engine:
 
     def step(self) -> Outputs:
         """schedule, propose, verify, accept, commit, emit, observe, adapt."""
-        seconds, lap = StepSeconds(), _Stopwatch(self._clock)
+        seconds, lap = StepSeconds(), Stopwatch(self._clock)
+        self._admit()
         plan = self._schedule()
         seconds.schedule = lap()
         if not plan.chunks:
+            if self._compiling and not self._pending:
+                self._compiling.wait()
             return Outputs(self._take_pending(), self.gauges())
-        proposals = self._proposer.propose(plan.chunks)
+        proposals = within_grammars(plan.chunks, self._proposer.propose(plan.chunks))
         seconds.propose, seconds.propose_forward = lap(), self._proposer.forward_seconds
         output = self._runner.forward(segments(plan, proposals))
         seconds.verify, seconds.verify_forward = lap(), self._runner.seconds
@@ -191,6 +204,16 @@ class Engine:
         metrics = measure(plan, sampled, seconds, self.gauges())
         self._adapt(plan, sampled, seconds)
         return Outputs(items, metrics)
+
+    def _admit(self) -> None:
+        """Queue the sequences whose grammar is compiled by now."""
+        if self._compiling:
+            ready, ends = self._compiling.take()
+            for seq in ready:
+                self._scheduler.add(seq)
+            for output in ends:
+                self._ids.discard(output.id)
+            self._pending += ends
 
     def _schedule(self) -> StepPlan:
         running, waiting = self._scheduler.running, self._scheduler.waiting
@@ -272,16 +295,3 @@ class Engine:
     def _take_pending(self) -> list[Output]:
         pending, self._pending = self._pending, []
         return pending
-
-
-class _Stopwatch:
-    """Seconds since the last call."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._last = clock()
-
-    def __call__(self) -> float:
-        now = self._clock()
-        elapsed, self._last = now - self._last, now
-        return elapsed

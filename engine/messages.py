@@ -210,4 +210,5 @@ def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
     named = ready.default_proposers
     if said is not None and said.proposers is not None:
         named = said.proposers
-    return tuple(name for name in named if name != "prediction" or params.prediction)
+    idle = {"prediction": not params.prediction, "grammar": params.grammar is None}
+    return tuple(name for name in named if not idle.get(name))

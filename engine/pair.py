@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llguidance import LLTokenizer
+
 from engine.config import DraftModelConfig, EngineConfig, model_folder
 from engine.model.kv_cache import KVCache, bytes_per_token, free_bytes, plan_blocks
 from engine.model.loader import LoadedModel, load_model
 from engine.model.pair import check_pair
+from engine.sampling.vocabulary import load_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,15 @@ def build_cache(config: EngineConfig, pair: Pair) -> tuple[KVCache, int]:
         granted=free_bytes(config.cache, pair.target.device),
     )
     return KVCache(num_blocks, config.cache.block_size, pair.target.device), num_blocks
+
+
+def vocabulary_of(config: EngineConfig, target: LoadedModel) -> LLTokenizer:
+    """The target's tokens as bytes, as wide as its logits. Raises ModelError."""
+    said = config.target
+    return load_vocabulary(
+        model_folder(said.path, "target"),
+        revision=said.revision,
+        trust_remote_code=said.trust_remote_code,
+        vocab_size=target.vocab_size,
+        eos_ids=target.eos_ids,
+    )

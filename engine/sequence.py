@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.constraint import Constraint
 from engine.messages import FinishReason, SamplingParams, TokenLogprobs
 
 Status = Literal["waiting", "running", "finished"]
@@ -37,6 +38,7 @@ class Sequence:
     accepted: int = 0
     predicted: int = 0  # of the proposed tokens, those taken from the request's prediction
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    constraint: Constraint | None = None  # what its text must satisfy
     sources: tuple[str, ...] | None = None  # who may guess, in order; None: the main one, freely
 
     @property

@@ -1,6 +1,8 @@
-"""Sums over one step, from what was planned and what was kept. No state."""
+"""Sums over one step, from what was planned and what was kept. And a stopwatch."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from engine.acceptance import Sampled
 from engine.messages import StepMetrics, StepSeconds
@@ -40,3 +42,16 @@ def measure(
     gauges.cached_tokens = sum(seq.cached_tokens or 0 for seq in plan.admitted)
     gauges.preemptions = len(plan.preempted)
     return gauges
+
+
+class Stopwatch:
+    """Seconds since the last call."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()
+
+    def __call__(self) -> float:
+        now = self._clock()
+        elapsed, self._last = now - self._last, now
+        return elapsed

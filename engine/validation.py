@@ -28,8 +28,6 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
     if outside is not None:
         return f"prompt token id {outside} is outside the vocabulary (0..{facts.vocab_size - 1})"
     params = submit.params
-    if params.grammar is not None:
-        return "this engine does not constrain text by a grammar yet"
     return (
         _ids_refusal(params, facts) or _range_refusal(params) or _speculation_refusal(params, facts)
     )

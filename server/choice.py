@@ -178,7 +178,7 @@ class Choice:
         """Text of the generated tokens that became certain. One by one where the count of tokens
         or their places matter."""
         tokens = output.tokens
-        ended = output.finish == "stop" and not self._include_stop
+        ended = output.stop_token is not None and not self._include_stop
         visible = tokens[:-1] if ended and tokens else tokens
         logprobs = output.logprobs if self._show_logprobs else None
         if self._stops is None and logprobs is None:

@@ -1,7 +1,7 @@
 """Rows of logits to rows of final log-probabilities: the only place where sampling fields act.
 
 Order, as vLLM and transformers have it: logit_bias, min_tokens, repetition penalty, frequency and
-presence penalties, temperature, top_k, top_p, min_p. What is removed becomes -inf.
+presence penalties, grammar, temperature, top_k, top_p, min_p. What is removed becomes -inf.
 
 Promises: a row of the result depends on that row's logits and context alone, to the bit on the CPU;
 the given logits are never written to. A row is log-probabilities up to one constant of that row:
@@ -16,9 +16,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.constraint import Constraint
 from engine.messages import SamplingParams
 from engine.sampling.filters import keep_most_likely
 from engine.sequence import Sequence
@@ -121,7 +123,7 @@ class LogitsProcessor:
         self._histories.pop(id(seq), None)
 
     def _adjust(self, rows: Tensor, run: _Run) -> None:
-        """Bias, min_tokens and penalties, in place."""
+        """Bias, min_tokens, penalties and the grammar, in place."""
         params, vocab = run.seq.params, rows.shape[1]
         if params.logit_bias:
             ids = [token for token in params.logit_bias if token < vocab]
@@ -135,6 +137,8 @@ class LogitsProcessor:
             self._penalise_repetition(rows, run)
         if params.frequency_penalty or params.presence_penalty:
             self._penalise_counts(rows, run)
+        if run.seq.constraint is not None:
+            _constrain(rows, run.contexts, run.seq.constraint)
 
     def _penalise_repetition(self, rows: Tensor, run: _Run) -> None:
         """Divide positive logits of tokens seen so far, multiply others (arXiv:1909.05858)."""
@@ -179,6 +183,16 @@ class LogitsProcessor:
         return history
 
 
+def _constrain(rows: Tensor, contexts: Seq[RowContext], constraint: Constraint) -> None:
+    """What may not follow a row's path is removed, in place. A path that may not stand itself is
+    never walked, so its row stays as it is."""
+    for i, context in enumerate(contexts):
+        allowed = constraint.allowed(context.path)
+        if allowed is not None:
+            flags = np.unpackbits(allowed, count=rows.shape[1], bitorder="little")
+            rows[i].masked_fill_(torch.from_numpy(flags == 0).to(rows.device), -torch.inf)
+
+
 def _index(pairs: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, ...]:
     """(row, token) pairs as an index of a [rows, vocab] tensor."""
     return torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2).unbind(1)
@@ -210,6 +224,7 @@ def _is_adjusted(run: _Run) -> bool:
         or params.frequency_penalty
         or params.presence_penalty
         or run.seq.num_output < params.min_tokens
+        or run.seq.constraint is not None
     )
 
 

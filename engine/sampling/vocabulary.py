@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import ModelError
 
-_SPECIAL_PREFIX = b"\xff"  # llguidance's mark in front of a special token's name
+_BYTE_FF = b"\xff"
 
 
 def load_vocabulary(
@@ -65,9 +65,12 @@ class _Words:
     bos_token_id: int | None = None
 
     def __init__(self, backend: Tokenizer, plain: LLTokenizer, *, width: int) -> None:
-        ids = range(plain.vocab_size)
-        self.special_token_ids = [i for i in ids if plain.is_special_token(i)]
-        self.tokens = [plain.decode_bytes([i]).removeprefix(_SPECIAL_PREFIX) for i in ids]
+        self.tokens = [plain.decode_bytes([i]) for i in range(plain.vocab_size)]
+        self.special_token_ids = [  # but for the byte 0xff, which llguidance marks them by
+            i
+            for i, token in enumerate(self.tokens)
+            if plain.is_special_token(i) and token not in (b"", _BYTE_FF)
+        ]
         self.tokens += [b""] * (width - len(self.tokens))
         self.eos_token_id: int = plain.eos_token
         self._backend = backend

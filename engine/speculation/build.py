@@ -8,6 +8,7 @@ from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.grammar import GrammarProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.prediction import PredictionProposer
 from engine.speculation.proposer import NoProposer, Proposer
@@ -16,7 +17,11 @@ from engine.speculation.proposer import NoProposer, Proposer
 def build_free() -> list[Proposer]:
     """The proposers that need no model: they cost nothing until a request has them asked."""
     ngram = NgramConfig()
-    return [PredictionProposer(), NgramProposer(n_max=ngram.n_max, n_min=ngram.n_min)]
+    return [
+        GrammarProposer(),
+        PredictionProposer(),
+        NgramProposer(n_max=ngram.n_max, n_min=ngram.n_min),
+    ]
 
 
 def build_proposer(

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0,
-    "engine.sequence": 1, "engine.step_plan": 1, "engine.block_pool": 1, "engine.scheduler": 1,
+    "engine.constraint": 1, "engine.sequence": 1, "engine.step_plan": 1,
+    "engine.block_pool": 1, "engine.scheduler": 1, "engine.speculation.grammar": 1,
     "engine.controller": 1, "engine.estimates": 1, "engine.plan": 1, "engine.validation": 1,
     "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
     "engine.speculation.ngram": 1, "engine.speculation.prediction": 1,
@@ -25,7 +26,7 @@ LEVELS = {
     "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,
     "engine.report": 3, "engine.core": 3.1,
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4, "engine.evaluate": 4,
-    "engine.grammar_check": 4,
+    "engine.compiling": 3, "engine.grammar_check": 4,
     "engine.demo": 4,  # offline, like the benchmarks, which take their prompts from it
 }  # fmt: skip
 CONTRACT = {"engine", "engine.messages", "engine.config", "engine.errors"}
@@ -39,7 +40,8 @@ DOORS = {
     "numba": ["engine.model.kernels"],
     "llvmlite": ["engine.model.kernels"],
     "tokenizers": ["engine.demo", "engine.sampling.vocabulary", "server.tokenizer"],
-    "llguidance": ["engine.sampling.grammar", "engine.sampling.vocabulary", "engine.grammar_check"],
+    "llguidance": ["engine.sampling.grammar", "engine.sampling.vocabulary", "engine.grammar_check",
+                   "engine.pair"],
     "safetensors": ["engine.demo", "engine.model.loader"],
     "zmq": ["engine.process", "server.engine_client"],
     "prometheus_client": ["server.metrics"],

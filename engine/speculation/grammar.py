@@ -1,0 +1,76 @@
+"""The grammar as a proposer, and its word on what others propose.
+
+Where the grammar leaves no choice, what it forces is proposed for free: llguidance tokenises the
+forced text as the tokenizer would, and stops where the next free character might join a token. Like
+any guess it is verified, so nothing depends on it. No torch, no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from engine.constraint import Constraint, has_bit
+from engine.sequence import Sequence
+from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposer import Feedback, Needs
+from engine.step_plan import Chunk
+
+
+class GrammarProposer:
+    """Says what must come next, for sequences with a grammar."""
+
+    name = "grammar"
+    needs = Needs()
+    forward_seconds = 0.0
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]
+
+    def forecast(self, seq: Sequence, k: int) -> list[float]:
+        """What is forced is what the target will draw."""
+        return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
+
+    def update(self, feedback: Seq[Feedback]) -> None:
+        """Nothing to learn."""
+
+    def forget(self, seq: Sequence) -> None:
+        """Nothing is kept."""
+
+    def _guess(self, chunk: Chunk) -> Proposal:
+        constraint = chunk.seq.constraint
+        tokens = constraint.forced(chunk.k) if constraint is not None and chunk.k else []
+        return chain(tokens, self.name) if tokens else EMPTY
+
+
+def within_grammars(chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
+    """The proposals, those of sequences with a grammar without what it does not allow."""
+    return [
+        proposal if chunk.seq.constraint is None else trimmed(proposal, chunk.seq.constraint)
+        for chunk, proposal in zip(chunks, proposals, strict=True)
+    ]
+
+
+def trimmed(proposal: Proposal, constraint: Constraint) -> Proposal:
+    """Without the guesses that cannot be kept: what is not allowed where it stands, and all behind
+    it. Lawful since a proposal never influences a token (speculation.verify)."""
+    paths: list[list[int]] = []
+    new: dict[int, int] = {-1: -1}  # kept nodes' places
+    for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
+        before = paths[parent] if parent >= 0 else []
+        paths.append([*before, token])
+        if parent in new and _may_stand(constraint, before, token):
+            new[node] = len(new) - 1
+    kept = [node for node in new if node >= 0]
+    if len(kept) == len(proposal):
+        return proposal
+    if not kept:
+        return EMPTY
+    candidates = sum(node < proposal.num_candidates for node in kept)
+    parents = [new[proposal.parents[node]] for node in kept]
+    tokens = [proposal.tokens[node] for node in kept]
+    return Proposal(tokens, parents, candidates, proposal.source)
+
+
+def _may_stand(constraint: Constraint, before: Seq[int], token: int) -> bool:
+    bits = constraint.allowed(before)
+    return bits is not None and has_bit(bits, token) and not constraint.is_complete(before)

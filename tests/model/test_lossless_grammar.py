@@ -1,0 +1,271 @@
+"""Grammars under speculation: the same text as one token at a time with a fresh matcher for each.
+
+Every engine below runs all grammars at once with all kinds of sampling fields, and plain requests
+among them; each reply must equal the reference's token for token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from engine.core import Engine
+from engine.messages import Grammar, SamplingParams
+from engine.pair import Pair, load_pair
+from tests.model.test_lossless import Replies, config_for, run, submit_all
+from tests.support import tiny, tiny_text
+from tests.support.drafters import Liar, Oracle, TreeOracle
+from tests.support.reference_grammar import GrammarReference
+
+LENGTH = 24
+VOCAB = tiny_text.vocab_size()
+PROMPT: list[int] = tiny_text.tokenizer().encode('{"name": "ab", "true": [12, "name').ids
+
+SCHEMA = Grammar(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": "^[ab12]*$", "maxLength": 6},
+                "true": {"type": "boolean"},
+                "list": {"type": "array", "items": {"enum": ["ab", "name", 12]}, "maxItems": 3},
+            },
+            "required": ["name", "true"],
+            "additionalProperties": False,
+        }
+    ),
+)
+TREE = Grammar(
+    "json_schema",
+    '{"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"a": {"$ref":'
+    ' "#/$defs/n"}, "b": {"anyOf": [{"type": "null"}, {"type": "integer"}]}}, "required": ["b"],'
+    ' "additionalProperties": false}}}',
+)
+ANY = Grammar("json_object")
+REGEX = Grammar("regex", "[ab]{3,9}(name|true|[0-9]+)*")
+CHOICE = Grammar("choice", '["ab", "abab", "name", "nature", "12"]')
+LARK = Grammar("lark", 'start: <tool_call> sum "!"\nsum: /[0-9]{1,2}/ | sum "+" sum | "(" sum ")"')
+
+FIELDS: dict[str, SamplingParams] = {
+    "schema": SamplingParams(seed=1, max_tokens=LENGTH, grammar=SCHEMA, logprobs=2),
+    "schema greedy": SamplingParams(seed=2, max_tokens=LENGTH, grammar=SCHEMA, temperature=0),
+    "recursive": SamplingParams(seed=3, max_tokens=LENGTH, grammar=TREE, temperature=0.7),
+    "object": SamplingParams(seed=4, max_tokens=LENGTH, grammar=ANY),
+    "object hot": SamplingParams(seed=5, max_tokens=LENGTH, grammar=ANY, temperature=1.6),
+    "regex": SamplingParams(seed=6, max_tokens=LENGTH, grammar=REGEX),
+    "regex on and on": SamplingParams(seed=7, max_tokens=LENGTH, grammar=REGEX, ignore_eos=True),
+    "regex for long": SamplingParams(seed=8, max_tokens=LENGTH, grammar=REGEX, min_tokens=12),
+    "choice": SamplingParams(seed=9, max_tokens=LENGTH, grammar=CHOICE),
+    "choice of the complete": SamplingParams(
+        seed=10, max_tokens=LENGTH, grammar=CHOICE, ignore_eos=True, min_tokens=5
+    ),
+    "lark": SamplingParams(seed=11, max_tokens=LENGTH, grammar=LARK),
+    "lark penalised": SamplingParams(
+        seed=12, max_tokens=LENGTH, grammar=LARK, repetition_penalty=1.4, presence_penalty=0.6,
+        frequency_penalty=0.3,
+    ),
+    "filtered": SamplingParams(
+        seed=13, max_tokens=LENGTH, grammar=SCHEMA, top_k=5, top_p=0.9, min_p=0.05
+    ),
+    "biased": SamplingParams(
+        seed=14, max_tokens=LENGTH, grammar=ANY, logit_bias={5: 9.0, 30: -50.0}
+    ),
+    "stopped": SamplingParams(
+        seed=15, max_tokens=LENGTH, grammar=ANY, stop_token_ids=tuple(range(3, 60))
+    ),
+    "short": SamplingParams(seed=16, max_tokens=3, grammar=SCHEMA),
+    "plain": SamplingParams(seed=17, max_tokens=LENGTH),
+    "plain penalised": SamplingParams(seed=18, max_tokens=LENGTH, frequency_penalty=1.0),
+}  # fmt: skip
+
+Expected = dict[str, tuple[list[int], list[float]]]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder, model = tmp_path_factory.mktemp("text"), tiny_text.target()
+    draft = tiny.draft_of(model)
+    return tiny_text.save(model, folder / "target"), tiny_text.save(draft, folder / "draft")
+
+
+@pytest.fixture(scope="module")
+def pair(paths: tuple[str, str]) -> Pair:
+    return load_pair(config_for(*paths, "draft_model", 3, {}))
+
+
+@pytest.fixture(scope="module")
+def reference(paths: tuple[str, str]) -> GrammarReference:
+    text = tiny_text.tokenizer().to_str()
+    return GrammarReference(paths[0], tiny_text.EOS, tokenizer=text, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: GrammarReference) -> Expected:
+    return {name: reference.generate(PROMPT, params) for name, params in FIELDS.items()}
+
+
+def text_of(tokens: list[int]) -> str:
+    return str(tiny_text.tokenizer().decode([t for t in tokens if t not in tiny_text.EOS]))
+
+
+VARIANTS: dict[str, dict[str, dict[str, object]]] = {
+    "whole prompts": {},
+    "small blocks, preemption": {"cache": {"block_size": 4, "num_blocks": 60}},
+    "chunks of 4": {"schedule": {"max_step_tokens": 40, "max_sequences": 18}},
+}
+ROWS = [
+    ("none", 0),
+    ("ngram", 3),
+    ("ngram", "adaptive"),
+    ("draft_model", 0),
+    ("draft_model", 1),
+    ("draft_model", 3),
+    ("draft_model", 8),
+    ("draft_model", "adaptive"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("drafter", "k"), ROWS)
+def test_lossless_under_a_grammar(
+    drafter: str,
+    k: int | str,
+    variant: str,
+    pair: Pair,
+    paths: tuple[str, str],
+    expected: Expected,
+) -> None:
+    """Law: masks hold at every drafted position, whoever proposes, and are rolled back with what
+    was rejected."""
+    engine = Engine(config_for(*paths, drafter, k, VARIANTS[variant]), pair=pair)
+    submit_all(engine, PROMPT, FIELDS)
+    replies = Replies(run(engine))
+    for name, (tokens, logprobs) in expected.items():
+        assert replies.last[name].error is None, name
+        assert replies.tokens[name] == tokens, name
+        if name in replies.logprobs:
+            assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
+    gauges = engine.gauges()
+    assert (gauges.num_running, gauges.num_waiting, gauges.blocks_used) == (0, 0, 0)
+
+
+def test_the_rows_say_something(expected: Expected) -> None:
+    """The matrix would pass over empty replies: these are the texts of the grammars, some end by
+    themselves, some by EOS, some are cut."""
+    ended = {name: tokens[-1] in tiny_text.EOS for name, (tokens, _) in expected.items()}
+    complete = json.loads(text_of(expected["schema"][0]))
+    assert {"name", "true"} <= complete.keys() <= {"name", "true", "list"}
+    assert not ended["schema"]  # the brace was the end
+    assert ended["regex"] or len(expected["regex"][0]) == LENGTH
+    assert len(expected["regex on and on"][0]) == LENGTH
+    assert re.fullmatch(REGEX.source, text_of(expected["regex for long"][0]))
+    assert len(expected["regex for long"][0]) >= 12
+    assert text_of(expected["choice"][0]) in json.loads(CHOICE.source)
+    assert text_of(expected["choice of the complete"][0]) in {"abab", "name", "nature", "12"}
+    assert text_of(expected["object"][0]).startswith("{")
+    constrained = [expected[name][0] for name, params in FIELDS.items() if params.grammar]
+    assert max(max(tokens) for tokens in constrained) < VOCAB - tiny_text.PADDING
+
+
+@pytest.mark.parametrize("name", ["schema", "regex", "object", "lark penalised"])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_oracles_and_a_liar(
+    name: str, k: int, pair: Pair, paths: tuple[str, str], expected: Expected
+) -> None:
+    """Law: right guesses are kept whole, in chains and in the branches of trees; wrong ones cost
+    nothing but rounds, and those that the grammar does not allow are not even verified."""
+    tokens = expected[name][0]
+    known = {name: PROMPT + tokens}
+    for oracle in (Oracle(known), TreeOracle(known), Liar(known, vocab_size=VOCAB)):
+        config = config_for(*paths, "ngram", k, {"cache": {"block_size": 4}})
+        engine = Engine(config, pair=pair, proposer=oracle)
+        params = FIELDS[name]
+        submit_all(engine, PROMPT, {name: params})
+        replies = Replies(run(engine))
+        assert replies.tokens[name] == tokens, oracle.name
+        assert engine.gauges().blocks_used == 0
+        if not isinstance(oracle, Liar):
+            assert replies.last[name].accepted >= len(tokens) - replies.last[name].rounds > 0
+
+
+def test_choices_of_one_request_share_a_compilation(
+    pair: Pair, paths: tuple[str, str], reference: GrammarReference
+) -> None:
+    """Law: n choices under one grammar differ by seed alone, and each keeps its own state."""
+    fields = {
+        str(i): SamplingParams(seed=50 + i, max_tokens=LENGTH, grammar=SCHEMA) for i in range(4)
+    }
+    engine = Engine(config_for(*paths, "draft_model", 4, {}), pair=pair)
+    submit_all(engine, PROMPT, fields)
+    replies = Replies(run(engine))
+    for name, params in fields.items():
+        assert replies.tokens[name] == reference.generate(PROMPT, params)[0]
+    assert len({tuple(tokens) for tokens in replies.tokens.values()}) > 1
+
+
+def test_what_is_forced_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
+    """Law: forced text needs no model to guess it and is always kept; without a draft model a
+    reply that is mostly forced takes few rounds."""
+    grammar = Grammar("json_schema", '{"const": {"name": "abname", "true": [true, true, 12]}}')
+    params = SamplingParams(seed=1, max_tokens=60, grammar=grammar)
+    engine = Engine(config_for(*paths, "ngram", 8, {}), pair=pair)
+    submit_all(engine, PROMPT, {"forced": params})
+    last = Replies(run(engine)).last["forced"]
+    assert last.accepted == last.proposed > 0
+    assert last.rounds <= last.accepted / 4
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_a_grammar_that_cannot_be_followed_ends_its_own_sequence(
+    k: int, pair: Pair, paths: tuple[str, str], expected: Expected
+) -> None:
+    """Bug class: one bad grammar is everybody's crash. The engine trusts no front end: what does
+    not compile, explodes later or contradicts the other fields is an error of its sequence."""
+    bad = {
+        "malformed": SamplingParams(seed=1, max_tokens=9, grammar=Grammar("regex", "(")),
+        "empty": SamplingParams(
+            seed=1, max_tokens=9, grammar=Grammar("lark", 'start: "a" s\ns: "b" s s')
+        ),
+        "exploding": SamplingParams(
+            seed=1, max_tokens=60, grammar=Grammar("regex", "[ab]a{1000000}")
+        ),
+        "contradicted": SamplingParams(
+            seed=1, max_tokens=9, min_tokens=5, stop_token_ids=tuple(range(3, VOCAB)),
+            grammar=CHOICE,
+        ),
+    }  # fmt: skip
+    engine = Engine(config_for(*paths, "draft_model", k, {}), pair=pair)
+    submit_all(engine, PROMPT, {**bad, "schema": FIELDS["schema"], "plain": FIELDS["plain"]})
+    replies = Replies(run(engine))
+    for name in bad:
+        assert replies.last[name].finish == "error", name
+        assert replies.last[name].error
+    for name in ("schema", "plain"):
+        assert replies.tokens[name] == expected[name][0]
+    assert engine.gauges().blocks_used == 0
+
+
+def test_a_held_sequence_can_be_aborted(pair: Pair, paths: tuple[str, str]) -> None:
+    """Law: an abort ends a sequence whose grammar is still being compiled, once."""
+    engine = Engine(config_for(*paths, "draft_model", 2, {}), pair=pair)
+    submit_all(engine, PROMPT, {"held": FIELDS["schema"]})
+    assert engine.has_work
+    engine.abort(["held"])
+    assert Replies(run(engine)).last["held"].finish == "abort"
+    assert not engine.has_work
+
+
+def test_a_model_without_a_tokenizer_has_no_grammars(tiny_target: str, tiny_draft: str) -> None:
+    """The tiny models of other tests have no tokenizer.json: their sequences with a grammar end
+    with a sentence, others run."""
+    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 2, {}))
+    fields = {"grammar": FIELDS["regex"], "plain": SamplingParams(seed=1, max_tokens=4)}
+    submit_all(engine, [5, 17, 9], fields)
+    replies = Replies(run(engine))
+    error = replies.last["grammar"].error
+    assert error is not None
+    assert "tokenizer" in error
+    assert replies.last["plain"].finish in ("length", "stop")
