@@ -15,7 +15,6 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from server.admission import Admission
 from server.api import errors
 from server.api.auth import ApiKey
 from server.api.capabilities import capabilities_router
@@ -23,10 +22,12 @@ from server.api.chat import chat_router
 from server.api.completions import completions_router
 from server.api.models import models_router
 from server.api.ops import OPEN_PATHS, ops_router
+from server.api.responses import responses_router
 from server.api.services import Services
 from server.api.tokenize import tokenize_router
 from server.config import Config
 from server.engine_client import EngineHandle
+from server.generation import Admission
 from server.metrics import Metrics
 from server.structured import Grammars
 from server.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ from server.tokenizer import Tokenizer
 ROUTERS = (
     completions_router,
     chat_router,
+    responses_router,
     tokenize_router,
     models_router,
     capabilities_router,

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# No deadlines: the machine may be busy. No database: a failing example is printed, not kept.
+settings.register_profile("tests", deadline=None, database=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from server.api.services import Services
 PATHS: Mapping[Endpoint, str] = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
 }

@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse, Response
 from engine.messages import Ready
 from server.api.body import read_body
 from server.api.gather import Whole, gather
-from server.api.intake import Prompts, begin, encode
-from server.api.logprobs import chat_logprobs, prompt_logprobs
+from server.api.intake import Call, Prompts, begin, encode
+from server.api.logprobs import chat_logprobs
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
@@ -20,7 +20,6 @@ from server.api.sse import GenerationStream
 from server.api.tool_use import CallReader, ToolUse, message_of, tool_use
 from server.api.usage import usage_body
 from server.choice import Delta
-from server.generation import Generation
 
 
 def chat_router(services: Services) -> APIRouter:
@@ -31,45 +30,30 @@ def chat_router(services: Services) -> APIRouter:
         body = await read_body(http, services.config.server.max_body_bytes)
         request = parse(body, ChatRequest, "chat")
 
-        use: ToolUse | None = None
-
-        async def load(ready: Ready) -> Prompts:
-            nonlocal use
-            use = tool_use(services, request)
-            return await _load(services, request, ready, use)
-
-        call = await begin(services, request, prefix="chatcmpl", num_prompts=1, load=load)
+        call, use = await start_chat(services, request, prefix="chatcmpl-")
         if request.stream:
-            return GenerationStream(
-                call, ChatChunks(call.id, use), first=_prompt_ids(request, call.generation)
-            )
+            return GenerationStream(call, ChatChunks(call.id, use))
         wholes = await gather(http, call.generation)
         choices = [_choice(whole, call.id, use) for whole in wholes]
-        if request.return_token_ids:
-            for choice, whole in zip(choices, wholes, strict=True):
-                choice["token_ids"] = whole.tokens
         usage = usage_body(call.generation.usage)
         reply = {**call.head("chat.completion"), "choices": choices, "usage": usage}
-        reply |= _prompt_ids(request, call.generation)
-        reply |= _prompt_logprobs(services, request, call.generation)
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
     return router
 
 
-def _prompt_ids(request: ChatRequest, generation: Generation) -> dict[str, Any]:
-    ids = generation.spec.prompts[0]
-    return {"prompt_token_ids": ids} if request.return_token_ids else {}
+async def start_chat(
+    services: Services, request: ChatRequest, *, prefix: str
+) -> tuple[Call, ToolUse | None]:
+    """A started generation of one assistant message per choice, and how to read calls in it."""
+    use: ToolUse | None = None
 
+    async def load(ready: Ready) -> Prompts:
+        nonlocal use
+        use = tool_use(services, request)
+        return await load_chat(services, request, ready, use)
 
-def _prompt_logprobs(
-    services: Services, request: ChatRequest, generation: Generation
-) -> dict[str, Any]:
-    count = request.prompt_logprobs
-    if count is None:
-        return {}
-    entries, ids = generation.prompt_logprobs(0), generation.spec.prompts[0]
-    return {"prompt_logprobs": prompt_logprobs(entries, ids, count, services.tokenizer)}
+    return await begin(services, request, prefix=prefix, num_prompts=1, load=load), use
 
 
 def _choice(whole: Whole, id: str, use: ToolUse | None) -> dict[str, Any]:
@@ -116,7 +100,7 @@ class ChatChunks:
                 reader = self._readers[delta.index] = self._use.reader(self._id, delta.index)
             said = reader.push(delta.text, delta.finish)
             finish = reader.finish(delta.finish)
-            if not said and (delta.finish is not None or delta.logprobs or delta.tokens):
+            if not said and (delta.finish is not None or delta.logprobs):
                 said = [{}]
         last = len(said) - 1
         return [
@@ -125,15 +109,15 @@ class ChatChunks:
                 "delta": piece,
                 "logprobs": logprobs if i == 0 else None,
                 "finish_reason": finish if i == last else None,
-                **({"token_ids": list(delta.tokens)} if delta.tokens and i == 0 else {}),
             }
             for i, piece in enumerate(said)
         ]
 
 
-async def _load(
+async def load_chat(
     services: Services, request: ChatRequest, ready: Ready, use: ToolUse | None
 ) -> Prompts:
+    """The prompt that the chat template makes of a request."""
     messages = [message.as_dict() for message in request.messages]
     tools = None if use is None else [tool.as_dict() for tool in request.tools]
     text = await asyncio.to_thread(services.tokenizer.render, messages, tools=tools)

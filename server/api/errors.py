@@ -13,9 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from engine.errors import EngineLost
-from server.admission import QueueFull
 from server.choice import GenerationFailed
-from server.generation import ContextLengthExceeded
+from server.generation import ContextLengthExceeded, QueueFull
 from server.metrics import Metrics, Rejection
 from server.tokenizer import ChatTemplateError
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
@@ -11,6 +13,8 @@ from starlette.types import Receive
 from server.api.errors import ClientGone
 from server.choice import Finish, TextLogprobs
 from server.generation import Generation
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -21,7 +25,6 @@ class Whole:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TextLogprobs] | None = None
     finish: Finish = "stop"
-    tokens: list[int] = field(default_factory=list)  # their ids, when the request wants them
 
     @property
     def text(self) -> str:
@@ -29,9 +32,16 @@ class Whole:
 
 
 async def gather(http: HttpRequest, generation: Generation) -> list[Whole]:
-    """Every wanted choice, numbered in order. Raises ClientGone when the connection closes first,
+    """Every choice in order; raises as `while_there` does."""
+    return await while_there(http, generation, _collect(generation))
+
+
+async def while_there(
+    http: HttpRequest, generation: Generation, reading: Coroutine[Any, Any, T]
+) -> T:
+    """What `reading` makes of the generation. Raises ClientGone when the connection closes first,
     EngineLost or GenerationFailed as the generation does; in each case nothing is left running."""
-    work = asyncio.ensure_future(_collect(generation))
+    work = asyncio.ensure_future(reading)
     watch = asyncio.ensure_future(_gone(http.receive))
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -51,12 +61,8 @@ async def _collect(generation: Generation) -> list[Whole]:
         whole.pieces.append(delta.text)
         if delta.logprobs is not None:
             whole.logprobs = (whole.logprobs or []) + delta.logprobs
-        whole.tokens += delta.tokens
         whole.finish = delta.finish or whole.finish
-    wanted = [wholes[choice.index] for choice in generation.wanted]
-    for index, whole in enumerate(wanted):
-        whole.index = index
-    return wanted
+    return wholes
 
 
 async def _gone(receive: Receive) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -46,15 +46,12 @@ class ChunkShape(Protocol):
         ...
 
 
-class GenerationStream(EventSourceResponse):
-    """The stream of one generation; it is closed even if the stream never began."""
+class EventStream(EventSourceResponse):
+    """The events of one generation, which is closed even if the stream never began."""
 
-    def __init__(
-        self, call: Call, shape: ChunkShape, *, first: Mapping[str, Any] | None = None
-    ) -> None:
-        """`first`: what the first chunk says besides the seed."""
+    def __init__(self, call: Call, events: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(
-            events(call, shape, first or {}),
+            events,
             ping=PING_SECONDS,
             sep="\n",
             send_timeout=SEND_SECONDS,
@@ -71,25 +68,29 @@ class GenerationStream(EventSourceResponse):
             self._generation.close()
 
 
-async def events(
-    call: Call, shape: ChunkShape, first: Mapping[str, Any]
-) -> AsyncIterator[ServerSentEvent]:
+class GenerationStream(EventStream):
+    """The stream of one generation in chunks."""
+
+    def __init__(self, call: Call, shape: ChunkShape) -> None:
+        super().__init__(call, events(call, shape))
+
+
+async def events(call: Call, shape: ChunkShape) -> AsyncIterator[ServerSentEvent]:
     try:
-        async for chunk in _chunks(call, shape, {"seed": call.seed, **first}):
-            yield _event(chunk)
+        async for chunk in _chunks(call, shape):
+            yield as_event(chunk)
         yield ServerSentEvent(DONE, sep="\n")
     except EngineError as error:
         logger.warning("%s ended with an error: %s", call.id, error)
-        yield _event(as_api_error(error).body)
+        yield as_event(as_api_error(error).body)
     except Exception as error:
         logger.exception("%s ended with an internal error", call.id)
-        yield _event(as_api_error(error).body)
+        yield as_event(as_api_error(error).body)
 
 
-async def _chunks(
-    call: Call, shape: ChunkShape, first: dict[str, Any]
-) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(call: Call, shape: ChunkShape) -> AsyncIterator[dict[str, Any]]:
     generation = call.generation
+    first: dict[str, Any] = {"seed": call.seed}
     common: dict[str, Any] = {"usage": None} if call.include_usage else {}
     for choice in shape.opening(len(generation.choices)):
         yield {**call.head(shape.kind), "choices": [choice], **common, **first}
@@ -108,6 +109,6 @@ async def _chunks(
         yield {**call.head(shape.kind), "choices": [], "usage": usage, "seed": call.seed}
 
 
-def _event(data: dict[str, Any]) -> ServerSentEvent:
+def as_event(data: dict[str, Any], name: str | None = None) -> ServerSentEvent:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return ServerSentEvent(text, sep="\n")
+    return ServerSentEvent(text, event=name, sep="\n")

@@ -87,7 +87,10 @@ def test_mixed_wishes_change_no_text(
     [
         (Speculation(max_draft=4), "speculation.max_draft is 4; allowed is 0 to 3"),
         (Speculation(max_draft=-1), "speculation.max_draft is -1"),
-        (Speculation(proposers=("oracle",)), "'oracle'; this engine has: grammar, prediction, ngram, draft_model"),
+        (
+            Speculation(proposers=("oracle",)),
+            "'oracle'; this engine has: grammar, prediction, ngram, draft_model",
+        ),
         (Speculation(proposers=()), "at least one proposer"),
         (Speculation(proposers=("ngram", "ngram")), "each once"),
     ],

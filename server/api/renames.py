@@ -1,0 +1,44 @@
+"""Renames: errors of the endpoint that does the work, told in the words of the one that was asked.
+
+/v1/responses runs on chat's request. What is wrong with `messages[2].content` there is wrong with
+`input[1].content` here, in `param` and in the sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from server.api.errors import ApiError, as_api_error
+from server.generation import ContextLengthExceeded
+from server.tokenizer import ChatTemplateError
+
+QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
+
+
+class Renames:
+    """`paths`: from a path of the inner request to the outer one's; what lies below goes along,
+    the longest path that fits decides."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        self._paths = sorted(paths.items(), key=lambda pair: -len(pair[0]))
+
+    def path(self, inner: str) -> str:
+        for old, new in self._paths:
+            if inner == old or inner.startswith((f"{old}.", f"{old}[")):
+                return new + inner[len(old) :]
+        return inner
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Errors of callers leave renamed; all others as they are."""
+        try:
+            yield
+        except (ApiError, ContextLengthExceeded, ChatTemplateError) as error:
+            raise self._renamed(as_api_error(error)) from None
+
+    def _renamed(self, error: ApiError) -> ApiError:
+        message = QUOTED.sub(lambda found: f"`{self.path(found[1])}`", error.message)
+        param = None if error.param is None else self.path(error.param)
+        return ApiError(error.status, message, param=param, code=error.code)

@@ -1,0 +1,197 @@
+"""ResponseEvents: what a chat reply says, as output items of a Response and the events of them.
+
+Takes the choices of chat chunks in; a whole reply is its own single chunk, so that a Response is
+what its stream's events tell. Order, held by the tests: created, in_progress; per item
+output_item.added, then for text content_part.added, output_text.delta ..., output_text.done,
+content_part.done, for a call function_call_arguments.delta ..., .done; output_item.done; last one
+of completed, incomplete, failed. One item is open at a time; numbers rise by one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.api.errors import ApiError
+
+Event = dict[str, Any]
+
+
+def draw_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+@dataclass
+class ResponseEvents:
+    """`base` is the Response without its output, status, usage and error. `with_calls`: whether the
+    text may hold calls; log-probabilities are then those of the bytes before the first call."""
+
+    base: dict[str, Any]
+    with_logprobs: bool = False
+    with_calls: bool = False
+    draw_id: Callable[[str], str] = draw_id
+    output: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _finish: str | None = field(default=None, init=False)
+    _number: int = field(default=0, init=False)
+    _open: bool = field(default=False, init=False)  # whether the last item of the output is
+    _called: bool = field(default=False, init=False)
+    _spare: list[Any] = field(default_factory=list, init=False)  # logprobs of text not out yet
+    _told: int = field(default=0, init=False)  # bytes of text told so far
+    _covered: int = field(default=0, init=False)  # bytes of the log-probabilities told so far
+    _said: list[str] = field(default_factory=list, init=False)  # of the open item
+    _logprobs: list[Any] = field(default_factory=list, init=False)
+
+    def begin(self) -> Iterator[Event]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self.response("in_progress"))
+
+    def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
+        """The events of one choice of a chat chunk."""
+        delta = choice["delta"]
+        self._spare += (choice["logprobs"] or {}).get("content") or []
+        if delta.get("content"):
+            yield from self._text(delta["content"])
+        for call in delta.get("tool_calls") or ():
+            yield from self._call(call)
+        self._finish = choice["finish_reason"] or self._finish
+
+    def end(self, usage: dict[str, Any], *, now: int) -> Iterator[Event]:
+        """The end of a reply that came to one: by itself, or at its limit."""
+        if not self.output or (self._spare and not self._called):
+            yield from self._text("", last=True)
+        if self._open:
+            yield from self._close("incomplete" if self._finish == "length" else "completed")
+        yield self._event(
+            f"response.{self.status}", response=self.response(self.status, usage, now=now)
+        )
+
+    def fail(self, error: ApiError) -> Event:
+        """The end of a reply that was cut off: what is open stays unfinished."""
+        told = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response=self.response("failed", error=told))
+
+    @property
+    def status(self) -> str:
+        return "incomplete" if self._finish == "length" else "completed"
+
+    def response(
+        self,
+        status: str,
+        usage: dict[str, Any] | None = None,
+        *,
+        error: dict[str, Any] | None = None,
+        now: int | None = None,
+    ) -> dict[str, Any]:
+        """The Response as it stands."""
+        self._settle()
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            **self.base,
+            "status": status,
+            "completed_at": now if status == "completed" else None,
+            "error": error,
+            "incomplete_details": cut,
+            "output": list(self.output),
+            "usage": usage,
+        }
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        return self.output[-1]
+
+    def _text(self, text: str, *, last: bool = False) -> Iterator[Event]:
+        if not (self._open and self._item["type"] == "message"):
+            yield from self._begin_message()
+        self._told += len(text.encode())
+        logprobs = self._release(last=last)
+        self._said.append(text)
+        self._logprobs += logprobs
+        if text or logprobs:
+            yield self._of_part("response.output_text.delta", delta=text, logprobs=logprobs)
+
+    def _release(self, *, last: bool) -> list[Any]:
+        """The log-probabilities that belong to the text told so far."""
+        if not self.with_logprobs or self._called:
+            self._spare = []
+        size = len(self._spare)
+        if self.with_calls and not last:
+            size = 0
+            while size < len(self._spare) and self._covered < self._told:
+                self._covered += len(self._spare[size]["bytes"])
+                size += 1
+        out, self._spare = self._spare[:size], self._spare[size:]
+        return out
+
+    def _begin_message(self) -> Iterator[Event]:
+        item = {"id": self.draw_id("msg"), "type": "message", "role": "assistant", "content": []}
+        yield from self._add(item)
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+        if self.with_logprobs:
+            part["logprobs"] = []
+        yield self._of_part("response.content_part.added", part=dict(part))
+        self._item["content"] = [part]
+
+    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
+        """One delta of a tool call: its begin (with an id), or more of its arguments."""
+        function = call["function"]
+        if "id" in call:
+            self._called = True
+            item = {"id": self.draw_id("fc"), "type": "function_call", "call_id": call["id"]}
+            yield from self._add({**item, "name": function["name"], "arguments": ""})
+        text = function.get("arguments") or ""
+        self._said.append(text)
+        if text:
+            yield self._of_item("response.function_call_arguments.delta", delta=text)
+
+    def _add(self, item: dict[str, Any]) -> Iterator[Event]:
+        if self._open:
+            yield from self._close("completed")
+        self.output.append({**item, "status": "in_progress"})
+        self._open = True
+        yield self._event(
+            "response.output_item.added", output_index=self._index, item=dict(self._item)
+        )
+
+    def _settle(self) -> None:
+        """Write what the open item says into it."""
+        if not self._open:
+            return
+        text = "".join(self._said)
+        if self._item["type"] == "function_call":
+            self._item["arguments"] = text
+        elif self._item["content"]:
+            part = self._item["content"][0]
+            part["text"] = text
+            if self.with_logprobs:
+                part["logprobs"] = self._logprobs
+
+    def _close(self, status: str) -> Iterator[Event]:
+        self._settle()
+        self._open, self._said, self._logprobs, item = False, [], [], self._item
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            told = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            yield self._of_part("response.output_text.done", **told)
+            yield self._of_part("response.content_part.done", part=dict(part))
+        else:
+            arguments = item["arguments"]
+            yield self._of_item("response.function_call_arguments.done", arguments=arguments)
+        yield self._event("response.output_item.done", output_index=self._index, item=dict(item))
+
+    @property
+    def _index(self) -> int:
+        return len(self.output) - 1
+
+    def _of_part(self, kind: str, **fields: Any) -> Event:
+        return self._of_item(kind, content_index=0, **fields)
+
+    def _of_item(self, kind: str, **fields: Any) -> Event:
+        return self._event(kind, item_id=self._item["id"], output_index=self._index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event

@@ -1,0 +1,488 @@
+"""/v1/responses through the official SDK: text, events, errors; the same replies as chat's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.api.test_fields import FLAT, LOGPROBS
+from tests.api.test_tools import CALLS, scripted
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient, listed_script
+from tests.support.response_law import told
+from tests.support.serving import MODEL, Served, serve
+
+RESPONSES = "/v1/responses"
+BODY: dict[str, Any] = {"model": MODEL, "input": "hello", "max_output_tokens": 7, "seed": 3}
+SAID = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(FakeClient(tokens_per_step=3)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def sdk(served: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url) as http:
+        yield http
+
+
+def events_of(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream; each is named as its type says, and there is no [DONE]."""
+    reply = httpx.post(f"{url}{RESPONSES}", json={**body, "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for block in reply.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def test_create(sdk: OpenAI) -> None:
+    """The whole object, as the SDK's types have it, with what made it."""
+    reply = sdk.responses.create(
+        model=MODEL, input="hello", max_output_tokens=7, extra_body={"seed": 3}
+    )
+    assert reply.id.startswith("resp_")
+    assert (reply.object, reply.model, reply.status) == ("response", MODEL, "incomplete")
+    assert reply.incomplete_details is not None
+    assert reply.incomplete_details.reason == "max_output_tokens"
+    assert reply.error is None
+    assert len(reply.output_text) == 7
+    [message] = reply.output
+    assert message.type == "message"
+    assert (message.role, message.status) == ("assistant", "incomplete")
+    assert message.id.startswith("msg_")
+    assert reply.usage is not None
+    assert reply.usage.output_tokens == 7
+    assert reply.usage.total_tokens == reply.usage.input_tokens + 7
+    assert reply.usage.input_tokens_details.cached_tokens == 0
+    assert reply.usage.output_tokens_details.reasoning_tokens == 0
+    extra = reply.usage.model_extra
+    assert extra is not None
+    assert extra["speculation"]["rounds"] == 3
+    assert (reply.temperature, reply.top_p, reply.truncation) == (1.0, 1.0, "disabled")
+    assert (reply.tools, reply.tool_choice, reply.parallel_tool_calls) == ([], "auto", True)
+    assert reply.text is not None
+    assert reply.text.format is not None
+    assert reply.text.format.type == "text"
+    assert reply.model_extra is not None
+    assert (reply.model_extra["seed"], reply.model_extra["store"]) == (3, False)
+
+
+def test_the_request_is_repeated(sdk: OpenAI) -> None:
+    """What was asked stands in the reply, the no-ops too."""
+    reply = sdk.responses.create(
+        model=MODEL, input="hello", instructions="Be brief.", max_output_tokens=3,
+        temperature=0.5, top_p=0.9, metadata={"a": "b"}, user="u", safety_identifier="s",
+        prompt_cache_key="k", service_tier="auto", store=False, truncation="disabled",
+    )  # fmt: skip
+    assert (reply.instructions, reply.max_output_tokens) == ("Be brief.", 3)
+    assert (reply.temperature, reply.top_p, reply.metadata) == (0.5, 0.9, {"a": "b"})
+    assert (reply.user, reply.safety_identifier, reply.prompt_cache_key) == ("u", "s", "k")
+    assert reply.service_tier == "default"
+
+
+def test_a_reply_that_ends_by_itself_is_completed() -> None:
+    """Also one that says nothing: a message without text."""
+    for text in (b"one two", b""):
+        script = listed_script(list(text), then=257)
+        with serve(FakeClient(script=script)) as served:
+            events = events_of(served.url, {"model": MODEL, "input": "a"})
+            whole = httpx.post(f"{served.url}{RESPONSES}", json={"model": MODEL, "input": "a"})
+        for response in (told(events), whole.json()):
+            assert response["status"] == "completed"
+            [message] = response["output"]
+            assert message["content"] == [
+                {"type": "output_text", "text": text.decode(), "annotations": []}
+            ]
+            assert response["completed_at"] >= response["created_at"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "messages"),
+    [
+        ({"input": "hello"}, [{"role": "user", "content": "hello"}]),
+        (
+            {"input": "hello", "instructions": "Be brief."},
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+        ),
+        (
+            {
+                "input": [
+                    {"role": "developer", "content": "a"},
+                    {**SAID, "status": "completed", "id": "msg_1"},
+                    {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+                    {"role": "user", "content": [{"type": "input_text", "text": t} for t in "cd"]},
+                ]
+            },
+            [
+                {"role": "developer", "content": "a"},
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "b"},
+                {"role": "user", "content": [{"type": "text", "text": t} for t in "cd"]},
+            ],
+        ),
+    ],
+)
+def test_it_is_the_chat_endpoint_in_other_words(
+    served: Served, http: httpx.Client, asked: dict[str, Any], messages: list[Any]
+) -> None:
+    """Law: the same prompt, the same parameters, the same text and usage."""
+    fields: dict[str, Any] = {"model": MODEL, "seed": 5, "temperature": 0.7, "top_k": 5}
+    response = http.post(RESPONSES, json={**fields, **asked, "max_output_tokens": 9}).json()
+    ours = served.client.submitted[-1]
+    chat = http.post(
+        "/v1/chat/completions", json={**fields, "messages": messages, "max_tokens": 9}
+    ).json()
+    theirs = served.client.submitted[-1]
+    assert (ours.prompt, ours.params) == (theirs.prompt, theirs.params)
+    text = response["output"][0]["content"][0]["text"]
+    assert text == chat["choices"][0]["message"]["content"]
+    assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert response["usage"]["speculation"] == chat["usage"]["speculation"]
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 50])
+@pytest.mark.parametrize("more", [{}, LOGPROBS, {**LOGPROBS, "top_logprobs": 2}])
+def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) -> None:
+    """Law: the events are in order, and their last Response is the one unstreamed, but for ids."""
+    with serve(FakeClient(tokens_per_step=tokens_per_step)) as served:
+        streamed = told(events_of(served.url, {**BODY, **more}))
+        whole = httpx.post(f"{served.url}{RESPONSES}", json={**BODY, **more}).json()
+    assert without_ids(streamed) == without_ids(whole)
+    assert streamed["output"][0]["content"][0]["text"]
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 500])
+@pytest.mark.parametrize("more", [{}, LOGPROBS])
+def test_a_stream_tells_calls(tokens_per_step: int, more: dict[str, Any]) -> None:
+    """Law: text, then one item per call, whatever a step brought; log-probabilities of the text
+    before the first call, one per token."""
+    body = {"model": MODEL, "input": "hi", "tools": FLAT, "seed": 1, **more}
+    calls = CALLS.replace("get_weather", "look_up").replace("get_time", "look_up")
+    with serve(scripted(calls, tokens_per_step=tokens_per_step)) as served:
+        streamed = told(events_of(served.url, body))
+        whole = httpx.post(f"{served.url}{RESPONSES}", json=body).json()
+    assert without_ids(streamed) == without_ids(whole)
+    message, *items = streamed["output"]
+    assert [item["name"] for item in items] == ["look_up", "look_up"]
+    assert [json.loads(item["arguments"]) for item in items] == [
+        {"city": "Zürich"}, {"city": "Rome"}
+    ]  # fmt: skip
+    assert len({item["call_id"] for item in items}) == 2
+    assert streamed["status"] == "completed"
+    [part] = message["content"]
+    if more:
+        assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
+
+
+def without_ids(response: dict[str, Any]) -> dict[str, Any]:
+    """What two replies to one request have in common."""
+    drawn = {"id", "created_at", "completed_at"}
+    output = [
+        {name: value for name, value in item.items() if name not in ("id", "call_id")}
+        for item in response["output"]
+    ]
+    usage = {n: v for n, v in response["usage"].items() if n != "speculation"}
+    kept = {name: value for name, value in response.items() if name not in drawn}
+    return {**kept, "output": output, "usage": usage}
+
+
+def test_sdk_stream_helper(sdk: OpenAI) -> None:
+    """`responses.stream` puts a Response together of the events: ours, and the whole's."""
+    with sdk.responses.stream(model=MODEL, input="hello", extra_body={"seed": 3}) as stream:
+        text = "".join(
+            event.delta for event in stream if event.type == "response.output_text.delta"
+        )
+    whole = sdk.responses.create(model=MODEL, input="hello", extra_body={"seed": 3})
+    assert text == whole.output_text
+    script = listed_script(list(b"one two"), then=257)
+    with (
+        serve(FakeClient(script=script, tokens_per_step=2)) as served,
+        OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        client.responses.stream(model=MODEL, input="hello") as stream,
+    ):
+        final = stream.get_final_response()
+    assert (final.output_text, final.status) == ("one two", "completed")
+    assert final.usage is not None
+    assert final.usage.output_tokens == 8
+
+
+def test_async_client(served: Served) -> None:
+    """The same through AsyncOpenAI: whole, streamed, by the helper, counted, refused."""
+
+    async def main() -> None:
+        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
+            asked: dict[str, Any] = {"model": MODEL, "input": "a", "max_output_tokens": 9}
+            seed = {"seed": 4}
+            whole = await sdk.responses.create(**asked, extra_body=seed)
+            stream = await sdk.responses.create(**asked, extra_body=seed, stream=True)
+            kinds = [event.type async for event in stream]
+            assert kinds[0] == "response.created"
+            assert kinds[-1] == "response.incomplete"
+            async with sdk.responses.stream(**asked, extra_body=seed) as helper:
+                events = [event async for event in helper]
+            deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
+            assert "".join(deltas) == whole.output_text
+            count = await sdk.responses.input_tokens.count(model=MODEL, input="a")
+            assert whole.usage is not None
+            assert count.input_tokens == whole.usage.input_tokens
+            with pytest.raises(openai.BadRequestError):
+                await sdk.responses.create(model=MODEL, input=[])
+
+    asyncio.run(main())
+
+
+def test_input_tokens(served: Served, sdk: OpenAI) -> None:
+    """Law: the count is the usage of the same request, tools included, and no step is made."""
+    for fields in ({}, {"instructions": "Be brief."}, {"tools": FLAT}):
+        asked: dict[str, Any] = {"model": MODEL, "input": [SAID], **fields}
+        steps = served.client.steps
+        count = sdk.responses.input_tokens.count(**asked)
+        assert served.client.steps == steps
+        reply = sdk.responses.create(**asked, max_output_tokens=1)
+        assert reply.usage is not None
+        assert count.input_tokens == reply.usage.input_tokens
+        assert count.object == "response.input_tokens"
+    assert sdk.responses.input_tokens.count(input="a").input_tokens > 0
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.responses.input_tokens.count(model=MODEL, input="x" * 20_000)
+    assert (refused.value.param, refused.value.code) == ("input", "context_length_exceeded")
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.input_tokens.count(model="other", input="x")
+
+
+def test_output_can_be_sent_back() -> None:
+    """The items of a reply, calls included, are items of the next request: the prompt is chat's."""
+    tools = [{**FLAT[0], "strict": False}]
+    function = {name: value for name, value in tools[0].items() if name != "type"}
+    text = 'So: <tool_call>{"name": "look_up", "arguments": {}}</tool_call>'
+    hello = {"role": "user", "content": "hi"}
+    with serve(scripted(text)) as served:
+        sdk: Any = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+        with sdk:
+            first = sdk.responses.create(model=MODEL, input="hi", tools=tools, **LOGPROBS)
+            message, call = first.output
+            result = {"type": "function_call_output", "call_id": call.call_id, "output": "42"}
+            conversation = [hello, message, call, result]
+            assert sdk.responses.create(model=MODEL, input=conversation, tools=tools).output
+            ours = served.client.submitted[-1].prompt
+            called = {"name": "look_up", "arguments": call.arguments}
+            made = {"id": call.call_id, "type": "function", "function": called}
+            said = message.content[0].text
+            messages = [
+                hello,
+                {"role": "assistant", "content": said, "tool_calls": [made]},
+                {"role": "tool", "tool_call_id": call.call_id, "content": "42"},
+            ]
+            offered = [{"type": "function", "function": function}]
+            sdk.chat.completions.create(model=MODEL, messages=messages, tools=offered)
+            assert served.client.submitted[-1].prompt == ours
+
+
+BAD = [
+    ({"input": None}, "input", "missing_field"),
+    ({"input": []}, "input", "invalid_value"),
+    ({"input": 5}, "input", "invalid_value"),
+    ({"input": ["a"]}, "input[0]", "invalid_value"),
+    ({"input": [{}]}, "input[0].type", "missing_field"),
+    ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input[0].type", None),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_field"),
+    ({"input": [{"type": ["message"]}]}, "input[0].type", "invalid_value"),
+    ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "invalid_value"),
+    ({"input": [{"role": ["user"], "content": "a"}]}, "input[0].role", "invalid_value"),
+    ({"input": [{"role": "user"}]}, "input[0].content", "missing_field"),
+    ({"input": [{"role": "user", "content": []}]}, "input[0].content", "invalid_value"),
+    ({"input": [{"role": "user", "content": [5]}]}, "input[0].content[0]", "invalid_value"),
+    ({"input": [{"role": "user", "content": "a", "name": "x"}]}, "input[0].name", "unknown_field"),
+    ({"input": [{**SAID, "status": "done"}]}, "input[0].status", "invalid_value"),
+    ({"input": [{**SAID, "id": 5}]}, "input[0].id", "invalid_value"),
+    (
+        {"input": [SAID, {"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]},
+        "input[1].content[0].type",
+        "unsupported_field",
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]},
+        "input[0].content[0].text",
+        "invalid_value",
+    ),
+    (
+        {"input": [{"role": "user", "content": [{**SAID["content"][0], "x": 1}]}]},  # type: ignore[dict-item]
+        "input[0].content[0].x",
+        "unknown_field",
+    ),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", "missing_field"),
+    (
+        {"input": [{"type": "function_call", "call_id": "c", "name": "f f", "arguments": "{}"}]},
+        "input[0].name",
+        "invalid_value",
+    ),
+    (
+        {"input": [SAID, {"type": "function_call", "call_id": "c", "name": "f", "arguments": 5}]},
+        "input[1].arguments",
+        "invalid_value",
+    ),
+    (
+        {"input": [{"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}]},
+        "input[0].call_id",
+        "invalid_value",
+    ),
+    (
+        {"input": [SAID, {"type": "function_call_output", "call_id": "c", "output": "x"}]},
+        "input[1].call_id",
+        "invalid_value",
+    ),
+    ({"instructions": 5}, "instructions", "invalid_value"),
+    ({"instructions": "x" * 20_000}, "input", "context_length_exceeded"),
+    ({"input": "x" * 20_000}, "input", "context_length_exceeded"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+    ({"max_output_tokens": 600}, "max_output_tokens", "context_length_exceeded"),
+    ({"max_output_tokens": 490}, "input", "context_length_exceeded"),
+    ({"max_tokens": 5}, "max_tokens", "unknown_field"),
+    ({"messages": []}, "messages", "unknown_field"),
+    ({"n": 2}, "n", "unknown_field"),
+    ({"temperature": 3}, "temperature", "invalid_value"),
+    ({"logit_bias": {"999": 1}}, "logit_bias", "invalid_value"),
+    ({"include": ["file_search_call.results"]}, "include", "invalid_value"),
+    ({"include": [[]]}, "include", "invalid_value"),
+    ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+    ({**LOGPROBS, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+    ({"text": {"format": {"type": "xml"}}}, None, None),
+    ({"text": {"format": 5}}, "text.format", "invalid_value"),
+    ({"text": {"fromat": {}}}, "text.fromat", "unknown_field"),
+    ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "unknown_field"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_field"),
+    ({"tools": [{"type": 5}]}, "tools[0].type", "invalid_value"),
+    ({"tools": ["a"]}, "tools[0]", "invalid_value"),
+    ({"tools": {}}, "tools", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_field"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),
+    ({"tools": [{**FLAT[0], "defer_loading": True}]}, "tools[0].defer_loading", "unknown_field"),
+    ({"tools": [{**FLAT[0], "parameters": 5}]}, "tools[0].parameters", "invalid_value"),
+    ({"tools": FLAT, "tool_choice": "any"}, "tool_choice", "invalid_value"),
+    ({"tools": FLAT, "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_field"),
+    ({"tools": FLAT, "tool_choice": {"type": "function"}}, "tool_choice.name", "missing_field"),
+    ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options", "invalid_value"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "invalid_value",
+    ),
+    ({"truncation": "auto"}, "truncation", "invalid_value"),
+    ({"store": True}, "store", "unsupported_field"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_field"),
+    ({"conversation": "conv_1"}, "conversation", "unsupported_field"),
+    ({"background": True}, "background", "unsupported_field"),
+    ({"prompt": {"id": "p"}}, "prompt", "unsupported_field"),
+    ({"max_tool_calls": 3}, "max_tool_calls", "unsupported_field"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), BAD)
+def test_bad_fields_are_named(
+    http: httpx.Client, fields: dict[str, Any], param: str | None, code: str | None
+) -> None:
+    """A 400 with this API's path, also where it is the chat endpoint that refuses; the sentence
+    names no field of that one."""
+    reply = http.post(RESPONSES, json={**BODY, **fields})
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    if param is not None:
+        assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code, error
+    if param != "messages":
+        assert "`messages" not in error["message"]
+    for inner in ("response_format", ".function`", "max_completion_tokens"):
+        assert inner not in error["message"]
+
+
+def test_what_is_not_stored_says_so(sdk: OpenAI) -> None:
+    """A clear answer for clients that would go on where they stopped."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.responses.create(model=MODEL, input="a", previous_response_id="resp_1")
+    assert refused.value.param == "previous_response_id"
+    assert "send the whole conversation as `input`" in refused.value.message
+    for ask in (
+        lambda: sdk.responses.retrieve("resp_1"),
+        lambda: sdk.responses.delete("resp_1"),
+        lambda: sdk.responses.cancel("resp_1"),
+        lambda: sdk.responses.input_items.list("resp_1"),
+    ):
+        with pytest.raises(openai.NotFoundError) as absent:
+            ask()
+        assert absent.value.code == "not_stored"
+
+
+def test_another_model_is_a_404_and_none_a_400(http: httpx.Client) -> None:
+    """As everywhere."""
+    assert http.post(RESPONSES, json={**BODY, "model": "other"}).status_code == 404
+    missing = http.post(RESPONSES, json={"input": "a"})
+    assert missing.status_code == 400
+    assert missing.json()["error"]["param"] == "model"
+
+
+def test_a_lost_engine_fails_the_response() -> None:
+    """The stream ends with response.failed, in order; unstreamed it is a 503."""
+    gate = asyncio.Semaphore(0)
+    client = FakeClient(gate=gate)
+    with (
+        serve(client) as served,
+        httpx.stream("POST", f"{served.url}{RESPONSES}", json={**BODY, "stream": True}) as reply,
+    ):
+        served.until(lambda: client.inflight == 1)
+        served.call(gate.release)
+        served.call(gate.release)
+        served.until(lambda: client.steps == 3)
+        served.call(client.die)
+        events = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: ")]
+    assert events[-1]["type"] == "response.failed"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    response = events[-1]["response"]
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    assert "died" in response["error"]["message"]
+    assert len(response["output"][0]["content"][0]["text"]) == 2
+
+
+def test_a_reader_that_leaves_ends_the_work() -> None:
+    """Streamed or not, what was begun for it is aborted."""
+    for stream in (True, False):
+        client = FakeClient(gate=asyncio.Semaphore(0))
+        with serve(client) as served:
+            with httpx.Client(base_url=served.url, timeout=0.3) as http:
+                if stream:
+                    with http.stream("POST", RESPONSES, json={**BODY, "stream": True}):
+                        served.until(lambda client=client: client.inflight == 1)  # type: ignore[misc]
+                else:
+                    with pytest.raises(httpx.ReadTimeout):
+                        http.post(RESPONSES, json=BODY)
+            served.until(lambda client=client: len(client.aborted) == 1)  # type: ignore[misc]
+
+
+def test_no_chat_template() -> None:
+    """Without one there is no conversation to have."""
+    with serve(FakeClient(), tokenizer=ByteTokenizer(chat=None)) as served:
+        reply = httpx.post(f"{served.url}{RESPONSES}", json=BODY)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "input"
+        told_of = httpx.get(f"{served.url}/v1/capabilities").json()["endpoints"][RESPONSES]
+        assert told_of["input"]["status"] == "refused"

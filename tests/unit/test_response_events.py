@@ -1,0 +1,132 @@
+"""Law of a Response's events, over replies made up at random and cut into chunks at random."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.api.errors import ApiError
+from server.api.response_events import ResponseEvents
+from tests.support.response_law import told
+
+Choice = dict[str, Any]
+
+TEXT = st.text(alphabet="aé🙂 \n<{", min_size=1, max_size=6)
+ARGUMENTS = st.lists(TEXT, max_size=3)
+SAYINGS = st.lists(st.one_of(TEXT, st.tuples(st.just("call"), ARGUMENTS)), max_size=6)
+FINISH = st.sampled_from(["stop", "length", "tool_calls"])
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> Choice:
+    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def chunks(sayings: list[Any], finish: str, *, logprobs: bool) -> list[Choice]:
+    """Chat chunks of a reply: text and calls, an entry of logprobs for each piece of text."""
+    made: list[Choice] = []
+    calls = 0
+    for said in sayings:
+        if isinstance(said, str):
+            entry = {"token": said, "logprob": -1.0, "bytes": list(said.encode())}
+            made.append(chunk({"content": said}, None, {"content": [entry]} if logprobs else None))
+            continue
+        begin = {"index": calls, "id": f"call_{calls}", "type": "function"}
+        function = {"name": f"f{calls}", "arguments": ""}
+        made.append(chunk({"tool_calls": [{**begin, "function": function}]}))
+        made += [
+            chunk({"tool_calls": [{"index": calls, "function": {"arguments": text}}]})
+            for text in said[1]
+        ]
+        calls += 1
+    return [*made, chunk({}, finish)]
+
+
+def events_of(
+    choices: list[Choice],
+    *,
+    cut: int | None = None,
+    with_logprobs: bool = False,
+    with_calls: bool = False,
+) -> Iterator[dict[str, Any]]:
+    numbers = itertools.count()
+    telling = ResponseEvents(
+        {"id": "resp_1"},
+        with_logprobs=with_logprobs,
+        with_calls=with_calls,
+        draw_id=lambda prefix: f"{prefix}_{next(numbers)}",
+    )
+    yield from telling.begin()
+    for choice in choices[:cut]:
+        yield from telling.feed(choice)
+    if cut is None:
+        yield from telling.end({"input_tokens": 1}, now=5)
+    else:
+        yield telling.fail(ApiError(503, "the engine died"))
+
+
+@given(sayings=SAYINGS, finish=FINISH, logprobs=st.booleans())
+def test_events_come_in_order_and_tell_the_response(
+    sayings: list[Any], finish: str, logprobs: bool
+) -> None:
+    """Whatever is said: text, calls, nothing at all."""
+    made = chunks(sayings, finish, logprobs=logprobs)
+    calls = [said for said in sayings if not isinstance(said, str)]
+    response = told(events_of(made, with_logprobs=logprobs, with_calls=bool(calls)))
+    assert response["status"] == ("incomplete" if finish == "length" else "completed")
+    items = response["output"]
+    assert items, "a Response is never empty"
+    assert [item["arguments"] for item in items if item["type"] == "function_call"] == [
+        "".join(arguments) for _, arguments in calls
+    ]
+    text = "".join(item["content"][0]["text"] for item in items if item["type"] == "message")
+    assert text == "".join(said for said in sayings if isinstance(said, str))
+    assert [item["status"] for item in items[:-1]] == ["completed"] * (len(items) - 1)
+    assert items[-1]["status"] == response["status"]
+    if logprobs and not calls:
+        assert "".join(entry["token"] for entry in items[0]["content"][0]["logprobs"]) == text
+
+
+@given(sayings=SAYINGS, finish=FINISH, data=st.data())
+def test_a_cut_stream_fails_in_order(sayings: list[Any], finish: str, data: st.DataObject) -> None:
+    """The open item never gets its done events, and the Response says how far it came."""
+    made = chunks(sayings, finish, logprobs=False)
+    cut = data.draw(st.integers(0, len(made) - 1))
+    *before, last = events_of(made, cut=cut, with_calls=True)
+    assert last["type"] == "response.failed"
+    assert last["sequence_number"] == len(before)
+    response = last["response"]
+    assert response["status"] == "failed"
+    assert response["error"] == {"code": "server_error", "message": "the engine died"}
+    open_items = [item for item in response["output"] if item["status"] == "in_progress"]
+    assert open_items == response["output"][-1:][: len(open_items)]
+    heard = "".join(event.get("delta", "") for event in before)
+    shown = "".join(
+        item.get("arguments") or "".join(part["text"] for part in item.get("content", ()))
+        for item in response["output"]
+    )
+    assert shown == heard
+
+
+@given(sayings=SAYINGS, finish=FINISH, sizes=st.lists(st.integers(1, 4), min_size=1))
+def test_how_a_reply_is_cut_into_chunks_does_not_matter(
+    sayings: list[Any], finish: str, sizes: list[int]
+) -> None:
+    """Log-probabilities that arrive before their text, as held-back text makes them, end in the
+    same places."""
+    made = chunks(sayings, finish, logprobs=True)
+    early, step = [], itertools.cycle(sizes)
+    while made:
+        size = next(step)
+        group, made = made[:size], made[size:]
+        entries = [e for choice in group for e in (choice["logprobs"] or {}).get("content", [])]
+        group[0] = {**group[0], "logprobs": {"content": entries}}
+        early += [group[0], *({**choice, "logprobs": None} for choice in group[1:])]
+    calls = not all(isinstance(said, str) for said in sayings)
+    plain = chunks(sayings, finish, logprobs=True)
+    assert told(events_of(early, with_logprobs=True, with_calls=calls)) == told(
+        events_of(plain, with_logprobs=True, with_calls=calls)
+    )
