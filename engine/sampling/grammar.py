@@ -146,7 +146,9 @@ class GrammarState:
         started = self._clock()
         if not self._go(path):
             return None
-        bits: Bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        # Where the vocabulary's size is a multiple of 32 the library's mask has a word too many.
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        bits: Bits = mask[: len(self._eos)]
         self._charge(started)
         if self._matcher.is_error():
             self.error = sentence(self._matcher.get_error())
