@@ -1,0 +1,73 @@
+"""README's Python runs as it stands, against the built-in pair; so does a Response of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.process.served import Server, serving
+from tests.support.readme import section
+from tests.support.response_law import told
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DEMO = (sys.executable, "-m", "server", "serve", "--set", "server.port=0")
+SNIPPETS = ("sdk", "sdk-responses")
+
+
+def code(name: str, url: str) -> str:
+    """The program in a section, for another server."""
+    found = re.fullmatch(r"```python\n(.*)```", section(name), re.DOTALL)
+    assert found
+    assert "http://127.0.0.1:8000" in found[1]
+    return found[1].replace("http://127.0.0.1:8000", url)
+
+
+async def run(program: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
+
+
+async def same_reply(server: Server) -> None:
+    """Law: greedy, seeded, streamed or whole: one text, and it is the chat endpoint's."""
+    url = str(server.http.base_url).rstrip("/")
+    sdk: Any = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    async with sdk:
+        for options in ({"temperature": 0.0}, {"temperature": 1.0, "extra_body": {"seed": 7}}):
+            asked = {"model": "foretoken-demo", **options}
+            question = "What is the capital of France?"
+            whole = await sdk.responses.create(input=question, max_output_tokens=24, **asked)
+            chat = await sdk.chat.completions.create(
+                messages=[{"role": "user", "content": question}], max_tokens=24, **asked
+            )
+            assert whole.output_text == chat.choices[0].message.content
+            stream = await sdk.responses.create(
+                input=question, max_output_tokens=24, stream=True, **asked
+            )
+            streamed = told([event.to_dict() async for event in stream])
+            assert streamed["output"][0]["content"][0]["text"] == whole.output_text
+            count = await sdk.responses.input_tokens.count(model="foretoken-demo", input=question)
+            assert count.input_tokens == whole.usage.input_tokens
+
+
+def test_snippets_run_and_responses_are_chats() -> None:
+    async def scenario(snippets: Sequence[str]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        async with serving(DEMO, environment) as server:
+            url = str(server.http.base_url).rstrip("/")
+            for name in snippets:
+                assert len((await run(code(name, url))).split()) > 3
+            await same_reply(server)
+
+    asyncio.run(scenario(SNIPPETS))
