@@ -15,6 +15,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
+from server.admission import Admission
 from server.api import errors
 from server.api.auth import ApiKey
 from server.api.capabilities import capabilities_router
@@ -27,7 +28,6 @@ from server.api.services import Services
 from server.api.tokenize import tokenize_router
 from server.config import Config
 from server.engine_client import EngineHandle
-from server.generation import Admission
 from server.metrics import Metrics
 from server.structured import Grammars
 from server.tokenizer import Tokenizer

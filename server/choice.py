@@ -45,10 +45,12 @@ class TextLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as the begin of a completion: its text, and the ids for its logprobs."""
+    """A prompt as the begin of a completion: its text, the ids for its logprobs, and how many
+    alternatives each shows (None: no logprobs)."""
 
     text: str
     tokens: Sequence[int]
+    alternatives: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,12 @@ class Delta:
     text: str
     logprobs: list[TextLogprobs] | None
     finish: Finish | None
+    tokens: Sequence[int] = ()  # counted since the last one, whether or not their text is out
 
 
 class Choice:
+    """`show_logprobs`: whether those of generated tokens are for the reader, should they come."""
+
     def __init__(
         self,
         index: int,
@@ -74,6 +79,8 @@ class Choice:
         shown_tokens: frozenset[int] = frozenset(),
         min_tokens: int = 0,
         echo: Echo | None = None,
+        show_logprobs: bool = True,
+        show_tokens: bool = False,
     ) -> None:
         self.index = index
         self.stream = stream
@@ -86,7 +93,11 @@ class Choice:
         self._stops = StopStrings(stop, include=include_stop) if stop else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        self._logprob = 0.0  # sum over the counted tokens
         self._echo = echo
+        self._show_logprobs = show_logprobs
+        self._show_tokens = show_tokens
         self._held: list[TextLogprobs] = []  # entries whose text is not out yet
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
@@ -108,23 +119,36 @@ class Choice:
         if output.finish == "abort":
             raise EngineLost("the engine ended this request before it was finished")
         self._count(output)
+        before = self.num_tokens
         text = self._begin(output) + self._take(output)
+        tokens = output.tokens[: self.num_tokens - before]
+        if output.logprobs is not None:
+            self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
         if output.finish is not None and not self._hit:
             text += self._tail()
         if output.finish is not None or self._hit:
             self.finish = "length" if output.finish == "length" and not self._hit else "stop"
             self._closed = self._closed or self._hit
         self._emitted += len(text)
-        logprobs = self._release(asked=output.logprobs is not None)
-        if not (text or logprobs or self.finish):
+        logprobs = self._release(asked=output.logprobs is not None and self._show_logprobs)
+        shown = tokens if self._show_tokens else ()
+        if not (text or logprobs or shown or self.finish):
             return None
-        return Delta(self.index, text, logprobs, self.finish)
+        return Delta(self.index, text, logprobs, self.finish, shown)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per counted token, under the model itself, if the engine was asked for log-probabilities.
+        Without a token it is 0."""
+        return self._logprob / max(self.num_tokens, 1)
 
     @property
     def _hit(self) -> bool:
         return self._stops is not None and self._stops.hit is not None
 
     def _count(self, output: Output) -> None:
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         self.cached_tokens = output.cached_tokens or self.cached_tokens
         self.proposed, self.accepted = output.proposed, output.accepted
         self.rounds = output.rounds
@@ -134,10 +158,13 @@ class Choice:
         if self._echo is None:
             return ""
         echo, self._echo = self._echo, None
-        if output.prompt_logprobs is not None:
+        if output.prompt_logprobs is not None and echo.alternatives is not None:
             places = Detokenizer(self._tokenizer, skip_special_tokens=True)
             offset = 0
             for token, entry in zip(echo.tokens, output.prompt_logprobs, strict=True):
+                if entry is not None:
+                    top = entry.top[: echo.alternatives]
+                    entry = TokenLogprobs(token, entry.logprob, top, entry.rank)
                 self._held.append(self._entry(token, entry, min(offset, len(echo.text))))
                 piece = places.push([token])
                 if self._tokenizer.is_special(token):  # written out in the prompt, or added to it
@@ -153,13 +180,14 @@ class Choice:
         tokens = output.tokens
         ended = output.stop_token is not None and not self._include_stop
         visible = tokens[:-1] if ended and tokens else tokens
-        if self._stops is None and output.logprobs is None:
+        logprobs = output.logprobs if self._show_logprobs else None
+        if self._stops is None and logprobs is None:
             self.num_tokens += len(tokens)
             return self._detokenizer.push(visible)
         text = ""
         for i, token in enumerate(visible):
-            if output.logprobs is not None:
-                self._held.append(self._entry(token, output.logprobs[i], self._position))
+            if logprobs is not None:
+                self._held.append(self._entry(token, logprobs[i], self._position))
             text += self._push(self._detokenizer.push([token]), self.num_tokens + 1)
             self.num_tokens += 1
             if self._hit:

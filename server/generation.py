@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from engine.errors import EngineError
-from engine.messages import Output, SamplingParams, Submit
+from engine.messages import Output, SamplingParams, Submit, TokenLogprobs
 from server.choice import Choice, Delta, Echo
 from server.engine_client import EngineHandle
 from server.metrics import Finish, Metrics, RequestTimes
@@ -36,26 +35,32 @@ class ContextLengthExceeded(EngineError):
         self.param = param
 
 
-class QueueFull(EngineError):
-    """As many sequences are in flight as the server admits."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
-    """What to generate. `params` are those of choice 0; the others differ in the seed alone.
-    `context`: the most tokens that prompt and output may have; `max_tokens` is clipped to it.
-    `echoes`: per prompt, the text that the completion begins with; None: no echo."""
+    """What to generate. `params` are those of choice 0; the others differ in the seed alone (and
+    score the prompt again only to echo it). `context`: the most tokens that prompt and output may
+    have; `max_tokens` is clipped to it. `n` are wanted of the `best_of` (at least `n`) that are
+    generated for each prompt. `echoes`: per prompt, the text that the completion begins with; None:
+    no echo. `show_logprobs`: of generated tokens, to the client; `show_tokens`: their ids."""
 
     id: str
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     context: int
     n: int = 1
+    best_of: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
     echoes: Sequence[Echo] | None = None
+    show_logprobs: bool = True
+    show_tokens: bool = False
+
+    @property
+    def fan_out(self) -> int:
+        """Sequences per prompt."""
+        return max(self.n, self.best_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +74,6 @@ class Usage:
     proposed: int
     accepted: int
     rounds: int
-
-
-class Admission:
-    """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
-
-    def __init__(self, client: EngineHandle, max_inflight: int) -> None:
-        self.max_inflight = max_inflight
-        self._client = client
-        self._reserved = 0
-
-    @contextmanager
-    def reserve(self, count: int) -> Iterator[None]:
-        """Room for `count` sequences until they are submitted. Raises QueueFull."""
-        inflight = self._client.inflight + self._reserved
-        if inflight + count > self.max_inflight:
-            raise QueueFull(
-                f"{inflight} sequences are in flight and this request has {count}; at most"
-                f" {self.max_inflight} are admitted; try again in a moment"
-            )
-        self._reserved += count
-        try:
-            yield
-        finally:
-            self._reserved -= count
 
 
 class Generation:
@@ -122,7 +103,7 @@ class Generation:
         """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
         try:
             for prompt_index in range(len(self.spec.prompts)):
-                for i in range(self.spec.n):
+                for i in range(self.spec.fan_out):
                     self._submit(prompt_index, i, arrival)
         except BaseException:
             self._failed = True
@@ -131,7 +112,7 @@ class Generation:
 
     def _submit(self, prompt_index: int, i: int, arrival: float) -> None:
         spec = self.spec
-        index = prompt_index * spec.n + i
+        index = prompt_index * spec.fan_out + i
         prompt = list(spec.prompts[prompt_index])
         max_tokens = min(spec.params.max_tokens, spec.context - len(prompt))
         params = msgspec.structs.replace(
@@ -139,6 +120,7 @@ class Generation:
             seed=choice_seed(spec.params.seed, i),
             max_tokens=max_tokens,
             min_tokens=min(spec.params.min_tokens, max_tokens),
+            prompt_logprobs=spec.params.prompt_logprobs if i == 0 or spec.echoes else None,
         )
         stream = self._client.submit(Submit(f"{spec.id}-{index}", prompt, params, arrival))
         choice = Choice(
@@ -151,6 +133,8 @@ class Generation:
             shown_tokens=spec.shown_tokens,
             min_tokens=params.min_tokens,
             echo=None if spec.echoes is None else spec.echoes[prompt_index],
+            show_logprobs=spec.show_logprobs,
+            show_tokens=spec.show_tokens,
         )
         self.choices.append(choice)
 
@@ -219,9 +203,27 @@ class Generation:
         return all(choice.finish is not None for choice in self.choices)
 
     @property
+    def wanted(self) -> list[Choice]:
+        """Of each prompt's choices the `n` that are wanted: all in order, or of more than `n` the
+        likeliest per token, best first."""
+        spec, wanted = self.spec, list[Choice]()
+        for start in range(0, len(self.choices), spec.fan_out):
+            candidates = self.choices[start : start + spec.fan_out]
+            if spec.fan_out > spec.n:
+                candidates.sort(key=lambda choice: -choice.mean_logprob)
+            wanted += candidates[: spec.n]
+        return wanted
+
+    def prompt_logprobs(self, number: int) -> Sequence[TokenLogprobs | None]:
+        """Of prompt `number`, one entry per token, once the generation has finished."""
+        found = self.choices[number * self.spec.fan_out].prompt_logprobs
+        assert found is not None, "the engine sends them with its first output"
+        return found
+
+    @property
     def usage(self) -> Usage:
         """Counts so far; final once `finished`."""
-        firsts = self.choices[:: self.spec.n]
+        firsts = self.choices[:: self.spec.fan_out]
         return Usage(
             prompt_tokens=sum(map(len, self.spec.prompts)),
             completion_tokens=sum(choice.num_tokens for choice in self.choices),

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 from engine.errors import EngineError, ModelError
+from server.fill_in import FillIn, find_fill_in
 
 
 class ChatTemplateError(EngineError):
@@ -30,7 +33,18 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    @property
+    def fill_in(self) -> FillIn | None:
+        """The tokens for text between two texts, when the vocabulary has them."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Special tokens that the text spells out become themselves."""
+        ...
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is special, whatever it spells out."""
+        ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -100,6 +114,15 @@ class HFTokenizer:
         self._piece_bytes = byte_level_bytes if self._is_byte_level() else text_piece_bytes
         self.vocab_size: int = len(tokenizer)
         self.has_chat_template: bool = bool(tokenizer.chat_template)
+        ids = {text: i for i, text in self._added.items()}
+        self.fill_in: FillIn | None = find_fill_in(ids.get)
+        spelled = sorted((self._text(i) for i in self._special), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, filter(None, spelled))) or "(?!)")
+        self._plain: Any = None
+        self._lock = threading.Lock()
+
+    def _text(self, token: int) -> str:
+        return self.token_bytes(token).decode("utf-8", "replace")
 
     def _is_byte_level(self) -> bool:
         decoder = getattr(self._backend, "decoder", None)
@@ -113,6 +136,26 @@ class HFTokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         # In a batch of one: `encode` holds the interpreter for as long as it takes, batches do not.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        ids = self._encode_plain(text)
+        if self._special.isdisjoint(ids):
+            return ids
+        # Some vocabularies hold their special tokens as words, too: each is broken after a letter.
+        cuts = [0, *(m.start() + 1 for m in self._spelled.finditer(text)), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(cuts) if a < b]
+        return [i for piece in pieces for i in self._encode_plain(piece) if i not in self._special]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if self._backend is None:
+            options = {"add_special_tokens": False, "split_special_tokens": True}
+            return list(self._tokenizer.encode(text, **options))
+        with self._lock:
+            if self._plain is None:  # a second one: the switch is no argument but state
+                self._plain = type(self._backend).from_str(self._backend.to_str())
+                self._plain.encode_special_tokens = True
+        [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -12,7 +12,7 @@ from engine.messages import Ready
 from server.api.body import read_body
 from server.api.gather import Whole, gather
 from server.api.intake import Call, Prompts, begin, encode
-from server.api.logprobs import chat_logprobs
+from server.api.logprobs import chat_logprobs, prompt_logprobs
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
@@ -20,6 +20,7 @@ from server.api.sse import GenerationStream
 from server.api.tool_use import CallReader, ToolUse, message_of, tool_use
 from server.api.usage import usage_body
 from server.choice import Delta
+from server.generation import Generation
 
 
 def chat_router(services: Services) -> APIRouter:
@@ -32,11 +33,18 @@ def chat_router(services: Services) -> APIRouter:
 
         call, use = await start_chat(services, request, prefix="chatcmpl-")
         if request.stream:
-            return GenerationStream(call, ChatChunks(call.id, use))
+            return GenerationStream(
+                call, ChatChunks(call.id, use), first=_prompt_ids(request, call.generation)
+            )
         wholes = await gather(http, call.generation)
         choices = [_choice(whole, call.id, use) for whole in wholes]
+        if request.return_token_ids:
+            for choice, whole in zip(choices, wholes, strict=True):
+                choice["token_ids"] = whole.tokens
         usage = usage_body(call.generation.usage)
         reply = {**call.head("chat.completion"), "choices": choices, "usage": usage}
+        reply |= _prompt_ids(request, call.generation)
+        reply |= _prompt_logprobs(services, request, call.generation)
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
     return router
@@ -54,6 +62,21 @@ async def start_chat(
         return await load_chat(services, request, ready, use)
 
     return await begin(services, request, prefix=prefix, num_prompts=1, load=load), use
+
+
+def _prompt_ids(request: ChatRequest, generation: Generation) -> dict[str, Any]:
+    ids = generation.spec.prompts[0]
+    return {"prompt_token_ids": ids} if request.return_token_ids else {}
+
+
+def _prompt_logprobs(
+    services: Services, request: ChatRequest, generation: Generation
+) -> dict[str, Any]:
+    count = request.prompt_logprobs
+    if count is None:
+        return {}
+    entries, ids = generation.prompt_logprobs(0), generation.spec.prompts[0]
+    return {"prompt_logprobs": prompt_logprobs(entries, ids, count, services.tokenizer)}
 
 
 def _choice(whole: Whole, id: str, use: ToolUse | None) -> dict[str, Any]:
@@ -100,7 +123,7 @@ class ChatChunks:
                 reader = self._readers[delta.index] = self._use.reader(self._id, delta.index)
             said = reader.push(delta.text, delta.finish)
             finish = reader.finish(delta.finish)
-            if not said and (delta.finish is not None or delta.logprobs):
+            if not said and (delta.finish is not None or delta.logprobs or delta.tokens):
                 said = [{}]
         last = len(said) - 1
         return [
@@ -109,6 +132,7 @@ class ChatChunks:
                 "delta": piece,
                 "logprobs": logprobs if i == 0 else None,
                 "finish_reason": finish if i == last else None,
+                **({"token_ids": list(delta.tokens)} if delta.tokens and i == 0 else {}),
             }
             for i, piece in enumerate(said)
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -9,9 +11,9 @@ from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
 from server.api.body import read_body
-from server.api.gather import gather
+from server.api.gather import Whole, gather
 from server.api.intake import Prompts, begin, encode
-from server.api.logprobs import completion_logprobs
+from server.api.logprobs import completion_logprobs, prompt_logprobs
 from server.api.params import check_prompt_ids
 from server.api.schema import parse
 from server.api.schema_completions import CompletionRequest
@@ -19,6 +21,7 @@ from server.api.services import Services
 from server.api.sse import GenerationStream
 from server.api.usage import usage_body
 from server.choice import Delta, Echo
+from server.generation import Generation
 
 
 def completions_router(services: Services) -> APIRouter:
@@ -36,17 +39,10 @@ def completions_router(services: Services) -> APIRouter:
             services, request, prefix="cmpl-", num_prompts=len(request.prompt), load=load
         )
         if request.stream:
-            return GenerationStream(call, CompletionChunks())
+            prompts = call.generation.spec.prompts if request.return_token_ids else None
+            return GenerationStream(call, CompletionChunks(prompts, request.n))
         wholes = await gather(http, call.generation)
-        choices = [
-            {
-                "index": whole.index,
-                "text": whole.text,
-                "logprobs": completion_logprobs(whole.logprobs),
-                "finish_reason": whole.finish,
-            }
-            for whole in wholes
-        ]
+        choices = [_choice(services, request, call.generation, whole) for whole in wholes]
         usage = usage_body(call.generation.usage)
         reply = {**call.head("text_completion"), "choices": choices, "usage": usage}
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
@@ -54,8 +50,38 @@ def completions_router(services: Services) -> APIRouter:
     return router
 
 
+def _choice(
+    services: Services, request: CompletionRequest, generation: Generation, whole: Whole
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": whole.index,
+        "text": whole.text,
+        "logprobs": completion_logprobs(whole.logprobs),
+        "finish_reason": whole.finish,
+    }
+    number = whole.index // request.n
+    if request.return_token_ids:
+        choice["token_ids"] = whole.tokens
+        choice["prompt_token_ids"] = generation.spec.prompts[number]
+    if request.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(
+            generation.prompt_logprobs(number),
+            generation.spec.prompts[number],
+            request.prompt_logprobs,
+            services.tokenizer,
+        )
+    return choice
+
+
 class CompletionChunks:
+    """`prompts`: their ids, when the request wants ids; each choice's stand on its first chunk."""
+
     kind = "text_completion"
+
+    def __init__(self, prompts: Sequence[Sequence[int]] | None = None, n: int = 1) -> None:
+        self._prompts = prompts
+        self._n = n
+        self._begun: set[int] = set()
 
     def opening(self, num_choices: int) -> list[dict[str, Any]]:
         return []
@@ -67,10 +93,17 @@ class CompletionChunks:
             "logprobs": completion_logprobs(delta.logprobs),
             "finish_reason": delta.finish,
         }
+        if delta.tokens:
+            choice["token_ids"] = list(delta.tokens)
+        if self._prompts is not None and delta.index not in self._begun:
+            self._begun.add(delta.index)
+            choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
         return [choice]
 
 
 async def _load(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
+    if request.suffix:
+        return await _load_between(services, request, ready)
     all_ids: list[list[int]] = []
     echoes: list[Echo] = []
     for i, prompt in enumerate(request.prompt):
@@ -86,5 +119,26 @@ async def _load(services: Services, request: CompletionRequest, ready: Ready) ->
                     ids, skip_special_tokens=request.skip_special_tokens
                 )
         all_ids.append(ids)
-        echoes.append(Echo(text, ids))
+        echoes.append(Echo(text, ids, request.logprobs))
     return Prompts(all_ids, echoes if request.echo else None)
+
+
+async def _load_between(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
+    """Prompts that ask for the text between each prompt and the suffix. Both are plain text: code
+    that spells out a special token must not end the gap. Ids are taken as they are."""
+    fill_in = services.tokenizer.fill_in
+    assert fill_in is not None, "the row of `suffix` refuses it"
+    plain = partial(encode, services, ready=ready, add_special_tokens=False, plain=True)
+    after = await plain(request.suffix, param="suffix")
+    lead = services.tokenizer.encode("", add_special_tokens=True)
+    all_ids: list[list[int]] = []
+    for i, prompt in enumerate(request.prompt):
+        param = f"prompt[{i}]" if len(request.prompt) > 1 else "prompt"
+        if isinstance(prompt, str):
+            before = await plain(prompt, param=param)
+        else:
+            check_prompt_ids(prompt, ready=ready, param=param)
+            before = prompt
+        all_ids.append([*lead, *fill_in.prompt(before, after)])
+    ends = tuple(token for token in fill_in.ends if token < ready.vocab_size)
+    return Prompts(all_ids, ends=ends)

@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from engine.errors import EngineLost
+from server.admission import QueueFull
 from server.choice import GenerationFailed
-from server.generation import ContextLengthExceeded, QueueFull
+from server.generation import ContextLengthExceeded
 from server.metrics import Metrics, Rejection
 from server.tokenizer import ChatTemplateError
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import get_args
 
+from engine.messages import MAX_LOGPROBS
 from server.api.field_row import Endpoint, Facts, FieldRow, both, no_op, refused
 from server.api.fields_responses import with_responses
 from server.api.fields_tokenize import TOKENIZE_ROWS
@@ -22,6 +23,7 @@ from server.api.limits import (
     MAX_MESSAGES,
     MAX_METADATA,
     MAX_N,
+    MAX_PRIORITY,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
@@ -32,6 +34,12 @@ def _no_chat_template(facts: Facts) -> str | None:
     if facts.tokenizer.has_chat_template:
         return None
     return "this model has no chat template; use /v1/completions with a plain prompt"
+
+
+def _no_fill_in(facts: Facts) -> str | None:
+    if facts.tokenizer.fill_in is not None:
+        return None
+    return "the vocabulary of this model has no tokens for fill-in-the-middle"
 
 
 CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
@@ -58,10 +66,17 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
     FieldRow(
         "max_tokens",
         "supported",
+        None,
+        "an integer of at least 0",
+        "Default 16. Prompt plus `max_tokens` must fit the context. 0 generates nothing: with"
+        " `echo` and `logprobs` it scores the prompt.",
+    ),
+    FieldRow(
+        "max_tokens",
+        None,
         "supported",
         "an integer of at least 1",
-        "Completions: 16 by default. Chat: until the context is full. Prompt plus `max_tokens`"
-        " must fit the context.",
+        "Default: until the context is full. Prompt plus `max_tokens` must fit the context.",
     ),
     FieldRow(
         "max_completion_tokens",
@@ -76,7 +91,24 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         "Choices per prompt. Choice 0 uses the seed itself, choice i a fixed mix of seed and i.",
     ),
     FieldRow(
-        "best_of", "supported", None, "1 or equal to `n`", "Nothing is generated and thrown away."
+        "best_of",
+        "supported",
+        None,
+        f"an integer from `n` to {MAX_N}, and equal to `n` with `stream`",
+        "So many are generated per prompt; the `n` with the highest log-probability per token are"
+        " returned, best first. All of them count as completion tokens.",
+    ),
+    FieldRow(
+        "suffix",
+        "supported",
+        None,
+        "a string, and only without `echo`",
+        "What follows the text to generate (fill-in-the-middle), the same for each prompt, for"
+        " models whose vocabulary has the tokens for it. Prompt and suffix are plain text here:"
+        " special tokens that they spell out are not special. The special tokens of this task end"
+        " the text, but for `ignore_eos`.",
+        ("",),
+        unless=_no_fill_in,
     ),
     both("stream", "true or false", "Server-sent events, closed by `[DONE]`."),
     both(
@@ -163,6 +195,25 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         f"a string of at most {MAX_LABEL_LENGTH} characters",
         "Extension. Only requests of the same salt share cached prompt prefixes.",
     ),
+    both(
+        "priority",
+        f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}",
+        "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
+        " full. Equals are served in the order of arrival.",
+    ),
+    both(
+        "prompt_logprobs",
+        f"an integer from 0 to {MAX_LOGPROBS}, and only without `stream`",
+        "Extension. Log-probabilities of the prompt's tokens in vLLM's shape, with so many"
+        " alternatives: in each choice (completions), beside the choices (chat).",
+    ),
+    both(
+        "return_token_ids",
+        "true or false",
+        "Extension. `token_ids` of each choice, as many as its completion tokens;"
+        " `prompt_token_ids` in each choice (completions) or beside the choices (chat); in streams"
+        " `prompt_token_ids` on the first chunk.",
+    ),
     no_op("user", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
     no_op(
         "metadata",
@@ -177,7 +228,6 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         f"a string of at most {MAX_LABEL_LENGTH} characters",
         "The prefix cache needs no hint.",
     ),
-    FieldRow("suffix", "refused", None, 'left out or ""', "Text insertion.", ("",)),
     *TOOL_ROWS,
     refused("response_format", "Structured output.", {"type": "text"}),
     refused("prediction", "Predicted outputs."),

@@ -25,6 +25,7 @@ class Whole:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TextLogprobs] | None = None
     finish: Finish = "stop"
+    tokens: list[int] = field(default_factory=list)  # their ids, when the request wants them
 
     @property
     def text(self) -> str:
@@ -32,7 +33,7 @@ class Whole:
 
 
 async def gather(http: HttpRequest, generation: Generation) -> list[Whole]:
-    """Every choice in order; raises as `while_there` does."""
+    """Every wanted choice, numbered in order; raises as `while_there` does."""
     return await while_there(http, generation, _collect(generation))
 
 
@@ -61,8 +62,12 @@ async def _collect(generation: Generation) -> list[Whole]:
         whole.pieces.append(delta.text)
         if delta.logprobs is not None:
             whole.logprobs = (whole.logprobs or []) + delta.logprobs
+        whole.tokens += delta.tokens
         whole.finish = delta.finish or whole.finish
-    return wholes
+    wanted = [wholes[choice.index] for choice in generation.wanted]
+    for index, whole in enumerate(wanted):
+        whole.index = index
+    return wanted
 
 
 async def _gone(receive: Receive) -> None:

@@ -52,6 +52,7 @@ class Prompts:
 
     ids: list[list[int]]
     echoes: list[Echo] | None = None
+    ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
     shown_tokens: frozenset[int] = frozenset()
 
 
@@ -70,27 +71,19 @@ async def begin(
     check_settings(given, request.endpoint, services.facts)
     check_ids("logit_bias", request.logit_bias, ready)
     check_ids("stop_token_ids", request.stop_token_ids, ready)
-    count = num_prompts * request.n
+    count = num_prompts * request.fan_out
     if count > services.admission.max_inflight:
         allowed = services.admission.max_inflight
-        raise invalid("n", f"prompts times `n` is {count}; this server admits at most {allowed}")
+        name = "n" if request.fan_out == request.n else "best_of"
+        raise invalid(
+            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
+        )
     with services.admission.reserve(count):
         prompts = await load(ready)
         for ids in prompts.ids:
             check_length(len(ids), request, ready)
         seed = request.seed if request.seed is not None else services.draw_seed()
-        spec = GenerationSpec(
-            id=prefix + uuid.uuid4().hex,
-            prompts=prompts.ids,
-            params=sampling_params(request, seed, ready, echo=prompts.echoes is not None),
-            context=ready.max_model_len,
-            n=request.n,
-            stop=request.stop,
-            include_stop=request.include_stop_str_in_output,
-            skip_special_tokens=request.skip_special_tokens,
-            echoes=prompts.echoes,
-            shown_tokens=prompts.shown_tokens,
-        )
+        spec = _spec(request, prompts, ready, id=prefix + uuid.uuid4().hex, seed=seed)
         generation = Generation(
             spec,
             client=services.client,
@@ -111,10 +104,38 @@ async def begin(
     )
 
 
+def _spec(
+    request: CommonRequest, prompts: Prompts, ready: Ready, *, id: str, seed: int
+) -> GenerationSpec:
+    echo = prompts.echoes is not None
+    return GenerationSpec(
+        id=id,
+        prompts=prompts.ids,
+        params=sampling_params(request, seed, ready, echo=echo, ends=prompts.ends),
+        context=ready.max_model_len,
+        n=request.n,
+        best_of=request.fan_out,
+        stop=request.stop,
+        include_stop=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        shown_tokens=prompts.shown_tokens,
+        echoes=prompts.echoes,
+        show_logprobs=request.alternatives is not None,
+        show_tokens=request.return_token_ids,
+    )
+
+
 async def encode(
-    services: Services, text: str, *, ready: Ready, param: str, add_special_tokens: bool
+    services: Services,
+    text: str,
+    *,
+    ready: Ready,
+    param: str,
+    add_special_tokens: bool,
+    plain: bool = False,
 ) -> list[int]:
-    """Token ids of a text, in a worker thread. A text that cannot fit is not tokenised at all."""
+    """Token ids of a text, in a worker thread. A text that cannot fit is not tokenised at all.
+    `plain`: no special token, not even where the text spells one out."""
 
     def work() -> list[int]:
         size = len(text.encode("utf-8"))
@@ -124,6 +145,8 @@ async def encode(
                 " of this model's context can hold",
                 param=param,
             )
+        if plain:
+            return services.tokenizer.encode_plain(text)
         return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     return await asyncio.to_thread(work)

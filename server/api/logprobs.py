@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from server.choice import Alternative, TextLogprobs
+from engine.messages import TokenLogprobs
+from server.choice import Alternative, TextLogprobs, token_text
+from server.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # stands for minus infinity, which JSON does not have
 
@@ -32,6 +34,31 @@ def chat_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | No
         for entry in entries
     ]
     return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], count: int, tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """vLLM's shape: per prompt token an object from token id to log-probability, rank among all
+    tokens and text, of the token itself and of the `count` likeliest; null for the first one."""
+    rows: list[dict[str, Any] | None] = []
+    for token, entry in zip(tokens, entries, strict=True):
+        if entry is None:
+            rows.append(None)
+            continue
+        ranked = [(token, entry.logprob, entry.rank)]
+        ranked += [(i, logprob, n) for n, (i, logprob) in enumerate(entry.top[:count], 1)]
+        rows.append(
+            {
+                str(i): {
+                    "logprob": max(logprob, FLOOR),
+                    "rank": rank,
+                    "decoded_token": token_text(tokenizer.token_bytes(i)),
+                }
+                for i, logprob, rank in ranked
+            }
+        )
+    return rows
 
 
 def _value(alternative: Alternative) -> float | None:

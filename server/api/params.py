@@ -13,9 +13,21 @@ GREEDY_BELOW = 1e-4
 
 
 def sampling_params(
-    request: CommonRequest, seed: int, ready: Ready, *, echo: bool
+    request: CommonRequest,
+    seed: int,
+    ready: Ready,
+    *,
+    echo: bool = False,
+    ends: Sequence[int] = (),
 ) -> SamplingParams:
+    """`echo`: the prompt is shown, with logprobs if those are. `ends`: tokens that end this text
+    as the model's own end of text does."""
     length = request.length if request.length is not None else ready.max_model_len
+    counts = [request.alternatives if echo else None, request.prompt_logprobs]
+    prompt_logprobs = max((count for count in counts if count is not None), default=None)
+    logprobs = request.alternatives
+    if logprobs is None and request.fan_out > request.n:
+        logprobs = 0  # to choose by
     return SamplingParams(
         seed=seed & MASK,
         max_tokens=length,
@@ -24,15 +36,16 @@ def sampling_params(
         top_k=request.top_k if 0 < request.top_k < ready.vocab_size else 0,
         min_p=request.min_p,
         min_tokens=request.min_tokens,
-        stop_token_ids=request.stop_token_ids,
+        stop_token_ids=(*request.stop_token_ids, *(() if request.ignore_eos else ends)),
         ignore_eos=request.ignore_eos,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
         logit_bias=request.logit_bias,
-        logprobs=request.alternatives,
-        prompt_logprobs=request.alternatives if echo else None,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         cache_salt=request.cache_salt,
+        priority=request.priority,
     )
 
 
@@ -62,7 +75,7 @@ def check_length(size: int, request: CommonRequest, ready: Ready) -> None:
     context = ready.max_model_len
     if size == 0:
         raise invalid(param, f"`{param}` is empty; a prompt needs at least one token")
-    if size >= context:
+    if size > context or (size == context and request.length != 0):
         raise ContextLengthExceeded(
             f"this model's context holds {context} tokens, prompt and output together, but the"
             f" prompt alone has {size}",

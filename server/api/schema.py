@@ -13,11 +13,12 @@ from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from engine.messages import MAX_LOGPROBS
 from server.api.body import parse_json
 from server.api.errors import invalid
 from server.api.explain import check_names, explain
 from server.api.field_row import Endpoint
-from server.api.limits import MAX_LABEL_LENGTH, MAX_LENGTH_FIELD, MAX_N
+from server.api.limits import MAX_LABEL_LENGTH, MAX_LENGTH_FIELD, MAX_N, MAX_PRIORITY
 from server.api.schema_values import as_logit_bias, as_metadata, as_stop_token_ids, as_stops
 
 
@@ -61,6 +62,9 @@ class CommonRequest(Part, ABC):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: Label = ""
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
 
     user: Label | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(as_metadata)] = None
@@ -80,6 +84,11 @@ class CommonRequest(Part, ABC):
         """Alternatives per generated token; None: no logprobs."""
 
     @property
+    def fan_out(self) -> int:
+        """Sequences generated per prompt."""
+        return self.n
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -87,6 +96,10 @@ class CommonRequest(Part, ABC):
     def _agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid(
+                "prompt_logprobs", "`prompt_logprobs` is only allowed without `stream`: true"
+            )
         if self.length is not None and self.min_tokens > self.length:
             raise invalid(
                 "min_tokens",

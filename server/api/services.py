@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from engine.messages import Ready
+from server.admission import Admission
 from server.api.errors import ApiError, NotReady
 from server.api.field_row import Facts
 from server.config import Config
 from server.engine_client import NOT_READY, EngineHandle
-from server.generation import Admission
 from server.metrics import Metrics
 from server.structured import Grammars
 from server.tokenizer import Tokenizer

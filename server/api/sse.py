@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -69,15 +69,19 @@ class EventStream(EventSourceResponse):
 
 
 class GenerationStream(EventStream):
-    """The stream of one generation in chunks."""
+    """The stream of one generation in chunks. `first`: what the first one says besides the seed."""
 
-    def __init__(self, call: Call, shape: ChunkShape) -> None:
-        super().__init__(call, events(call, shape))
+    def __init__(
+        self, call: Call, shape: ChunkShape, *, first: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(call, events(call, shape, first or {}))
 
 
-async def events(call: Call, shape: ChunkShape) -> AsyncIterator[ServerSentEvent]:
+async def events(
+    call: Call, shape: ChunkShape, first: Mapping[str, Any]
+) -> AsyncIterator[ServerSentEvent]:
     try:
-        async for chunk in _chunks(call, shape):
+        async for chunk in _chunks(call, shape, {"seed": call.seed, **first}):
             yield as_event(chunk)
         yield ServerSentEvent(DONE, sep="\n")
     except EngineError as error:
@@ -88,9 +92,10 @@ async def events(call: Call, shape: ChunkShape) -> AsyncIterator[ServerSentEvent
         yield as_event(as_api_error(error).body)
 
 
-async def _chunks(call: Call, shape: ChunkShape) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(
+    call: Call, shape: ChunkShape, first: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
     generation = call.generation
-    first: dict[str, Any] = {"seed": call.seed}
     common: dict[str, Any] = {"usage": None} if call.include_usage else {}
     for choice in shape.opening(len(generation.choices)):
         yield {**call.head(shape.kind), "choices": [choice], **common, **first}

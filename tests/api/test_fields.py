@@ -43,7 +43,11 @@ GOOD: dict[str, Any] = {
     "max_tokens": 3,
     "max_completion_tokens": 4,
     "n": 2,
-    "best_of": 1,
+    "best_of": 3,
+    "suffix": "x",
+    "priority": -3,
+    "prompt_logprobs": 2,
+    "return_token_ids": True,
     "stream": True,
     "stream_options": {"include_usage": True},
     "stop": ["zz", "yy"],
@@ -95,6 +99,8 @@ ON_THE_WIRE: dict[str, Any] = {
     "ignore_eos": True,
     "stop_token_ids": (7, 8),
     "cache_salt": "tenant",
+    "priority": -3,
+    "prompt_logprobs": 2,
 }
 
 # Where /v1/responses has another shape.

@@ -10,19 +10,31 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.fill_in import FillIn, find_fill_in
 from server.tokenizer import ChatTemplateError
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|bos|>")
-EOS, IM_START, IM_END, BOS = range(256, 256 + len(SPECIALS))
+SPECIALS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|bos|>",
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
+)  # fmt: skip
+EOS, IM_START, IM_END, BOS, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = range(256, 256 + len(SPECIALS))
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class ByteTokenizer:
-    """`vocab_size` may exceed the 260 ids in use, as padded embeddings do in real models; the
-    rest decodes to nothing."""
+    """`vocab_size` may exceed the 263 ids in use, as padded embeddings do in real models; the
+    rest decodes to nothing. `fim`: whether it may be asked to fill in the middle."""
 
-    def __init__(self, *, vocab_size: int = 256 + len(SPECIALS), chat: str | None = "im") -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 256 + len(SPECIALS),
+        chat: str | None = "im",
+        fim: bool = True,
+    ) -> None:
         self.vocab_size = vocab_size
+        ids = {text: 256 + i for i, text in enumerate(SPECIALS)}
+        self.fill_in: FillIn | None = find_fill_in(ids.get) if fim else None
         self.has_chat_template = chat is not None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -33,6 +45,9 @@ class ByteTokenizer:
             else:
                 ids += piece.encode("utf-8")
         return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         kept = (i for i in ids if not (skip_special_tokens and self.is_special(i)))

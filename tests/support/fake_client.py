@@ -61,6 +61,7 @@ class FakeClient:
 
     `gate`: when given, one step is made each time the test releases it (`gate.release()`).
     `refusal`: when given, every request ends with finish `error` and this sentence.
+    `score`: a token's log-probability; by default a half for each that is taken.
     `submitted`, `aborted` record what came in. `die(sentence)` fails every open stream.
     """
 
@@ -73,6 +74,7 @@ class FakeClient:
         tokens_per_step: int = 1,
         gate: asyncio.Semaphore | None = None,
         refusal: str | None = None,
+        score: Callable[[int], float] | None = None,
     ) -> None:
         self.state: EngineState = state
         self.ready: Ready | None = ready if ready is not None else make_ready()
@@ -83,6 +85,7 @@ class FakeClient:
         self._tokens_per_step = tokens_per_step
         self._gate = gate
         self._refusal = refusal
+        self._score = score
         self._streams: dict[str, Stream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -162,6 +165,8 @@ class FakeClient:
             stops.update(self.ready.eos_ids)
         limit = min(params.max_tokens, self.ready.max_model_len - len(submit.prompt))
         tokens: list[int] = []
+        if limit == 0:
+            return [], "length"
         while len(tokens) < self._tokens_per_step:
             token = self._script(submit, position + len(tokens))
             tokens.append(token)
@@ -189,4 +194,5 @@ class FakeClient:
         assert self.ready is not None
         ids = [(token + offset) % self.ready.vocab_size for offset in range(max(count, 1))]
         ranked = [(id, math.log(0.5) * (rank + 1)) for rank, id in enumerate(ids)]
-        return TokenLogprobs(token=token, logprob=ranked[0][1], top=ranked[:count])
+        logprob = ranked[0][1] if self._score is None else self._score(token)
+        return TokenLogprobs(token=token, logprob=logprob, top=ranked[:count])

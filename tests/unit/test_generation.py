@@ -11,8 +11,9 @@ import pytest
 
 from engine.errors import EngineLost
 from engine.messages import SamplingParams
+from server.admission import Admission, QueueFull
 from server.choice import Delta, Echo, GenerationFailed, token_text
-from server.generation import Admission, Generation, GenerationSpec, QueueFull, choice_seed
+from server.generation import Generation, GenerationSpec, choice_seed
 from server.metrics import Metrics
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient, Script, listed_script, make_ready
@@ -186,7 +187,7 @@ def test_echo_comes_first_and_once() -> None:
     """Each choice begins with its prompt; with prompt logprobs the first has none."""
     call = generation(
         fake(b"xyz", tokens_per_step=2),
-        echoes=[Echo("hi", [104, 105])],
+        echoes=[Echo("hi", [104, 105], 1)],
         n=2,
         params={"logprobs": 0, "prompt_logprobs": 0},
     )

@@ -1,0 +1,24 @@
+"""Fill in the middle: the spellings of the models that know it, and their prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.fill_in import SPELLINGS, find_fill_in
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_each_spelling_is_found(spelling: tuple[str, str, str]) -> None:
+    """All three tokens, in the order prefix, suffix, middle; each of them ends the text too."""
+    ids = dict(zip(spelling, (10, 20, 30), strict=True)) | {"<|endoftext|>": 1, "<|file_sep|>": 2}
+    found = find_fill_in(ids.get)
+    assert found is not None
+    assert found.prompt([5, 6], [7]) == [10, 5, 6, 20, 7, 30]
+    assert set(found.ends) == {10, 20, 30, 1, 2}
+
+
+def test_two_of_three_tokens_are_none() -> None:
+    """A vocabulary that lacks one cannot be asked."""
+    for spelling in SPELLINGS:
+        assert find_fill_in(dict.fromkeys(spelling[:2], 1).get) is None
+    assert find_fill_in(lambda text: None) is None
