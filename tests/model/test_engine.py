@@ -58,7 +58,7 @@ def params(**fields: object) -> SamplingParams:
         ([1], {"stop_token_ids": (128,)}, "stop_token_ids names token id 128"),
         ([1], {"temperature": float("nan")}, "temperature is nan"),
         ([1], {"top_p": 0.0}, "top_p is 0"),
-        ([1], {"max_tokens": 0}, "max_tokens is 0"),
+        ([1], {"max_tokens": -1}, "max_tokens is -1"),
         ([1], {"logprobs": 21}, "logprobs is 21"),
         ([1], {"logit_bias": {5: float("nan")}}, "logit_bias[5] is nan"),
     ],
