@@ -7,16 +7,19 @@ with the text it belongs to, so entries of text that a stop string cut away neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Literal
 
 from engine.errors import EngineError, EngineLost
 from engine.messages import Output, TokenLogprobs
 from server.detokenizer import Detokenizer, StopStrings
 from server.engine_client import Stream
+from server.provenance import Origin, Provenance
 from server.tokenizer import Tokenizer
 
+PREDICTION = "prediction"
 Finish = Literal["stop", "length"]
 
 
@@ -62,6 +65,7 @@ class Delta:
     logprobs: list[TextLogprobs] | None
     finish: Finish | None
     tokens: Sequence[int] = ()  # counted since the last one, whether or not their text is out
+    provenance: list[Origin] | None = None
 
 
 class Choice:
@@ -81,11 +85,13 @@ class Choice:
         echo: Echo | None = None,
         show_logprobs: bool = True,
         show_tokens: bool = False,
+        provenance: bool = False,
     ) -> None:
         self.index = index
         self.stream = stream
         self.finish: Finish | None = None
         self.num_tokens = self.cached_tokens = self.proposed = self.accepted = self.rounds = 0
+        self.predicted = self.mispredicted = 0  # see generation.Usage
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
@@ -98,6 +104,7 @@ class Choice:
         self._echo = echo
         self._show_logprobs = show_logprobs
         self._show_tokens = show_tokens
+        self._provenance = Provenance() if provenance else None
         self._held: list[TextLogprobs] = []  # entries whose text is not out yet
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
@@ -122,6 +129,7 @@ class Choice:
         before = self.num_tokens
         text = self._begin(output) + self._take(output)
         tokens = output.tokens[: self.num_tokens - before]
+        self._count_predicted(output, len(tokens))
         if output.logprobs is not None:
             self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
         if output.finish is not None and not self._hit:
@@ -132,9 +140,10 @@ class Choice:
         self._emitted += len(text)
         logprobs = self._release(asked=output.logprobs is not None and self._show_logprobs)
         shown = tokens if self._show_tokens else ()
-        if not (text or logprobs or shown or self.finish):
+        provenance = self._origins()
+        if not (text or logprobs or shown or provenance or self.finish):
             return None
-        return Delta(self.index, text, logprobs, self.finish, shown)
+        return Delta(self.index, text, logprobs, self.finish, shown, provenance)
 
     @property
     def mean_logprob(self) -> float:
@@ -152,6 +161,14 @@ class Choice:
         self.cached_tokens = output.cached_tokens or self.cached_tokens
         self.proposed, self.accepted = output.proposed, output.accepted
         self.rounds = output.rounds
+
+    def _count_predicted(self, output: Output, taken: int) -> None:
+        """Of the tokens that arrived, the first `taken` are in the completion."""
+        for source, count in output.sources or ():
+            if source == PREDICTION:
+                self.predicted += min(count, taken)
+            taken = max(taken - count, 0)
+        self.mispredicted = output.predicted - self.predicted
 
     def _begin(self, output: Output) -> str:
         """The echoed prompt, once, with its logprobs when the first Output brings them."""
@@ -181,14 +198,18 @@ class Choice:
         ended = output.stop_token is not None and not self._include_stop
         visible = tokens[:-1] if ended and tokens else tokens
         logprobs = output.logprobs if self._show_logprobs else None
-        if self._stops is None and logprobs is None:
+        if self._stops is None and logprobs is None and self._provenance is None:
             self.num_tokens += len(tokens)
             return self._detokenizer.push(visible)
         text = ""
+        sources = _each(output.sources) if self._provenance is not None else None
         for i, token in enumerate(visible):
             if logprobs is not None:
                 self._held.append(self._entry(token, logprobs[i], self._position))
-            text += self._push(self._detokenizer.push([token]), self.num_tokens + 1)
+            piece = self._detokenizer.push([token])
+            if self._provenance is not None and sources is not None:
+                self._provenance.add(next(sources), piece, position=self._position)
+            text += self._push(piece, self.num_tokens + 1)
             self.num_tokens += 1
             if self._hit:
                 return text
@@ -202,7 +223,10 @@ class Choice:
         return self._stops.push(piece)
 
     def _tail(self) -> str:
-        text = self._push(self._detokenizer.flush(), self.num_tokens)
+        rest = self._detokenizer.flush()
+        if self._provenance is not None:
+            self._provenance.append(rest)
+        text = self._push(rest, self.num_tokens)
         return text if self._stops is None or self._hit else text + self._stops.flush()
 
     def _release(self, *, asked: bool) -> list[TextLogprobs] | None:
@@ -218,6 +242,13 @@ class Choice:
         out, self._held = self._held[:size], self._held[size:]
         return out
 
+    def _origins(self) -> list[Origin] | None:
+        if self._provenance is None:
+            return None
+        if self.finish is not None:
+            return self._provenance.end(self._emitted, cut=self._hit)
+        return self._provenance.release(self._emitted, incomplete=self._detokenizer.incomplete)
+
     def _entry(self, token: int, entry: TokenLogprobs | None, offset: int) -> TextLogprobs:
         if entry is None:
             return TextLogprobs(self._alternative(token, None), [], offset)
@@ -227,6 +258,12 @@ class Choice:
     def _alternative(self, token: int, logprob: float | None) -> Alternative:
         raw = self._tokenizer.token_bytes(token)
         return Alternative(token_text(raw), raw, logprob)
+
+
+def _each(runs: list[tuple[str, int]] | None) -> Iterator[str]:
+    """Who guessed each token; an engine that was asked says it of all of them."""
+    assert runs is not None
+    return chain.from_iterable(repeat(source, count) for source, count in runs)
 
 
 def token_text(raw: bytes) -> str:

@@ -32,6 +32,11 @@ class Detokenizer:
         self._context_text = ""
         self._pending: list[int] = []
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether the last ids have text that is not out."""
+        return bool(self._pending)
+
     def push(self, ids: Iterable[int]) -> str:
         """The text that became certain with these ids; "" while a character is incomplete."""
         self._pending += [i for i in ids if self._has_text(i)]

@@ -61,14 +61,15 @@ class EngineHandle(Protocol):
 
 
 class Stream:
-    """One request's mailbox. Outputs that arrive while nobody reads are merged into one: tokens
-    and logprobs are appended, counters replaced, `finish` kept. One reader at a time."""
+    """One request's mailbox. Outputs that arrive while nobody reads are merged into one: tokens,
+    logprobs and sources are appended, counters replaced, `finish` kept. One reader at a time."""
 
     def __init__(self, id: str) -> None:
         self.id = id
-        self._latest = Output(id=id)  # merged, but for the two lists below
+        self._latest = Output(id=id)  # merged, but for the three lists below
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None
+        self._sources: list[tuple[str, int]] | None = None
         self._unread = False
         self._failure: str | None = None
         self._ended = False  # the last thing that will ever arrive has arrived
@@ -98,6 +99,8 @@ class Stream:
         if output.logprobs is not None:
             self._logprobs = self._logprobs if self._logprobs is not None else []
             self._logprobs.extend(output.logprobs)
+        if output.sources is not None:
+            self._sources = [*(self._sources or ()), *output.sources]
         earlier = self._latest
         if self._unread and (earlier.cached_tokens is not None or earlier.prompt_logprobs):
             output = msgspec.structs.replace(  # these two come in the first Output only
@@ -127,11 +130,15 @@ class Stream:
                 rounds=latest.rounds,
                 proposed=latest.proposed,
                 accepted=latest.accepted,
+                predicted=latest.predicted,
             )
         )
 
     def _take(self) -> Output:
-        output = msgspec.structs.replace(self._latest, tokens=self._tokens, logprobs=self._logprobs)
+        output = msgspec.structs.replace(
+            self._latest, tokens=self._tokens, logprobs=self._logprobs, sources=self._sources
+        )
+        self._sources = None
         self._tokens = []
         self._logprobs = None
         self._unread = False

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -33,6 +34,15 @@ class ContextLengthExceeded(EngineError):
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """Who may guess for a request, and how many tokens at most in a step."""
+
+    enabled: bool = False
+    max_draft: int | Literal["auto"] = 0
+    proposers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,7 @@ class GenerationSpec:
     echoes: Sequence[Echo] | None = None
     show_logprobs: bool = True
     show_tokens: bool = False
+    guessing: Guessing = Guessing()  # what `params` come to in this engine
 
     @property
     def fan_out(self) -> int:
@@ -66,7 +77,10 @@ class GenerationSpec:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens in and out of one call, and how speculation went. A prompt counts once however many
-    choices it has; completion tokens count up to the one that completed a stop string."""
+    choices it has; completion tokens count up to the one that completed a stop string.
+
+    `predicted`: completion tokens that came of the caller's prediction, i.e. were guessed from it
+    and drawn by the target too. `mispredicted`: guessed from it and not in the completion."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -74,6 +88,9 @@ class Usage:
     proposed: int
     accepted: int
     rounds: int
+    predicted: int = 0
+    mispredicted: int = 0
+    guessing: Guessing = Guessing()
 
 
 class Generation:
@@ -132,6 +149,7 @@ class Generation:
             skip_special_tokens=spec.skip_special_tokens,
             shown_tokens=spec.shown_tokens,
             min_tokens=params.min_tokens,
+            provenance=params.provenance,
             echo=None if spec.echoes is None else spec.echoes[prompt_index],
             show_logprobs=spec.show_logprobs,
             show_tokens=spec.show_tokens,
@@ -231,6 +249,9 @@ class Generation:
             proposed=sum(choice.proposed for choice in self.choices),
             accepted=sum(choice.accepted for choice in self.choices),
             rounds=sum(choice.rounds for choice in self.choices),
+            predicted=sum(choice.predicted for choice in self.choices),
+            mispredicted=sum(choice.mispredicted for choice in self.choices),
+            guessing=self.spec.guessing,
         )
 
 

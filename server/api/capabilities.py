@@ -25,7 +25,7 @@ PATHS: Mapping[Endpoint, str] = {
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
 }
-ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "controller")
+ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller")
 
 
 def capabilities_router(services: Services) -> APIRouter:

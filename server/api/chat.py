@@ -18,7 +18,7 @@ from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.api.sse import GenerationStream
 from server.api.tool_use import CallReader, ToolUse, message_of, tool_use
-from server.api.usage import usage_body
+from server.api.usage import provenance_body, usage_body
 from server.choice import Delta
 from server.generation import Generation
 
@@ -91,12 +91,13 @@ def _choice(whole: Whole, id: str, use: ToolUse | None) -> dict[str, Any]:
         "message": message,
         "logprobs": chat_logprobs(whole.logprobs),
         "finish_reason": finish,
+        **provenance_body(whole.provenance),
     }
 
 
 class ChatChunks:
     """With tools a step may say several things (content, a call, its arguments): each is a chunk
-    of its own, the logprobs of all of it on the first, the finish on the last."""
+    of its own, the logprobs and provenance of all of it on the first, the finish on the last."""
 
     kind = "chat.completion.chunk"
 
@@ -123,7 +124,9 @@ class ChatChunks:
                 reader = self._readers[delta.index] = self._use.reader(self._id, delta.index)
             said = reader.push(delta.text, delta.finish)
             finish = reader.finish(delta.finish)
-            if not said and (delta.finish is not None or delta.logprobs or delta.tokens):
+            if not said and (
+                delta.finish is not None or delta.logprobs or delta.tokens or delta.provenance
+            ):
                 said = [{}]
         last = len(said) - 1
         return [
@@ -133,6 +136,7 @@ class ChatChunks:
                 "logprobs": logprobs if i == 0 else None,
                 "finish_reason": finish if i == last else None,
                 **({"token_ids": list(delta.tokens)} if delta.tokens and i == 0 else {}),
+                **(provenance_body(delta.provenance) if i == 0 else {}),
             }
             for i, piece in enumerate(said)
         ]

@@ -19,7 +19,7 @@ from server.api.schema import parse
 from server.api.schema_completions import CompletionRequest
 from server.api.services import Services
 from server.api.sse import GenerationStream
-from server.api.usage import usage_body
+from server.api.usage import provenance_body, usage_body
 from server.choice import Delta, Echo
 from server.generation import Generation
 
@@ -58,6 +58,7 @@ def _choice(
         "text": whole.text,
         "logprobs": completion_logprobs(whole.logprobs),
         "finish_reason": whole.finish,
+        **provenance_body(whole.provenance),
     }
     number = whole.index // request.n
     if request.return_token_ids:
@@ -92,6 +93,7 @@ class CompletionChunks:
             "text": delta.text,
             "logprobs": completion_logprobs(delta.logprobs),
             "finish_reason": delta.finish,
+            **provenance_body(delta.provenance),
         }
         if delta.tokens:
             choice["token_ids"] = list(delta.tokens)

@@ -214,6 +214,26 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         " `prompt_token_ids` in each choice (completions) or beside the choices (chat); in streams"
         " `prompt_token_ids` on the first chunk.",
     ),
+    both(
+        "prediction",
+        'an object {"type": "content", "content": a string or a list of text parts, not empty}',
+        "What the reply is expected to be, such as the file to be edited: it is guessed along the"
+        " prediction, which changes nothing but the time. Allowed with every other field; an"
+        " extension on completions.",
+    ),
+    both(
+        "speculation",
+        'an object {"enabled": true or false, "max_draft": "auto" or an integer from 0 to the'
+        ' server\'s K, "proposers": a list of "draft_model", "ngram", "grammar", "prediction"}',
+        "Extension. Guesses for this request alone: whether, how many at most in a step, and by"
+        " whom, in that order; the text is the same whatever it says.",
+    ),
+    both(
+        "provenance",
+        "true or false",
+        "Extension. Each choice lists its tokens' texts with who guessed them: a proposer, or"
+        " `target` for those that nobody had guessed.",
+    ),
     no_op("user", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
     no_op(
         "metadata",
@@ -230,7 +250,6 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
     ),
     *TOOL_ROWS,
     refused("response_format", "Structured output.", {"type": "text"}),
-    refused("prediction", "Predicted outputs."),
     refused("audio", "Audio output."),
     refused("modalities", "Other output than text.", ["text"]),
     refused("reasoning_effort", "Reasoning control.", "none"),

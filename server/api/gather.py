@@ -13,6 +13,7 @@ from starlette.types import Receive
 from server.api.errors import ClientGone
 from server.choice import Finish, TextLogprobs
 from server.generation import Generation
+from server.provenance import Origin
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ class Whole:
     logprobs: list[TextLogprobs] | None = None
     finish: Finish = "stop"
     tokens: list[int] = field(default_factory=list)  # their ids, when the request wants them
+    provenance: list[Origin] | None = None
 
     @property
     def text(self) -> str:
@@ -63,6 +65,8 @@ async def _collect(generation: Generation) -> list[Whole]:
         if delta.logprobs is not None:
             whole.logprobs = (whole.logprobs or []) + delta.logprobs
         whole.tokens += delta.tokens
+        if delta.provenance is not None:
+            whole.provenance = (whole.provenance or []) + delta.provenance
         whole.finish = delta.finish or whole.finish
     wanted = [wholes[choice.index] for choice in generation.wanted]
     for index, whole in enumerate(wanted):

@@ -16,6 +16,7 @@ from typing import Any
 from engine.messages import Ready
 from server.api.errors import invalid
 from server.api.explain import check_settings
+from server.api.guesses import check_prediction, effective, engine_wish
 from server.api.params import check_ids, check_length, sampling_params
 from server.api.schema import CommonRequest
 from server.api.services import Services
@@ -71,6 +72,7 @@ async def begin(
     check_settings(given, request.endpoint, services.facts)
     check_ids("logit_bias", request.logit_bias, ready)
     check_ids("stop_token_ids", request.stop_token_ids, ready)
+    engine_wish(request.speculation, ready)
     count = num_prompts * request.fan_out
     if count > services.admission.max_inflight:
         allowed = services.admission.max_inflight
@@ -82,8 +84,10 @@ async def begin(
         prompts = await load(ready)
         for ids in prompts.ids:
             check_length(len(ids), request, ready)
+        prediction = await _prediction(services, request, ready)
         seed = request.seed if request.seed is not None else services.draw_seed()
-        spec = _spec(request, prompts, ready, id=prefix + uuid.uuid4().hex, seed=seed)
+        id = prefix + uuid.uuid4().hex
+        spec = _spec(request, prompts, prediction, ready, id=id, seed=seed)
         generation = Generation(
             spec,
             client=services.client,
@@ -105,13 +109,23 @@ async def begin(
 
 
 def _spec(
-    request: CommonRequest, prompts: Prompts, ready: Ready, *, id: str, seed: int
+    request: CommonRequest,
+    prompts: Prompts,
+    prediction: tuple[int, ...],
+    ready: Ready,
+    *,
+    id: str,
+    seed: int,
 ) -> GenerationSpec:
     echo = prompts.echoes is not None
+    params = sampling_params(
+        request, seed, ready, echo=echo, ends=prompts.ends, prediction=prediction
+    )
     return GenerationSpec(
         id=id,
         prompts=prompts.ids,
-        params=sampling_params(request, seed, ready, echo=echo, ends=prompts.ends),
+        params=params,
+        guessing=effective(params, ready),
         context=ready.max_model_len,
         n=request.n,
         best_of=request.fan_out,
@@ -123,6 +137,14 @@ def _spec(
         show_logprobs=request.alternatives is not None,
         show_tokens=request.return_token_ids,
     )
+
+
+async def _prediction(services: Services, request: CommonRequest, ready: Ready) -> tuple[int, ...]:
+    text, param = request.prediction, "prediction.content"
+    if text is None:
+        return ()
+    ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
+    return check_prediction(ids, ready)
 
 
 async def encode(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine.messages import Ready, SamplingParams
 from server.api.errors import ApiError, invalid
+from server.api.guesses import engine_wish
 from server.api.schema import CommonRequest
 from server.generation import MASK, ContextLengthExceeded
 
@@ -19,6 +20,7 @@ def sampling_params(
     *,
     echo: bool = False,
     ends: Sequence[int] = (),
+    prediction: tuple[int, ...] = (),
 ) -> SamplingParams:
     """`echo`: the prompt is shown, with logprobs if those are. `ends`: tokens that end this text
     as the model's own end of text does."""
@@ -46,6 +48,9 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         cache_salt=request.cache_salt,
         priority=request.priority,
+        prediction=prediction,
+        speculation=engine_wish(request.speculation, ready),
+        provenance=request.provenance,
     )
 
 

@@ -19,6 +19,7 @@ from server.api.errors import invalid
 from server.api.explain import check_names, explain
 from server.api.field_row import Endpoint
 from server.api.limits import MAX_LABEL_LENGTH, MAX_LENGTH_FIELD, MAX_N, MAX_PRIORITY
+from server.api.schema_guesses import SpeculationWish, as_prediction, as_speculation
 from server.api.schema_values import as_logit_bias, as_metadata, as_stop_token_ids, as_stops
 
 
@@ -65,6 +66,9 @@ class CommonRequest(Part, ABC):
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
+    prediction: Annotated[str, BeforeValidator(as_prediction)] | None = None
+    speculation: Annotated[SpeculationWish, BeforeValidator(as_speculation)] | None = None
+    provenance: bool = False
 
     user: Label | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(as_metadata)] = None

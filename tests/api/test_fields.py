@@ -8,6 +8,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
+from engine.messages import Speculation
 from server.api.field_row import Endpoint, FieldRow
 from server.api.fields import FIELDS, ROWS
 from server.api.schema_chat import ChatRequest
@@ -69,6 +70,9 @@ GOOD: dict[str, Any] = {
     "include_stop_str_in_output": True,
     "skip_special_tokens": False,
     "cache_salt": "tenant",
+    "prediction": {"type": "content", "content": "ab"},
+    "speculation": {"max_draft": 2, "proposers": ["ngram"]},
+    "provenance": True,
     "user": "u",
     "metadata": {"a": "b"},
     "store": False,
@@ -101,6 +105,9 @@ ON_THE_WIRE: dict[str, Any] = {
     "cache_salt": "tenant",
     "priority": -3,
     "prompt_logprobs": 2,
+    "prediction": (97, 98),
+    "speculation": Speculation(max_draft=2, proposers=("ngram",)),
+    "provenance": True,
 }
 
 # Where /v1/responses has another shape.

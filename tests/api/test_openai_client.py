@@ -46,7 +46,19 @@ def test_completion(sdk: OpenAI) -> None:
     assert reply.usage.completion_tokens == 7
     assert reply.usage.total_tokens == 12
     assert reply.model_extra == {"seed": 11}
-    assert reply.usage.model_extra == {"speculation": {"proposed": 6, "accepted": 4, "rounds": 3}}
+    assert reply.usage.model_extra == {
+        "speculation": {
+            "enabled": True,
+            "max_draft": "auto",
+            "proposers": ["draft_model"],
+            "proposed": 6,
+            "accepted": 4,
+            "rounds": 3,
+        }
+    }
+    details = reply.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
 
 
 def test_the_seed_that_was_drawn_replays_the_reply(sdk: OpenAI) -> None:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.errors import EngineLost
-from engine.messages import FinishReason, Output, Ready, Submit, TokenLogprobs
+from engine.messages import TARGET, FinishReason, Output, Ready, Submit, TokenLogprobs
 from server.engine_client import EngineState, Stream
 
 Script = Callable[[Submit, int], int]  # (request, output position) -> token id
@@ -36,6 +36,8 @@ def make_ready(**changes: object) -> Ready:
         "proposer": "draft_model",
         "controller": "fixed",
         "k_max": 4,
+        "proposers": ("prediction", "ngram", "draft_model"),
+        "default_proposers": ("prediction", "draft_model"),
     }
     return Ready(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -145,6 +147,10 @@ class FakeClient:
                     rounds=rounds,
                     proposed=rounds * (self._tokens_per_step - 1),
                     accepted=position - rounds,
+                    predicted=rounds * (self._tokens_per_step - 1)
+                    if submit.params.prediction
+                    else 0,
+                    sources=self._sources(submit, tokens),
                 )
             )
         self._streams.pop(submit.id, None)
@@ -176,6 +182,16 @@ class FakeClient:
             if count >= limit:
                 return tokens, "length"
         return tokens, None
+
+    def _sources(self, submit: Submit, tokens: list[int]) -> list[tuple[str, int]] | None:
+        """All but the last token of a step were guessed."""
+        params = submit.params
+        if not (params.provenance or params.prediction):
+            return None
+        source = "prediction" if params.prediction else "draft_model"
+        guessed = min(len(tokens), self._tokens_per_step - 1)
+        runs = [(source, guessed), (TARGET, len(tokens) - guessed)]
+        return [(name, count) for name, count in runs if count]
 
     def _logprobs(self, tokens: list[int], count: int | None) -> list[TokenLogprobs] | None:
         if count is None:

@@ -53,9 +53,19 @@ def test_unread_outputs_merge_into_one() -> None:
                 rounds=1,
                 proposed=4,
                 accepted=1,
+                sources=[("ngram", 1), ("target", 1)],
             )
         )
-        stream.put(Output(id="a", tokens=[3], logprobs=[logprob(3)], rounds=2, proposed=8))
+        stream.put(
+            Output(
+                id="a",
+                tokens=[3],
+                sources=[("target", 1)],
+                logprobs=[logprob(3)],
+                rounds=2,
+                proposed=8,
+            )
+        )
         stream.put(Output(id="a", tokens=[4], logprobs=[logprob(4)], finish="stop", stop_token=4))
         return await stream.next()
 
@@ -68,6 +78,7 @@ def test_unread_outputs_merge_into_one() -> None:
         cached_tokens=16,
         finish="stop",
         stop_token=4,
+        sources=[("ngram", 1), ("target", 1), ("target", 1)],
     )
 
 

@@ -1,0 +1,101 @@
+"""The fields about guesses: what the caller expects the reply to be, and who may guess how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.messages import PROPOSERS
+from server.api.errors import ApiError, invalid
+from server.api.explain import must_be, shown
+
+PART = '{"type": "text", "text": a string}'
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationWish:
+    """`max_draft` None: auto. `proposers` None: the server's default."""
+
+    enabled: bool = True
+    max_draft: int | None = None
+    proposers: tuple[str, ...] | None = None
+
+
+def as_prediction(value: Any) -> str:
+    """The text of {"type": "content", "content": ...}; parts follow each other directly."""
+    if not isinstance(value, dict):
+        raise must_be("prediction", value)
+    for name in value:
+        if name not in ("type", "content"):
+            path = f"prediction.{name[:64]}"
+            raise ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
+    if value.get("type") != "content":
+        raise invalid("prediction.type", '`prediction.type` must be "content"')
+    content, path = value.get("content"), "prediction.content"
+    if isinstance(content, list) and content:
+        content = "".join(_text(part, f"{path}[{i}]") for i, part in enumerate(content))
+    if not isinstance(content, str) or not content:
+        allowed = "a string or a list of text parts, and not empty"
+        raise invalid(path, f"`{path}` must be {allowed}, but {shown(content)} was given")
+    return content
+
+
+def _text(part: Any, path: str) -> str:
+    if (
+        not isinstance(part, dict)
+        or set(part) != {"type", "text"}
+        or part["type"] != "text"
+        or not isinstance(part["text"], str)
+    ):
+        raise invalid(path, f"`{path}` must be {PART}, but {shown(part)} was given")
+    return part["text"]
+
+
+def as_speculation(value: Any) -> SpeculationWish:
+    if not isinstance(value, dict):
+        raise must_be("speculation", value)
+    given = {name: item for name, item in value.items() if item is not None}
+    readers: dict[str, Callable[[Any], Any]] = {
+        "enabled": _enabled,
+        "max_draft": _max_draft,
+        "proposers": _names,
+    }
+    for name in given:
+        if name not in readers:
+            path = f"speculation.{name[:64]}"
+            raise ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
+    return SpeculationWish(**{name: readers[name](item) for name, item in given.items()})
+
+
+def _enabled(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong("speculation.enabled", "true or false", value)
+    return value
+
+
+def _max_draft(value: Any) -> int | None:
+    if value == "auto":
+        return None
+    if type(value) is not int or value < 0:
+        raise _wrong("speculation.max_draft", '"auto" or an integer of at least 0', value)
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    path = "speculation.proposers"
+    if not isinstance(value, list) or not 1 <= len(value) <= len(PROPOSERS):
+        allowed = f"a list of 1 to {len(PROPOSERS)} names"
+        raise _wrong(path, allowed, value)
+    for i, name in enumerate(value):
+        where = f"{path}[{i}]"
+        if name not in PROPOSERS:
+            known = ", ".join(f'"{known}"' for known in PROPOSERS)
+            raise _wrong(where, f"one of {known}", value=name)
+        if name in value[:i]:
+            raise invalid(where, f"`{where}`: {name} is named already")
+    return tuple(value)
+
+
+def _wrong(path: str, allowed: str, value: Any) -> ApiError:
+    return invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")

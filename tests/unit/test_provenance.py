@@ -1,0 +1,151 @@
+"""Who guessed which text: whatever is cut, split or held back, the pieces are the choice's text."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from engine.messages import Output, TokenLogprobs
+from server.choice import Choice, Delta, Echo
+from server.engine_client import Stream
+from tests.support.byte_tokenizer import EOS, IM_END, ByteTokenizer
+
+ALPHABET = [*"abab", "\n", "é", "€", "😀"]
+SOURCES = ["draft_model", "ngram", "prediction"]
+
+
+def steps_of(tokens: list[int], rng: random.Random) -> list[list[tuple[int, str]]]:
+    """The tokens in steps, each of some guesses and one that the target drew."""
+    steps, left = [], list(tokens)
+    while left:
+        size, source = rng.randrange(1, 5), rng.choice(SOURCES)
+        step, left = left[:size], left[size:]
+        named = [source] * (size - 1) + ["target"]
+        steps.append(list(zip(step, named, strict=False)))
+    return steps
+
+
+def outputs_of(
+    steps: list[list[tuple[int, str]]], *, finish: str, logprobs: bool, told: bool
+) -> list[Output]:
+    outputs = []
+    for i, step in enumerate(steps):
+        tokens = [token for token, _ in step]
+        entries = [TokenLogprobs(token, -1.0, []) for token in tokens]
+        outputs.append(
+            Output(
+                id="a",
+                tokens=tokens,
+                logprobs=entries if logprobs else None,
+                sources=[(source, 1) for _, source in step] if told else None,
+                finish=finish if i == len(steps) - 1 else None,  # type: ignore[arg-type]
+            )
+        )
+    return outputs
+
+
+def read(outputs: list[Output], *, provenance: bool, **settings: object) -> list[Delta]:
+    tokenizer = ByteTokenizer()
+    options = {"stop": (), "include_stop": False, "skip_special_tokens": True, **settings}
+    deltas = []
+
+    async def feed() -> None:
+        choice = Choice(0, Stream("a"), tokenizer=tokenizer, provenance=provenance, **options)  # type: ignore[arg-type]
+        for output in outputs:
+            delta = choice.feed(output)
+            if delta is not None:
+                deltas.append(delta)
+            if choice.finish is not None:
+                return
+
+    asyncio.run(feed())
+    return deltas
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_pieces_are_the_text(seed: int) -> None:
+    """Law: joined, the origins' texts are the choice's text (an echo excepted), one for each token
+    that has a logprobs entry, in order, each under the name of who guessed it; and asking for them
+    changes no text."""
+    rng = random.Random(seed)
+    text = "".join(rng.choice(ALPHABET) for _ in range(rng.randrange(1, 30)))
+    tokens = list(text.encode())[: rng.choice([-1, -2, 1000])]
+    if rng.random() < 0.3:
+        tokens.insert(rng.randrange(len(tokens) + 1), IM_END)
+    if not tokens:
+        tokens = [97]
+    finish = rng.choice(["stop", "length"])
+    if finish == "stop":
+        tokens.append(EOS)
+    settings: dict[str, object] = {
+        "stop": rng.choice([(), ("ba", "€"), ("b\n", "abab")]),
+        "include_stop": rng.random() < 0.5,
+        "min_tokens": rng.choice([0, 5]),
+        "echo": rng.choice([None, Echo("say ", [115, 97, 121, 32])]),
+    }
+    steps = steps_of(tokens, rng)
+    whole = read(
+        outputs_of(steps, finish=finish, logprobs=True, told=True), provenance=True, **settings
+    )
+    plain = read(
+        outputs_of(steps, finish=finish, logprobs=False, told=False), provenance=False, **settings
+    )
+    said = "".join(delta.text for delta in whole)
+    assert said == "".join(delta.text for delta in plain)
+    assert all(delta.provenance is None for delta in plain)
+    origins = [origin for delta in whole for origin in delta.provenance or []]
+    echo = "say " if settings["echo"] else ""
+    assert echo + "".join(origin.text for origin in origins) == said
+    truth = [source for step in steps for _, source in step]
+    assert [origin.source for origin in origins] == truth[: len(origins)]
+    entries = [entry for delta in whole for entry in delta.logprobs or []]
+    assert len(origins) == len(entries)
+
+
+def test_an_origin_leaves_with_its_text() -> None:
+    """Law: what a stream has told of origins is never ahead of its text, nor behind it but for
+    text that is held back."""
+    steps = [[(97, "ngram"), (98, "ngram"), (99, "target")], [(100, "target")]]
+    deltas = read(
+        outputs_of(steps, finish="length", logprobs=False, told=True),
+        provenance=True,
+        stop=("cd!",),
+    )
+    first, last = ([(o.text, o.source) for o in delta.provenance or []] for delta in deltas)
+    assert [delta.text for delta in deltas] == ["ab", "cd"]
+    assert first == [("a", "ngram"), ("b", "ngram")]
+    assert last == [("c", "target"), ("d", "target")]
+
+
+def test_a_character_of_several_tokens_is_the_last_ones() -> None:
+    steps = [[(0xC3, "ngram"), (0xA9, "target")], [(0xE2, "target")]]
+    deltas = read(outputs_of(steps, finish="length", logprobs=False, told=True), provenance=True)
+    origins = [(o.text, o.source) for delta in deltas for o in delta.provenance or []]
+    assert origins == [("", "ngram"), ("é", "target"), ("\ufffd", "target")]
+
+
+def test_a_stop_string_cuts_within_a_token() -> None:
+    class Words(ByteTokenizer):
+        """Token 1 is a whole word."""
+
+        def token_bytes(self, token: int) -> bytes:
+            return b"hello" if token == 1 else super().token_bytes(token)
+
+    async def feed() -> Delta | None:
+        choice = Choice(
+            0, Stream("a"), tokenizer=Words(), stop=("lo",), include_stop=False,
+            skip_special_tokens=True, provenance=True,
+        )  # fmt: skip
+        return choice.feed(
+            Output(id="a", tokens=[97, 1, 98], sources=[("ngram", 2), ("target", 1)])
+        )
+
+    delta = asyncio.run(feed())
+    assert delta is not None
+    assert delta.text == "ahel"
+    assert [(o.text, o.source) for o in delta.provenance or []] == [
+        ("a", "ngram"),
+        ("hel", "ngram"),
+    ]
