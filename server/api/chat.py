@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +18,8 @@ from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.api.sse import GenerationStream
-from server.api.tool_use import CallReader, ToolUse, message_of, tool_use
+from server.api.tool_reply import CallReader, message_of
+from server.api.tool_use import ToolUse, grammar_of, tool_use
 from server.api.usage import provenance_body, usage_body
 from server.choice import Delta
 from server.generation import Generation
@@ -59,7 +61,10 @@ async def start_chat(
     async def load(ready: Ready) -> Prompts:
         nonlocal use
         use = tool_use(services, request)
-        return await load_chat(services, request, ready, use)
+        prompts = await load_chat(services, request, ready, use)
+        if use is None:
+            return prompts
+        return replace(prompts, grammar=await grammar_of(services, request, use))
 
     return await begin(services, request, prefix=prefix, num_prompts=1, load=load), use
 
@@ -150,4 +155,6 @@ async def load_chat(
     tools = None if use is None else [tool.as_dict() for tool in request.tools]
     text = await asyncio.to_thread(services.tokenizer.render, messages, tools=tools)
     ids = await encode(services, text, ready=ready, param="messages", add_special_tokens=False)
-    return Prompts([ids], shown_tokens=frozenset() if use is None else use.format.shown_tokens)
+    if use is None:
+        return Prompts([ids])
+    return Prompts([ids], shown_tokens=use.format.shown_tokens)

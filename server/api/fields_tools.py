@@ -26,8 +26,8 @@ TOOL_ROWS: tuple[FieldRow, ...] = (
         "tools",
         f'a list of at most {MAX_TOOLS} objects with the type "function" and a function'
         " of name, description, parameters (a JSON schema) and strict; no name twice",
-        "Functions that the model may call; needs a chat template that knows tools. Not yet:"
-        " `strict`.",
+        "Functions that the model may call; needs a chat template that knows tools. The arguments"
+        " of `strict` tools are held to their schema by a grammar.",
         [],
         (),  # the same, once read
         needs_tools=True,
@@ -35,17 +35,18 @@ TOOL_ROWS: tuple[FieldRow, ...] = (
     _not_on_completions("tools", "left out or []", []),
     _chat(
         "tool_choice",
-        '"none" or "auto", and only with `tools`',
+        '"none", "auto", "required", an object of the type "function" that names one, or one of the'
+        ' type "allowed_tools"; all but "none" only with `tools`',
         'Default "auto", or "none" without `tools`. "none": the model is not told of the tools.'
-        ' Not yet: "required", and one named function.',
+        ' "required": calls and nothing else, by a grammar. A named function is called once.',
         "none",
         needs_tools=False,
     ),
     _not_on_completions("tool_choice", 'left out or "none"', "none"),
     _chat(
         "parallel_tool_calls",
-        "true, and only with `tools`",
-        "Whether a reply may hold several calls; default true. Not yet: false.",
+        "true or false, and only with `tools`",
+        "Whether a reply may hold several calls; default true. false: at most one, by a grammar.",
         needs_tools=False,
     ),
     _not_on_completions("parallel_tool_calls", "left out"),

@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.messages import Ready
+import msgspec
+
+from engine.messages import Grammar, Ready
 from server.api.errors import invalid
 from server.api.explain import check_settings
 from server.api.guesses import check_prediction, effective, engine_wish
@@ -48,13 +50,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids of every prompt, what a completion that echoes begins with, and the special tokens
-    that leave text even where others leave none."""
+    """Token ids of every prompt, what a completion that echoes begins with, the special tokens that
+    leave text even where others leave none, and the grammar of tool calls, checked."""
 
     ids: list[list[int]]
     echoes: list[Echo] | None = None
     ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
     shown_tokens: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
 
 async def begin(
@@ -121,6 +124,8 @@ def _spec(
     params = sampling_params(
         request, seed, ready, echo=echo, ends=prompts.ends, prediction=prediction
     )
+    if prompts.grammar is not None:
+        params = msgspec.structs.replace(params, grammar=prompts.grammar)
     return GenerationSpec(
         id=id,
         prompts=prompts.ids,

@@ -15,6 +15,8 @@ from server.api.schema_tool_calls import as_tool_calls, in_call_order
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
 ROLE_OF_FIELD = {"tool_calls": "assistant", "tool_call_id": "tool"}
+# What the SDKs' own message objects carry when they are sent back; it says nothing new.
+ECHOED = {"parsed", "annotations", "provider_specific_fields"}
 NOT_SUPPORTED = {"function_call", "audio", "refusal"}
 
 
@@ -88,9 +90,9 @@ def _check_names(given: dict[str, Any], path: str) -> None:
                     param=where,
                     code="unsupported_field",
                 )
-        elif name not in FIELDS:
+        elif name not in FIELDS | ECHOED:
             raise ApiError(400, f"unknown field `{where}`", param=where, code="unknown_field")
-    for name in NOT_SUPPORTED:
+    for name in NOT_SUPPORTED | ECHOED:
         given.pop(name, None)
 
 

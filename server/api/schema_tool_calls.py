@@ -11,6 +11,8 @@ from server.api.explain import shown
 from server.api.limits import MAX_CALLS, MAX_LABEL_LENGTH
 from server.api.schema_tools import checked, function_name, missing
 
+ECHOED = {"parsed_arguments"}  # what the SDK's `parse` adds to calls, which come back as they are
+
 
 def as_tool_calls(value: Any, path: str) -> list[dict[str, Any]]:
     """An assistant's calls. Arguments that are a JSON object become one, as the templates of
@@ -37,7 +39,7 @@ def _call(item: Any, path: str) -> dict[str, Any]:
     where = f"{path}.function"
     if "function" not in call:
         raise missing(where, "an object with name and arguments")
-    function = checked(call["function"], where, {"name", "arguments"}, kind=None)
+    function = checked(call["function"], where, {"name", "arguments", *ECHOED}, kind=None)
     name = function_name(function, where)
     arguments = function.get("arguments")
     if not isinstance(arguments, str):

@@ -140,27 +140,10 @@ def check_tools(tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bo
             raise invalid(
                 "parallel_tool_calls", "`parallel_tool_calls` is only allowed with `tools`"
             )
-    _check_enforced(tools, choice, parallel)
     offered = {tool.name for tool in tools}
     for name in (choice.names or ()) if choice is not None else ():
         if choice is not None and name not in offered:
             raise invalid(choice.path, f"`{choice.path}`: no tool of the name {name} is in `tools`")
-
-
-def _check_enforced(
-    tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bool | None
-) -> None:
-    """What only a grammar can promise is refused as long as there is none."""
-    refused = "is not supported by this server yet, which does not constrain text"
-    if choice is not None and (choice.mode == "required" or choice.names is not None):
-        path, said = "tool_choice", 'it must be "none" or "auto"'
-    elif parallel is False:
-        path, said = "parallel_tool_calls", "it must be left out or true"
-    elif strict := [i for i, tool in enumerate(tools) if tool.strict]:
-        path, said = f"tools[{strict[0]}].function.strict", "it must be left out or false"
-    else:
-        return
-    raise ApiError(400, f"`{path}` {refused}; {said}", param=path, code="unsupported_field")
 
 
 def checked(value: Any, path: str, names: set[str], *, kind: str | None) -> dict[str, Any]:

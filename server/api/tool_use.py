@@ -1,22 +1,25 @@
-"""ToolUse: what one chat request may call, and its replies in the API's shapes.
+"""ToolUse: what one chat request may call, and the grammar that holds its reply to that.
 
-A reply's text is read while it comes (`server.tools.calls`), so the deltas of a stream put together
-are the message of the same reply unstreamed.
+A grammar binds the reply wherever a promise was asked for that a model alone would not keep: a
+call that is required or named, one call at most, a choice among the tools, strict tools, or a
+format for the replies without calls. Else the model is free, and pays nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.messages import Grammar
+from server.api.errors import ApiError, invalid
 from server.api.schema_chat import ChatRequest
+from server.api.schema_tools import Tool, ToolChoice
 from server.api.services import Services
-from server.choice import Finish
-from server.tools.calls import ToolCallParser
-from server.tools.events import CallArguments, CallBegin, Text, ToolEvent
+from server.api.tool_reply import CallReader
 from server.tools.formats import ToolFormat, tool_format
+from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +27,12 @@ class ToolUse:
     """Tools that a model is told of: `offered` may be called."""
 
     format: ToolFormat
-    offered: tuple[str, ...]
+    offered: tuple[Tool, ...]
     skip_special_tokens: bool
 
     def reader(self, request_id: str, choice: int) -> CallReader:
-        parser = self.format.parser(self.offered, skip_special_tokens=self.skip_special_tokens)
+        names = [tool.name for tool in self.offered]
+        parser = self.format.parser(names, skip_special_tokens=self.skip_special_tokens)
         return CallReader(parser, f"{request_id}-{choice}")
 
 
@@ -39,71 +43,64 @@ def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
         return None
     found = tool_format(services.tokenizer, services.config.server.tool_parser)
     assert isinstance(found, ToolFormat), found
-    names = tuple(tool.name for tool in request.tools)
-    if choice is not None and choice.names is not None:
-        names = choice.names
-    return ToolUse(found, names, request.skip_special_tokens)
+    names = choice.names if choice is not None else None
+    tools = tuple(tool for tool in request.tools if names is None or tool.name in names)
+    return ToolUse(found, tools, request.skip_special_tokens)
 
 
-class CallReader:
-    """The text of one choice -> deltas of its message, each of content or of one call."""
+async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
+    """What holds the reply to its promises, checked; None if nothing was promised. Raises ApiError
+    when it cannot be done."""
+    choice, content = request.tool_choice or ToolChoice("auto"), _content_schema(request)
+    required = choice.mode == "required"
+    many = request.parallel_tool_calls is not False and not choice.single
+    chosen = required or choice.names is not None or not many
+    if not (chosen or content or any(tool.strict for tool in use.offered)):
+        return None
 
-    def __init__(self, parser: ToolCallParser, name: str) -> None:
-        self._parser = parser
-        self._name = name
+    def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
+        names = [tool.name for tool in use.offered]
+        functions = list(zip(names, schemas, strict=True))
+        return call_grammar(use.format, CallRules(functions, required, many, content))
 
-    def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        events = self._parser.push(text)
-        if finish is not None:
-            events += self._parser.finish()
-        return [self._delta(event) for event in merged(events)]
-
-    def finish(self, finish: Finish | None) -> str | None:
-        """The reason that clients are told: a reply that came to its end with calls in it ended
-        for them."""
-        return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
-
-    def _delta(self, event: ToolEvent) -> dict[str, Any]:
-        match event:
-            case Text(text):
-                return {"content": text}
-            case CallBegin(index, name):
-                begin = {"index": index, "id": self._id(index), "type": "function"}
-                return {"tool_calls": [{**begin, "function": {"name": name, "arguments": ""}}]}
-            case CallArguments(index, text):
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-    def _id(self, index: int) -> str:
-        name = f"{self._name}-{index}".encode()
-        return "call_" + hashlib.sha256(name).hexdigest()[:24]
+    held = rules([_schema(tool) for tool in use.offered])
+    try:
+        await services.grammars.check(held, param="tools")
+    except ApiError as refused:
+        if refused.status != 400:
+            raise
+        await _name_the_strict(services, request, use)
+        if all(tool.strict for tool in use.offered):
+            raise
+        # Of a tool that is not strict the schema is a hint: its arguments are some object.
+        held = rules([_schema(tool) if tool.strict else ANY_OBJECT for tool in use.offered])
+        await services.grammars.check(held, param="tools")
+    return held
 
 
-def merged(events: Iterable[ToolEvent]) -> list[ToolEvent]:
-    """Neighbours of one kind as one."""
-    out: list[ToolEvent] = []
-    for event in events:
-        match (out[-1] if out else None, event):
-            case (Text(before), Text(text)):
-                out[-1] = Text(before + text)
-            case (CallArguments(index, before), CallArguments(_, text)):
-                out[-1] = CallArguments(index, before + text)
-            case _:
-                out.append(event)
-    return out
+async def _name_the_strict(services: Services, request: ChatRequest, use: ToolUse) -> None:
+    """Raises ApiError for the first strict tool whose schema alone cannot be honoured."""
+    for i, tool in enumerate(request.tools):
+        if tool.strict and tool in use.offered:
+            alone = Grammar("json_schema", json.dumps(_schema(tool)))
+            await services.grammars.check(alone, param=f"tools[{i}].function.parameters")
 
 
-def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """An assistant's message, put together of its deltas."""
-    content: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        content.append(delta.get("content", ""))
-        for piece in delta.get("tool_calls", ()):
-            if "id" in piece:
-                function = {"name": piece["function"]["name"], "arguments": ""}
-                calls.append({"id": piece["id"], "type": "function", "function": function})
-            else:
-                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
-    text = "".join(content)
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {**message, "content": text or None, "tool_calls": calls} if calls else message
+def _schema(tool: Tool) -> Mapping[str, Any]:
+    return NO_ARGUMENTS if tool.parameters is None else {**ANY_OBJECT, **tool.parameters}
+
+
+def _content_schema(request: ChatRequest) -> Mapping[str, Any] | None:
+    """The schema that a reply without calls is held to by other fields."""
+    grammar: Grammar | None = getattr(request, "grammar", None)
+    match grammar:
+        case None:
+            return None
+        case Grammar("json_object"):
+            return ANY_OBJECT
+        case Grammar("json_schema"):
+            schema: Mapping[str, Any] = json.loads(grammar.source)
+            return schema
+    raise invalid(
+        "structured_outputs", "`structured_outputs` and `tools` cannot both shape one reply"
+    )

@@ -172,6 +172,85 @@ def test_the_model_is_told_of_the_tools_unless_none_may_be_called() -> None:
         assert choice["finish_reason"] == "stop"
 
 
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {
+        "mode": "auto",
+        "tools": [{"type": "function", "function": {"name": "get_time"}}],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "held"),
+    [
+        ({}, False),
+        ({"tool_choice": "auto", "parallel_tool_calls": True}, False),
+        ({"tool_choice": "none", "parallel_tool_calls": False}, False),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": NAMED}, True),
+        ({"tool_choice": ALLOWED}, True),
+        ({"parallel_tool_calls": False}, True),
+        ({"tools": [tool(strict=True)]}, True),
+    ],
+)
+def test_a_promise_is_a_grammar(fields: dict[str, Any], held: bool) -> None:
+    """What a model alone would not keep is enforced; a free model is left alone."""
+    client = scripted("hi")
+    with serve(client) as served:
+        body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, **fields}
+        assert httpx.post(served.url + CHAT, json=body).is_success
+    grammar = client.submitted[-1].params.grammar
+    assert (grammar is not None) == held
+    if grammar is not None and "tool_choice" in fields and fields["tool_choice"] != "required":
+        assert "get_time" in grammar.source
+        assert "get_weather" not in grammar.source
+
+
+def test_only_allowed_tools_are_read_as_calls() -> None:
+    """The model is told of all tools, so that its prompt can be cached, and may call these."""
+    with serve(scripted(CALLS)) as served:
+        body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "tool_choice": ALLOWED}
+        [choice] = httpx.post(served.url + CHAT, json=body).json()["choices"]
+        told = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
+    assert "get_weather" in told
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["get_time"]
+
+
+HARD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([tool(), tool("hard", parameters=HARD, strict=True)], "tools[1].function.parameters"),
+        ([tool("hard", parameters=HARD, strict=True)], "tools[0].function.parameters"),
+    ],
+)
+def test_strict_schemas_are_honoured_or_refused(tools: Any, param: str) -> None:
+    """Never half: the tool whose schema cannot be enforced is named."""
+    with serve(scripted("hi")) as served:
+        body = {"model": MODEL, "messages": HELLO, "tools": tools}
+        reply = httpx.post(served.url + CHAT, json=body)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == param
+        assert "`properties.a.not`" in reply.json()["error"]["message"]
+
+
+def test_a_schema_that_is_not_strict_is_a_hint() -> None:
+    """What cannot be enforced of it is not, and the call still is; what can be is."""
+    client = scripted("hi")
+    with serve(client) as served:
+        tools = [tool("hard", parameters=HARD), tool(strict=True)]
+        body = {"model": MODEL, "messages": HELLO, "tools": tools, "tool_choice": "required"}
+        assert httpx.post(served.url + CHAT, json=body).is_success
+    grammar = client.submitted[-1].params.grammar
+    assert grammar is not None
+    assert "not" not in grammar.source
+    assert '"city"' in grammar.source
+
+
 def call(id: str, city: str, arguments: str | None = None) -> dict[str, Any]:
     said = json.dumps({"city": city, "unit": None}) if arguments is None else arguments
     return {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": said}}

@@ -1,0 +1,127 @@
+"""Tools and clients on the real engine with the built-in pair, as a newcomer meets them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from langchain_openai import ChatOpenAI
+from openai import OpenAI, pydantic_function_tool
+from pydantic import BaseModel, ConfigDict
+
+from tests.process.served import serving
+from tests.support.readme import section
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0")
+MODEL = "foretoken-demo"
+HELLO: list[Any] = [{"role": "user", "content": "Tell me something."}]
+
+
+class Book(BaseModel):
+    """Book a journey."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    city: str
+    days: int
+    friends: list[bool]
+
+
+TOOLS: list[Any] = [
+    pydantic_function_tool(Book),
+    {"type": "function", "function": {"name": "stop"}},
+]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with asyncio.Runner() as runner:
+        context = serving(COMMAND, os.environ)
+        server = runner.run(context.__aenter__())
+        yield str(server.http.base_url).rstrip("/")
+        runner.run(context.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as sdk:
+        yield sdk
+
+
+def test_the_examples_of_the_readme(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They print what they say they print: a call by a model that learned to call, and its use."""
+    console, python = re.findall(r"```\w+\n(.*?)```", section("tools"), re.DOTALL)
+    reply = httpx.post(
+        f"{url}/v1/chat/completions", json=json.loads(console.split("'")[3]), timeout=300
+    )
+    [call] = reply.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    exec(python.replace("http://127.0.0.1:8000", url), {})
+    assert capsys.readouterr().out.splitlines() == [
+        'get_weather {"city": "Rome"}',
+        "It is 21 degrees in Rome.",
+    ]
+
+
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    return [
+        (call.function.name, json.loads(call.function.arguments))
+        for call in message.tool_calls or ()
+    ]
+
+
+def check(name: str, arguments: Any) -> None:
+    if name == "Book":
+        Book.model_validate(arguments, strict=True)
+    else:
+        assert (name, arguments) == ("stop", {})
+
+
+@pytest.mark.parametrize("choice", ["required", "Book", "auto"])
+def test_promises_are_kept_by_a_grammar(sdk: OpenAI, choice: str) -> None:
+    """At temperature 1.5 a model of this size calls nothing rightly by itself; whatever is called
+    here satisfies its schema, and the stream of the same seed says the same."""
+    named = {"type": "function", "function": {"name": choice}}
+    fields: dict[str, Any] = {
+        "model": MODEL, "messages": HELLO, "tools": TOOLS, "n": 6, "max_tokens": 300, "seed": 1,
+        "tool_choice": named if choice == "Book" else choice, "temperature": 1.5,
+        "parallel_tool_calls": False,
+    }  # fmt: skip
+    wholes = sdk.chat.completions.create(**fields).choices
+    with sdk.chat.completions.stream(**fields) as stream:
+        streamed = stream.get_final_completion().choices
+    for whole, other in zip(wholes, streamed, strict=True):
+        assert whole.finish_reason == other.finish_reason
+        assert whole.message.content == other.message.content
+        made = [call.function.arguments for call in whole.message.tool_calls or ()]
+        assert [call.function.arguments for call in other.message.tool_calls or ()] == made
+        if whole.finish_reason == "length":
+            continue
+        for name, arguments in calls_of(whole.message):
+            check(name, arguments)
+        if choice != "auto":
+            assert len(made) == 1
+            assert whole.message.content is None
+    assert choice == "auto" or any(whole.finish_reason == "tool_calls" for whole in wholes)
+
+
+def test_langchain(url: str) -> None:
+    """The three ways to structured output, on a model and a grammar instead of a script."""
+    model: Any = ChatOpenAI(
+        model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=400, seed=3
+    )
+    for method in ("function_calling",):
+        found = model.with_structured_output(Book, method=method).invoke("Where to?")
+        assert isinstance(found, Book)
+    bound = model.bind_tools([Book], tool_choice="any")
+    [call] = bound.invoke("Where to?").tool_calls[:1]
+    Book.model_validate(call["args"])

@@ -1,0 +1,144 @@
+"""Grammars of calls: what they let through, the parser reads as the calls that were promised."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
+
+from engine.config import model_folder
+from engine.messages import Grammar
+from engine.sampling.grammar_source import compile_grammar
+from engine.sampling.vocabulary import load_vocabulary
+from server.tools.formats import Marker, ToolFormat
+from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from tests.unit.test_tool_calls import read
+
+FOLDER = model_folder("demo", "target")
+OPEN, CLOSE = Marker("<tool_call>", 6, False), Marker("</tool_call>", 7, False)
+HERMES = ToolFormat(
+    "hermes", '{"name": "', '", "arguments": ', "}", "\n", OPEN, CLOSE, (OPEN, CLOSE)
+)
+SPELLED = dataclasses.replace(  # a tokenizer that has no token for the tags
+    HERMES, opening=Marker("<call>", None, False), closing=Marker("</call>", None, False)
+)
+LLAMA = ToolFormat("llama3_json", '{"name": "', '", "parameters": ', "}", "; ", None, None, ())
+
+CITY: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTIONS = [("weather", CITY), ("stop", NO_ARGUMENTS), ("any", ANY_OBJECT)]
+ANSWER: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"yes": {"type": "boolean"}},
+    "required": ["yes"],
+    "additionalProperties": False,
+}
+
+H = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+L = '{"name": "weather", "parameters": {"city": "Rome"}}'
+
+
+@cache
+def vocabulary() -> LLTokenizer:
+    return load_vocabulary(FOLDER)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(Path(FOLDER) / "tokenizer.json"))
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher = compile_grammar(grammar, vocabulary())
+    ids = tokenizer().encode(text, add_special_tokens=False).ids
+    return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+
+CASES: list[tuple[ToolFormat, bool, bool, bool, list[str], list[str]]] = [
+    # format, required, many, with an answer's schema, accepted, refused
+    (HERMES, True, True, False, [H, f"{H}\n{H}"], ["", "hi", f"{H} hi", f"hi {H}"]),
+    (HERMES, True, False, False, [H], ["", f"{H}\n{H}"]),
+    (HERMES, False, True, False, ["", "hi {", H, f"a {H} b {H}"], ["<tool_call>", f"{H}{H[:15]}"]),
+    (HERMES, False, False, False, ["", "hi", f"hi {H}"], [f"{H}\n{H}", f"{H} hi"]),
+    (HERMES, False, True, True, ['{"yes": true}', f"{H}\n{H}"], ["", "hi", f"hi {H}", '{"no": 1}']),
+    (LLAMA, True, True, False, [L, f"{L}; {L}"], ["", "hi", f"hi {L}"]),
+    (LLAMA, True, False, False, [L], ["", f"{L}; {L}"]),
+    (LLAMA, False, True, False, ["", "hi {", L, f"{L}; {L}"], ["{", ' {"a": 1}']),
+    (LLAMA, False, False, True, [L, '{"yes": false}'], ["", f"{L}; {L}", '{"no": 1}']),
+    (SPELLED, True, True, False, [H.replace("tool_", "")], ["", "hi"]),
+    (SPELLED, False, True, False, ["hi", "<call", f"a {H.replace('tool_', '')}"], ["<call>"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_let_through(case: Any) -> None:
+    """Calls where they may stand, and nothing that looks like one elsewhere."""
+    format, required, many, answered, accepted, refused = case
+    rules = CallRules(FUNCTIONS, required, many, ANSWER if answered else None)
+    grammar = call_grammar(format, rules)
+    for text in accepted:
+        assert accepts(grammar, text), text
+    for text in refused:
+        assert not accepts(grammar, text), text
+
+
+def test_an_answer_may_begin_like_a_call() -> None:
+    """The lexer once took the longer piece for certain, and no answer could follow it."""
+    name = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    grammar = call_grammar(LLAMA, CallRules(FUNCTIONS, False, True, name))
+    for text in ('{"name": "Bob"}', '{"name": "weather"}', L):
+        assert accepts(grammar, text), text
+
+
+@pytest.mark.parametrize(
+    "wrong", ['"weather"|"rain"', '"city"|"town"', '"Rome"|7', '"Rome"|"Constantinople"']
+)
+def test_names_and_schemas_are_held(wrong: str) -> None:
+    """Another function, another argument, another type, a bound."""
+    grammar = call_grammar(HERMES, CallRules(FUNCTIONS, True, True))
+    right, _, other = wrong.partition("|")
+    assert not accepts(grammar, H.replace(right, other))
+
+
+def sentence(grammar: Grammar, seed: int) -> str:
+    """A pseudo-random text of the grammar, which ends as soon as it may."""
+    rng, matcher, ids = random.Random(seed), compile_grammar(grammar, vocabulary()), list[int]()
+    while len(ids) < 400 and not (ids and matcher.is_accepting()):
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+        ids.append(rng.choice([token for token in allowed if token > 2]))
+        matcher.consume_token(ids[-1])
+    assert matcher.is_accepting()
+    return str(tokenizer().decode(ids, skip_special_tokens=False))
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA], ids=lambda format: format.name)
+def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
+    """Law: with a required call no text of the grammar leaves the parser anything but calls of the
+    offered functions, whose arguments satisfy their schemas."""
+    grammar = call_grammar(
+        format, CallRules([("weather", CITY), ("stop", NO_ARGUMENTS)], True, True)
+    )
+    names = set()
+    for seed in range(12):
+        parser = format.parser(("weather", "stop"), skip_special_tokens=True)
+        content, calls = read(parser, list(sentence(grammar, seed)))
+        assert content == ""
+        [(name, arguments)] = calls
+        names.add(name)
+        values = json.loads(arguments)
+        assert (values == {}) if name == "stop" else len(values["city"]) <= 8
+    assert names == {"weather", "stop"}
