@@ -11,6 +11,7 @@ from server.api.explain import must_be
 from server.api.field_row import Endpoint
 from server.api.schema import Part
 from server.api.schema_messages import Message, as_messages
+from server.api.schema_tools import Tool, as_tools
 from server.api.schema_values import is_ids
 
 
@@ -22,6 +23,7 @@ class TokenizeRequest(Part):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], BeforeValidator(as_messages)] | None = None
+    tools: Annotated[tuple[Tool, ...], BeforeValidator(as_tools)] = ()
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool = False
@@ -32,8 +34,8 @@ class TokenizeRequest(Part):
             message = "`prompt` (a string) or `messages` (a list of messages) is required"
             raise ApiError(400, message, param="prompt", code="missing_field")
         if self.prompt is not None:
-            for name in ("messages", "add_generation_prompt"):
-                if getattr(self, name) is not None:
+            for name in ("messages", "tools", "add_generation_prompt"):
+                if getattr(self, name) not in (None, ()):
                     raise invalid(name, f"`{name}` is not allowed beside `prompt`")
         return self
 

@@ -79,6 +79,7 @@ async def _token_ids(services: Services, request: TokenizeRequest, ready: Ready)
         text = await asyncio.to_thread(
             services.tokenizer.render,
             messages,
+            tools=[tool.as_dict() for tool in request.tools],
             add_generation_prompt=request.add_generation_prompt is not False,
         )
         param, special = "messages", bool(special)

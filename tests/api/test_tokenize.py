@@ -59,6 +59,14 @@ def test_messages_are_what_chat_runs(served: Served, http: httpx.Client) -> None
     )
     assert told["tokens"] == served.client.submitted[-1].prompt
     assert told["count"] == reply.json()["usage"]["prompt_tokens"]
+    tool = {"type": "function", "function": {"name": "look_up"}}
+    told_of_tools = ask(http, messages=HELLO, tools=[tool])
+    http.post(
+        "/v1/chat/completions",
+        json={"model": MODEL, "messages": HELLO, "tools": [tool], "max_tokens": 1},
+    )
+    assert served.client.submitted[-1].prompt == told_of_tools["tokens"]
+    assert told_of_tools["count"] > told["count"]
     bare = ask(http, messages=HELLO, add_generation_prompt=False)["tokens"]
     assert told["tokens"][: len(bare)] == bare
     assert told["tokens"][len(bare)] == IM_START
@@ -87,6 +95,14 @@ def test_detokenize_is_the_way_back(http: httpx.Client, text: str) -> None:
             "invalid_value",
         ),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
+        ("/tokenize", {"messages": HELLO, "tools": "x"}, "tools", "invalid_value"),
+        ("/tokenize", {"messages": HELLO, "tools": [{}]}, "tools[0].type", "invalid_value"),
+        (
+            "/tokenize",
+            {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools",
+            "invalid_value",
+        ),
         ("/tokenize", {"messages": [{"role": "x"}]}, "messages[0].role", "invalid_value"),
         ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template", "unsupported_field"),
         ("/tokenize", {"prompt": "a", "temperature": 1}, "temperature", "unknown_field"),
