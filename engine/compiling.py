@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from engine.errors import EngineError
+from engine.errors import ModelError
 from engine.messages import Output
 from engine.sampling.grammar import Compiled, GrammarCompiler
 from engine.sampling.grammar_source import GrammarRefused
@@ -51,7 +51,7 @@ class Compiling:
             try:
                 seq.constraint = held.compiled.result().state(seq, can_end=self._can_end)
                 ready.append(seq)
-            except (GrammarRefused, EngineError) as error:
+            except (GrammarRefused, ModelError) as error:
                 sentence = f"the grammar cannot be honoured: {error}"
                 ends.append(Output(id=seq.id, finish="error", error=sentence))
         return ready, ends

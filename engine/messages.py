@@ -27,8 +27,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     `source` by kind: json_object: "" (any JSON object); json_schema: the schema as JSON text;
     regex: the pattern, which the whole text must match (Rust's syntax, no look-around, no
     back-references); choice: a JSON list of strings; lark: llguidance's dialect of Lark, in which
-    `<|name|>` is a special token and `%json {...}` a schema. The front end has compiled it within a
-    deadline before it is ever sent, so compiling it again is bounded.
+    `<|name|>` is a special token and `%json {...}` a schema, or llama.cpp's EBNF. The front end has
+    compiled it within a deadline before it is ever sent, so compiling it again is bounded.
     """
 
     kind: GrammarKind

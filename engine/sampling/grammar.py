@@ -24,8 +24,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.constraint import Bits
+from engine.errors import ModelError
 from engine.messages import Grammar
-from engine.sampling.grammar_source import compile_grammar, sentence
+from engine.sampling.grammar_source import GrammarRefused, compile_grammar, sentence
 from engine.sequence import Sequence
 
 MAX_COMPILED = 16  # grammars kept for the next request
@@ -84,10 +85,15 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _work(self, grammar: Grammar) -> Compiled:
-        if self._vocabulary is None:
-            self._vocabulary = self._load()
-        matcher = compile_grammar(grammar, self._vocabulary)
-        matcher.compute_bitmask()  # the first one is the slowest; copies have what it found
+        try:
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            matcher = compile_grammar(grammar, self._vocabulary)
+            matcher.compute_bitmask()  # the first one is the slowest; copies have what it found
+        except (GrammarRefused, ModelError):
+            raise
+        except BaseException as error:  # a panic of the library derives from nothing better
+            raise GrammarRefused(f"the compiler failed on it: {sentence(str(error))}") from None
         return Compiled(matcher, self._vocabulary)
 
 

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.messages import Grammar
 from engine.sampling.grammar_schema import SchemaRefused, check_schema
@@ -30,6 +31,7 @@ JSON_STYLE: JsonCompileOptions = {
     "coerce_one_of": False,
     "lenient": False,
 }
+_EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _EMBEDDED_SCHEMA = re.compile(r"%json\b\s*")
 _ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|temperature)\s*=")
 _SENTENCE = 240  # characters of a library's message that are worth repeating
@@ -59,6 +61,8 @@ def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
     for the process that runs this. Raises GrammarRefused."""
     try:
         source = _source(grammar)
+    except GrammarRefused:
+        raise
     except (SchemaRefused, ValueError) as error:
         raise GrammarRefused(sentence(str(error))) from None
     except RecursionError:
@@ -97,11 +101,21 @@ def _source(grammar: Grammar) -> str:
         case "lark":
             if found := _ATTRIBUTE.search(grammar.source):
                 raise GrammarRefused(f"`{found[1]}` in a grammar is not supported")
-            return LLMatcher.grammar_from_lark(_with_checked_schemas(grammar.source))
+            return LLMatcher.grammar_from_lark(_with_checked_schemas(_as_lark(grammar.source)))
 
 
 def _schema_source(schema: dict[str, Any]) -> str:
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+
+
+def _as_lark(source: str) -> str:
+    """The grammar as Lark, if it was in llama.cpp's form of EBNF."""
+    if not _EBNF_RULE.search(source):
+        return source
+    try:
+        return gbnf_to_lark(source)
+    except Exception as error:  # the converter raises all sorts, Exception itself among them
+        raise GrammarRefused(sentence(str(error))) from None
 
 
 def _with_checked_schemas(lark: str) -> str:

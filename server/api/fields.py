@@ -234,6 +234,19 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         "Extension. Each choice lists its tokens' texts with who guessed them: a proposer, or"
         " `target` for those that nobody had guessed.",
     ),
+    both(
+        "response_format",
+        'an object with the field "type": "text", "json_object" or "json_schema", the last with'
+        ' "json_schema": {"name", "schema", "description", "strict"}',
+        "The reply is such JSON, on one line. A schema is enforced with `strict` or without; one"
+        " that cannot be enforced whole is a 400.",
+    ),
+    both(
+        "structured_outputs",
+        'an object with exactly one of "json" (a schema), "regex", "choice" (a list of strings),'
+        ' "grammar" (Lark, or EBNF as llama.cpp writes it) and "json_object" (true)',
+        "Extension. The text is what that describes, and ends when nothing more can follow.",
+    ),
     no_op("user", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
     no_op(
         "metadata",
@@ -249,7 +262,6 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         "The prefix cache needs no hint.",
     ),
     *TOOL_ROWS,
-    refused("response_format", "Structured output.", {"type": "text"}),
     refused("audio", "Audio output."),
     refused("modalities", "Other output than text.", ["text"]),
     refused("reasoning_effort", "Reasoning control.", "none"),

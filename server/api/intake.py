@@ -1,7 +1,8 @@
 """Intake: from a request to a started Generation, the same for both endpoints.
 
 Order, so that the cheap refusals come first: body within its cap (413, `body`), JSON and fields
-(400, `schema`), model name (404), engine ready (503), room (429), tokenising in a worker thread,
+(400, `schema`), model name (404), engine ready (503), room (429), the grammar in a
+child process (400), tokenising in a worker thread,
 context (400). Leaves response shapes to the endpoints.
 """
 
@@ -84,6 +85,8 @@ async def begin(
             name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
         )
     with services.admission.reserve(count):
+        if (constraint := request.constraint) is not None:
+            await services.grammars.check(constraint.grammar, param=constraint.param)
         prompts = await load(ready)
         for ids in prompts.ids:
             check_length(len(ids), request, ready)

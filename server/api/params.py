@@ -51,6 +51,7 @@ def sampling_params(
         prediction=prediction,
         speculation=engine_wish(request.speculation, ready),
         provenance=request.provenance,
+        grammar=request.grammar,
     )
 
 

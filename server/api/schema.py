@@ -11,10 +11,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationError,
+    model_validator,
+)
 
-from engine.messages import MAX_LOGPROBS
+from engine.messages import MAX_LOGPROBS, Grammar
 from server.api.body import parse_json
+from server.api.constraints import Constraint, as_response_format, as_structured_outputs
 from server.api.errors import invalid
 from server.api.explain import check_names, explain
 from server.api.field_row import Endpoint
@@ -69,6 +78,12 @@ class CommonRequest(Part, ABC):
     prediction: Annotated[str, BeforeValidator(as_prediction)] | None = None
     speculation: Annotated[SpeculationWish, BeforeValidator(as_speculation)] | None = None
     provenance: bool = False
+    response_format: Annotated[
+        InstanceOf[Constraint] | None, BeforeValidator(as_response_format)
+    ] = None
+    structured_outputs: Annotated[
+        InstanceOf[Constraint] | None, BeforeValidator(as_structured_outputs)
+    ] = None
 
     user: Label | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(as_metadata)] = None
@@ -93,6 +108,15 @@ class CommonRequest(Part, ABC):
         return self.n
 
     @property
+    def constraint(self) -> Constraint | None:
+        """What the text must satisfy, and the field that says so."""
+        return self.response_format or self.structured_outputs
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.constraint.grammar if self.constraint is not None else None
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -103,6 +127,11 @@ class CommonRequest(Part, ABC):
         if self.prompt_logprobs is not None and self.stream:
             raise invalid(
                 "prompt_logprobs", "`prompt_logprobs` is only allowed without `stream`: true"
+            )
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise invalid(
+                "structured_outputs",
+                "`structured_outputs` and `response_format` both shape the text; leave one out",
             )
         if self.length is not None and self.min_tokens > self.length:
             raise invalid(

@@ -101,7 +101,6 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     ("functions", [{}], "functions"),
     ("function_call", "auto", "function_call"),
     ("parallel_tool_calls", True, "parallel_tool_calls"),
-    ("response_format", {"type": "json_object"}, "response_format"),
     ("prediction", "x", "prediction"),
     ("prediction", {"type": "text", "content": "x"}, "prediction.type"),
     ("prediction", {"content": "x"}, "prediction.type"),

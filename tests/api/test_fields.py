@@ -8,7 +8,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from engine.messages import Speculation
+from engine.messages import Grammar, Speculation
 from server.api.field_row import Endpoint, FieldRow
 from server.api.fields import FIELDS, ROWS
 from server.api.schema_chat import ChatRequest
@@ -73,6 +73,8 @@ GOOD: dict[str, Any] = {
     "prediction": {"type": "content", "content": "ab"},
     "speculation": {"max_draft": 2, "proposers": ["ngram"]},
     "provenance": True,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["yes", "no"]},
     "user": "u",
     "metadata": {"a": "b"},
     "store": False,
@@ -108,7 +110,10 @@ ON_THE_WIRE: dict[str, Any] = {
     "prediction": (97, 98),
     "speculation": Speculation(max_draft=2, proposers=("ngram",)),
     "provenance": True,
+    "response_format": Grammar("json_object"),
+    "structured_outputs": Grammar("choice", '["yes", "no"]'),
 }
+NAMES = {"response_format": "grammar", "structured_outputs": "grammar"}  # of SamplingParams
 
 # Where /v1/responses has another shape.
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
@@ -173,7 +178,7 @@ def test_every_row_does_what_it_says(
         assert reply.status_code == 200, reply.text
         if row.name in ON_THE_WIRE:
             sent = served.client.submitted[-1].params
-            assert getattr(sent, row.name) == ON_THE_WIRE[row.name]
+            assert getattr(sent, NAMES.get(row.name, row.name)) == ON_THE_WIRE[row.name]
         return
     assert reply.status_code == 400
     error = reply.json()["error"]
