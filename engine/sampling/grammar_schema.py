@@ -7,6 +7,8 @@ those combinations that it cannot honour. No torch, no llguidance.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 VALUES = frozenset({
@@ -33,6 +35,7 @@ def check_schema(schema: Any) -> None:
     if not isinstance(schema, dict):
         raise SchemaRefused("a schema must be a JSON object")
     _check(schema, "", 0)
+    _check_bounds(schema)
 
 
 def _check(schema: Any, path: str, depth: int) -> None:
@@ -80,3 +83,56 @@ def _check_values(schema: dict[str, Any], path: str) -> None:
             f"`minProperties`{where} is {least}, but only {named} are required; more than one"
             " property that is not named in `required` cannot be enforced"
         )
+
+
+def _check_bounds(schema: Any) -> None:
+    """llguidance lets an excluded whole number through when the other bound is a fraction less than
+    1 away from it: refused, also where the two may meet by way of references or unions."""
+    together: dict[str, set[float]] = {}
+    for found in _bounds(schema):
+        if _slips({name: {value} for name, value in found.items()}):
+            raise SchemaRefused(_SLIP)
+        for name, value in found.items():
+            together.setdefault(name, set()).add(value)
+    if _slips(together) and _merges(schema):
+        raise SchemaRefused(_SLIP)
+
+
+_SLIP = (
+    "`exclusiveMinimum` or `exclusiveMaximum` is a whole number and the other bound a fraction less"
+    " than 1 away; that cannot be enforced, but a fraction beside the whole number can"
+)
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+def _slips(bounds: dict[str, set[float]]) -> bool:
+    floors = {math.floor(x) for name in _HIGH for x in bounds.get(name, ()) if x % 1}
+    ceilings = {math.ceil(x) for name in _LOW for x in bounds.get(name, ()) if x % 1}
+    return bool(
+        floors & bounds.get("exclusiveMinimum", set())
+        or ceilings & bounds.get("exclusiveMaximum", set())
+    )
+
+
+def _bounds(schema: Any) -> Iterator[dict[str, float]]:
+    """The numeric bounds of every schema in this one."""
+    if not isinstance(schema, dict):
+        return
+    yield {
+        name: float(schema[name])
+        for name in (*_LOW, *_HIGH)
+        if type(schema.get(name)) in (int, float) and abs(schema[name]) < 1e300
+    }
+    for name, value in schema.items():
+        for _, part in _parts(name, value, name):
+            yield from _bounds(part)
+
+
+def _merges(schema: Any) -> bool:
+    """Whether bounds of several schemas may hold for one value."""
+    if not isinstance(schema, dict):
+        return False
+    joining = {"$ref", "anyOf", "oneOf"} & schema.keys() and {*_LOW, *_HIGH} & schema.keys()
+    return bool("allOf" in schema or joining) or any(
+        _merges(part) for name, value in schema.items() for _, part in _parts(name, value, name)
+    )
