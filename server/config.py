@@ -8,13 +8,14 @@ given, what is allowed. The API key is never repeated.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from engine.config import BUILTIN, EngineConfig
 from engine.errors import ConfigError
@@ -31,6 +32,19 @@ KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
 DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+# What a template is called with anyway, and arguments of the function that calls it.
+_TAKEN = re.compile(
+    "conversation|messages|tools|documents|chat_template|add_generation_prompt|tokenize|padding|"
+    "continue_final_message|truncation|max_length|return_.*|tokenizer_kwargs|.*_token"
+)
+
+
+def _variable(name: str) -> str:
+    if not name.isidentifier() or _TAKEN.fullmatch(name):
+        raise ValueError("each must be the name of a variable that the template has of its own")
+    return name
 
 
 def _one_or_more(value: object) -> object:
@@ -62,6 +76,12 @@ class ServerConfig(BaseModel):
         "auto",
         description="form of the model's tool calls; `auto`: as its chat template writes them,"
         " `none`: no tools",
+    )
+    chat_template_kwargs: list[Annotated[str, AfterValidator(_variable)]] = Field(
+        ["enable_thinking"],
+        max_length=16,
+        description="variables of the chat template that requests may set by"
+        " `chat_template_kwargs`",
     )
     max_inflight: int | None = Field(
         None,

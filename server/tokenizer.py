@@ -46,6 +46,15 @@ class Tokenizer(Protocol):
         """Ids of a text in which nothing is special, whatever it spells out."""
         ...
 
+    @property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Finds the special tokens that a text spells out."""
+        ...
+
+    def split_special(self, text: str) -> list[str | int]:
+        """The special tokens that a text spells out, as ids, and the text between them."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def token_bytes(self, token: int) -> bytes:
@@ -62,9 +71,16 @@ class Tokenizer(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = {},
     ) -> str:
-        """The conversation as text, to be encoded without adding special tokens.
+        """The conversation as text, to be encoded without adding special tokens; with
+        `continue_final_message` it ends where the content of the last message does.
         Raises ChatTemplateError."""
+        ...
+
+    def template_reads(self, variable: str) -> bool:
+        """Whether the chat template speaks of this variable."""
         ...
 
 
@@ -116,8 +132,13 @@ class HFTokenizer:
         self.has_chat_template: bool = bool(tokenizer.chat_template)
         ids = {text: i for i, text in self._added.items()}
         self.fill_in: FillIn | None = find_fill_in(ids.get)
-        spelled = sorted((self._text(i) for i in self._special), key=len, reverse=True)
-        self._spelled = re.compile("|".join(map(re.escape, filter(None, spelled))) or "(?!)")
+        self._special_ids = {self._text(i): i for i in self._special}
+        spelled = [text for text in self._special_ids if len(text) > 1]
+        spelled.sort(key=len, reverse=True)
+        self.special_pattern = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
+        self._swallows = {
+            i: (t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items() if t.special
+        }
         self._plain: Any = None
         self._lock = threading.Lock()
 
@@ -143,9 +164,21 @@ class HFTokenizer:
         if self._special.isdisjoint(ids):
             return ids
         # Some vocabularies hold their special tokens as words, too: each is broken after a letter.
-        cuts = [0, *(m.start() + 1 for m in self._spelled.finditer(text)), len(text)]
+        cuts = [0, *(m.start() + 1 for m in self.special_pattern.finditer(text)), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts) if a < b]
         return [i for piece in pieces for i in self._encode_plain(piece) if i not in self._special]
+
+    def split_special(self, text: str) -> list[str | int]:
+        pieces: list[str | int] = []
+        start = 0
+        for found in self.special_pattern.finditer(text):
+            before, token = text[start : found.start()], self._special_ids[found[0]]
+            left, right = self._swallows.get(token, (False, False))
+            pieces += [before.rstrip() if left else before, token]
+            start = found.end()
+            if right:
+                start += len(text[start:]) - len(text[start:].lstrip())
+        return [piece for piece in (*pieces, text[start:]) if piece != ""]
 
     def _encode_plain(self, text: str) -> list[int]:
         if self._backend is None:
@@ -189,6 +222,8 @@ class HFTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = {},
     ) -> str:
         from jinja2 import TemplateError
 
@@ -201,14 +236,26 @@ class HFTokenizer:
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tokenize=False,
+                **variables,
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
+            if continue_final_message:  # whose error quotes the conversation
+                raise ChatTemplateError(
+                    "the model's chat template refused the messages, or does not write the final"
+                    " one as it is, so that it cannot be continued"
+                ) from error
             # Templates are programs of the model's author: any of these means "not these messages".
             raise ChatTemplateError(
                 f"the model's chat template refused the messages: {_one_line(error)}"
             ) from error
         return str(text)
+
+    def template_reads(self, variable: str) -> bool:
+        template = self._tokenizer.chat_template or ""
+        texts = template.values() if isinstance(template, dict) else [template]
+        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in texts)
 
 
 def load_tokenizer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,9 @@ from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
 from server.api.body import read_body
+from server.api.chat_prompt import chat_ids, template_variables
 from server.api.gather import Whole, gather
-from server.api.intake import Call, Prompts, begin, encode
+from server.api.intake import Call, Prompts, begin
 from server.api.logprobs import chat_logprobs, prompt_logprobs
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
@@ -151,10 +151,15 @@ async def load_chat(
     services: Services, request: ChatRequest, ready: Ready, use: ToolUse | None
 ) -> Prompts:
     """The prompt that the chat template makes of a request."""
-    messages = [message.as_dict() for message in request.messages]
-    tools = None if use is None else [tool.as_dict() for tool in request.tools]
-    text = await asyncio.to_thread(services.tokenizer.render, messages, tools=tools)
-    ids = await encode(services, text, ready=ready, param="messages", add_special_tokens=False)
+    ids = await chat_ids(
+        services,
+        [message.as_dict() for message in request.messages],
+        ready=ready,
+        tools=None if use is None else [tool.as_dict() for tool in request.tools],
+        add_generation_prompt=request.generation_prompt,
+        continue_final_message=request.continue_final_message,
+        variables=template_variables(services, request),
+    )
     if use is None:
         return Prompts([ids])
     return Prompts([ids], shown_tokens=use.format.shown_tokens)

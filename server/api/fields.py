@@ -15,6 +15,7 @@ from typing import get_args
 from engine.messages import MAX_LOGPROBS
 from server.api.field_row import Endpoint, Facts, FieldRow, both, no_op, refused
 from server.api.fields_responses import with_responses
+from server.api.fields_template import TEMPLATE_ROWS
 from server.api.fields_tokenize import TOKENIZE_ROWS
 from server.api.fields_tools import TOOL_ROWS
 from server.api.limits import (
@@ -58,8 +59,9 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         "supported",
         f"a list of 1 to {MAX_MESSAGES} messages",
         "Roles system, developer (treated as system), user, assistant, tool; content is a string"
-        " or a list of text parts, which are joined by line breaks; `name` and `tool_call_id` are"
-        " handed to the chat template.",
+        " or a list of text parts (of the assistant: refusals, too), which are joined by line"
+        " breaks; `name` and `tool_call_id` are handed to the chat template. Special tokens that a"
+        " message spells out are plain text.",
         tokenize="supported",
         unless=_no_chat_template,
     ),
@@ -113,8 +115,9 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
     both("stream", "true or false", "Server-sent events, closed by `[DONE]`."),
     both(
         "stream_options",
-        'an object with the field "include_usage" (true or false), and only with `stream`',
-        "A last chunk with the usage and no choices.",
+        'an object with the fields "include_usage" (true or false) and "include_obfuscation"'
+        " (false), and only with `stream`",
+        "A last chunk with the usage and no choices. Nothing is padded.",
     ),
     both(
         "stop",
@@ -162,6 +165,7 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         "true or false",
         "The text (and its logprobs, when asked for) begins with the prompt.",
     ),
+    *TEMPLATE_ROWS,
     both("top_k", "an integer of at least -1", "Extension. Default 0; 0 and -1 are off."),
     both("min_p", "a number from 0 to 1", "Extension. Default 0, which is off."),
     both(
@@ -254,7 +258,11 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         "Not stored.",
     ),
     no_op("store", "true or false", "Nothing is ever stored."),
-    no_op("service_tier", '"auto" or "default"', "There is one tier."),
+    no_op(
+        "service_tier",
+        '"auto", "default", "flex", "scale" or "priority"',
+        'There is one tier, and replies to requests with this field say "default".',
+    ),
     no_op("safety_identifier", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
     no_op(
         "prompt_cache_key",
@@ -264,7 +272,6 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
     *TOOL_ROWS,
     refused("audio", "Audio output."),
     refused("modalities", "Other output than text.", ["text"]),
-    refused("reasoning_effort", "Reasoning control.", "none"),
     refused("verbosity", "Verbosity control."),
     refused("web_search_options", "Web search."),
     refused("moderation", "Moderation."),

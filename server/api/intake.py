@@ -38,14 +38,17 @@ class Call:
     seed: int  # as the client gave it, or as drawn; the same seed gives the same text
     include_usage: bool
     generation: Generation
+    service_tier: str | None = None  # as asked for; there is one only
 
     def head(self, kind: str) -> dict[str, Any]:
+        tier = {} if self.service_tier is None else {"service_tier": "default"}
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            **tier,
         }
 
 
@@ -111,6 +114,7 @@ async def begin(
         seed=seed,
         include_usage=request.include_usage,
         generation=generation,
+        service_tier=request.service_tier,
     )
 
 
@@ -168,15 +172,20 @@ async def encode(
     `plain`: no special token, not even where the text spells one out."""
 
     def work() -> list[int]:
-        size = len(text.encode("utf-8"))
-        if size > ready.max_model_len * services.longest_token:
-            raise ContextLengthExceeded(
-                f"`{param}` has {size} bytes, which is more than the {ready.max_model_len} tokens"
-                " of this model's context can hold",
-                param=param,
-            )
+        check_size(services, text, ready=ready, param=param)
         if plain:
             return services.tokenizer.encode_plain(text)
         return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     return await asyncio.to_thread(work)
+
+
+def check_size(services: Services, text: str, *, ready: Ready, param: str) -> None:
+    """Raises ContextLengthExceeded for more bytes than the context can hold in any tokens."""
+    size = len(text.encode("utf-8"))
+    if size > ready.max_model_len * services.longest_token:
+        raise ContextLengthExceeded(
+            f"`{param}` has {size} bytes, which is more than the {ready.max_model_len} tokens"
+            " of this model's context can hold",
+            param=param,
+        )

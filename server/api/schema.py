@@ -9,7 +9,7 @@ Facts of the engine (vocabulary, context) are checked in `params`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -38,6 +38,7 @@ class Part(BaseModel):
 
 class StreamOptions(Part):
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
@@ -88,7 +89,7 @@ class CommonRequest(Part, ABC):
     user: Label | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(as_metadata)] = None
     store: bool | None = None
-    service_tier: Annotated[str, Field(pattern="^(auto|default)$")] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
 

@@ -11,6 +11,9 @@ from server.api.errors import invalid
 from server.api.schema import CommonRequest, Length
 from server.api.schema_messages import Message, as_messages
 from server.api.schema_tools import Tool, ToolChoice, as_tool_choice, as_tools, check_tools
+from server.api.schema_values import TemplateValue, as_template_kwargs
+
+EFFORTS = "^(none|minimal|low|medium|high|xhigh|max)$"
 
 
 class ChatRequest(CommonRequest):
@@ -20,6 +23,12 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: Length | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: Annotated[
+        dict[str, TemplateValue], BeforeValidator(as_template_kwargs)
+    ] = {}
+    reasoning_effort: Annotated[str, Field(pattern=EFFORTS)] | None = None
     tools: Annotated[tuple[Tool, ...], BeforeValidator(as_tools)] = ()
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(as_tool_choice)] = None
     parallel_tool_calls: bool | None = None
@@ -28,6 +37,12 @@ class ChatRequest(CommonRequest):
     def length(self) -> int | None:
         given = self.max_completion_tokens
         return given if given is not None else self.max_tokens
+
+    @property
+    def generation_prompt(self) -> bool:
+        """Whether the template begins the assistant's turn; a message that goes on has begun."""
+        given = self.add_generation_prompt
+        return given if given is not None else not self.continue_final_message
 
     @property
     def alternatives(self) -> int | None:
@@ -44,5 +59,22 @@ class ChatRequest(CommonRequest):
                 "max_tokens",
                 "`max_tokens` and `max_completion_tokens` name one limit; leave one of them out",
             )
+        if self.continue_final_message:
+            self._check_final()
         check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         return self
+
+    def _check_final(self) -> None:
+        if self.add_generation_prompt:
+            raise invalid(
+                "continue_final_message",
+                "`continue_final_message` and `add_generation_prompt` must not both be true",
+            )
+        last = self.messages[-1]
+        path = f"messages[{len(self.messages) - 1}]"
+        if last.role != "assistant" or last.tool_calls or not last.content.strip():
+            raise invalid(
+                path,
+                f"`{path}` must be a message of the assistant with some text and no tool calls:"
+                " `continue_final_message` continues it",
+            )

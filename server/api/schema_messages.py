@@ -13,11 +13,11 @@ from server.api.schema import Part
 from server.api.schema_tool_calls import as_tool_calls, in_call_order
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
-ROLE_OF_FIELD = {"tool_calls": "assistant", "tool_call_id": "tool"}
+FIELDS = {"role", "content", "name", "refusal", "tool_calls", "tool_call_id"}
+ROLE_OF_FIELD = {"refusal": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 # What the SDKs' own message objects carry when they are sent back; it says nothing new.
 ECHOED = {"parsed", "annotations", "provider_specific_fields"}
-NOT_SUPPORTED = {"function_call", "audio", "refusal"}
+NOT_SUPPORTED = {"function_call", "audio"}
 
 
 class Message(Part):
@@ -50,18 +50,9 @@ def _message(item: Any, path: str) -> dict[str, Any]:
         raise invalid(path, f"`{path}` must be an object, but {shown(item)} was given")
     given = {name: value for name, value in item.items() if value is not None}
     _check_names(given, path)
-    for name in ("role", "name", "tool_call_id"):
-        value = given.get(name, "")
-        if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
-            allowed = f"a string of at most {MAX_LABEL_LENGTH} characters"
-            where = f"{path}.{name}"
-            raise invalid(where, f"`{where}` must be {allowed}, but {shown(value)} was given")
-    if given.get("role") not in ROLES:
-        raise invalid(f"{path}.role", f"`{path}.role` must be one of {', '.join(ROLES)}")
-    for name, needed in ROLE_OF_FIELD.items():
-        if name in given and given["role"] != needed:
-            where = f"{path}.{name}"
-            raise invalid(where, f"`{where}` is only allowed in messages of the role {needed}")
+    _check_role(given, path)
+    if given.pop("refusal", ""):
+        given.setdefault("content", item["refusal"])
     if given.get("tool_calls"):
         given["tool_calls"] = as_tool_calls(given["tool_calls"], f"{path}.tool_calls")
         given.setdefault("content", "")
@@ -75,8 +66,28 @@ def _message(item: Any, path: str) -> dict[str, Any]:
             code="missing_field",
         )
     role = "system" if given["role"] == "developer" else given["role"]
-    content = _content(given["content"], f"{path}.content")
+    content = _content(given["content"], f"{path}.content", role=role)
     return {**given, "role": role, "content": content}
+
+
+def _check_role(given: dict[str, Any], path: str) -> None:
+    """The labels, and which role may have which field. What the assistant refused to say was said
+    instead of a content, so a message has one of the two."""
+    for name in ("role", "name", "tool_call_id", "refusal"):
+        value, longest = given.get(name, ""), None if name == "refusal" else MAX_LABEL_LENGTH
+        if not isinstance(value, str) or (longest is not None and len(value) > longest):
+            allowed = "a string" if longest is None else f"a string of at most {longest} characters"
+            where = f"{path}.{name}"
+            raise invalid(where, f"`{where}` must be {allowed}, but {shown(value)} was given")
+    if given.get("role") not in ROLES:
+        raise invalid(f"{path}.role", f"`{path}.role` must be one of {', '.join(ROLES)}")
+    for name, needed in ROLE_OF_FIELD.items():
+        if given.get(name) and given["role"] != needed:
+            where = f"{path}.{name}"
+            raise invalid(where, f"`{where}` is only allowed in messages of the role {needed}")
+    if given.get("refusal") and given.get("content"):
+        where = f"{path}.refusal"
+        raise invalid(where, f"`{where}` is only allowed without a content")
 
 
 def _check_names(given: dict[str, Any], path: str) -> None:
@@ -96,28 +107,34 @@ def _check_names(given: dict[str, Any], path: str) -> None:
         given.pop(name, None)
 
 
-def _content(value: Any, path: str) -> str:
-    """A string, or text parts joined by line breaks."""
+def _content(value: Any, path: str, *, role: str) -> str:
+    """A string, or text parts joined by line breaks; the assistant's may be refusals."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         allowed = "a string or a list of at least one text part"
         raise invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
-    return "\n".join(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
+    return "\n".join(_part(part, f"{path}[{i}]", role=role) for i, part in enumerate(value))
 
 
-def _part(part: Any, path: str) -> str:
-    shape = '{"type": "text", "text": a string}'
+def _part(part: Any, path: str, *, role: str) -> str:
+    kind = "refusal" if role == "assistant" and _type(part) == "refusal" else "text"
+    shape = f'{{"type": "{kind}", "{kind}": a string}}'
     if not isinstance(part, dict):
         raise invalid(path, f"`{path}` must be {shape}, but {shown(part)} was given")
-    if part.get("type") != "text":
+    if part.get("type") != kind:
         raise ApiError(
             400,
-            f'`{path}.type` must be "text": this server takes no images, audio or files',
+            f'`{path}.type` must be "text" (or "refusal", of the assistant): this server takes no'
+            " images, audio or files",
             param=f"{path}.type",
             code="unsupported_field" if isinstance(part.get("type"), str) else "invalid_value",
         )
-    text = part.get("text")
-    if not isinstance(text, str) or set(part) != {"type", "text"}:
+    text = part.get(kind)
+    if not isinstance(text, str) or set(part) != {"type", kind}:
         raise invalid(path, f"`{path}` must be {shape} and nothing else")
     return text
+
+
+def _type(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else None

@@ -15,9 +15,11 @@ from server.api.limits import (
     MAX_STOP_LENGTH,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    MAX_TEMPLATE_KWARGS,
 )
 
 Prompt = str | list[int]
+TemplateValue = bool | int | float | str
 
 
 def as_stops(value: Any) -> tuple[str, ...]:
@@ -57,6 +59,18 @@ def as_metadata(value: Any) -> dict[str, str]:
         if not isinstance(text, str) or len(text) > MAX_LABEL_LENGTH:
             allowed = f"a string of at most {MAX_LABEL_LENGTH} characters"
             raise invalid(path, f"`{path}` must be {allowed}, but {shown(text)} was given")
+    return value
+
+
+def as_template_kwargs(value: Any) -> dict[str, TemplateValue]:
+    if not isinstance(value, dict) or len(value) > MAX_TEMPLATE_KWARGS:
+        raise must_be("chat_template_kwargs", value)
+    for name, given in value.items():
+        path = f"chat_template_kwargs.{name[:64]}"
+        fits = len(given) <= MAX_LABEL_LENGTH if isinstance(given, str) else True
+        if not isinstance(given, bool | int | float | str) or given != given or not fits:
+            allowed = f"true, false, a number or a string of at most {MAX_LABEL_LENGTH} characters"
+            raise invalid(path, f"`{path}` must be {allowed}, but {shown(given)} was given")
     return value
 
 

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
 from server.api.body import read_body
+from server.api.chat_prompt import chat_ids
 from server.api.explain import check_settings
 from server.api.intake import encode
 from server.api.params import check_prompt_ids
@@ -72,18 +73,17 @@ def _admit(services: Services, request: TokenizeRequest | DetokenizeRequest) -> 
 async def _token_ids(services: Services, request: TokenizeRequest, ready: Ready) -> list[int]:
     special = request.add_special_tokens
     if request.messages is None:
-        text, param = request.prompt or "", "prompt"
         special = True if special is None else special
-    else:
-        messages = [message.as_dict() for message in request.messages]
-        text = await asyncio.to_thread(
-            services.tokenizer.render,
-            messages,
-            tools=[tool.as_dict() for tool in request.tools],
-            add_generation_prompt=request.add_generation_prompt is not False,
-        )
-        param, special = "messages", bool(special)
-    return await encode(services, text, ready=ready, param=param, add_special_tokens=special)
+        text = request.prompt or ""
+        return await encode(services, text, ready=ready, param="prompt", add_special_tokens=special)
+    return await chat_ids(
+        services,
+        [message.as_dict() for message in request.messages],
+        ready=ready,
+        tools=[tool.as_dict() for tool in request.tools],
+        add_generation_prompt=request.add_generation_prompt is not False,
+        add_special_tokens=bool(special),
+    )
 
 
 def _check_tokens(request: DetokenizeRequest, ready: Ready) -> None:

@@ -17,7 +17,7 @@ from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
 
 SETTINGS: dict[str, Tokenizer] = {
-    "all": ByteTokenizer(),
+    "all": ByteTokenizer(reads=("enable_thinking", "reasoning_effort")),
     "no chat template": ByteTokenizer(chat=None),
 }
 

@@ -60,6 +60,10 @@ GOOD: dict[str, Any] = {
     "logit_bias": {"0": -100, "257": 100},
     "logprobs": {"completions": 20, "chat": True},
     "top_logprobs": 20,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "reasoning_effort": "high",
     "echo": True,
     "top_k": 3,
     "min_p": 0.1,
@@ -78,7 +82,7 @@ GOOD: dict[str, Any] = {
     "user": "u",
     "metadata": {"a": "b"},
     "store": False,
-    "service_tier": "auto",
+    "service_tier": "flex",
     "safety_identifier": "s",
     "prompt_cache_key": "k",
 }
@@ -88,6 +92,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": TOOLS},
     "parallel_tool_calls": {"tools": TOOLS},
     "stream_options": {"stream": True},
+    "continue_final_message": {"messages": [{"role": "assistant", "content": "hi"}]},
     "top_logprobs": {"logprobs": True},
 }
 ON_THE_WIRE: dict[str, Any] = {
@@ -146,7 +151,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serve(FakeClient()) as served:
+    tokenizer = ByteTokenizer(reads=("enable_thinking", "reasoning_effort"))
+    with serve(FakeClient(), tokenizer=tokenizer) as served:
         yield served
 
 

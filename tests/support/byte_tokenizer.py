@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from server.fill_in import FillIn, find_fill_in
@@ -23,7 +23,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 class ByteTokenizer:
     """`vocab_size` may exceed the 263 ids in use, as padded embeddings do in real models; the
-    rest decodes to nothing. `fim`: whether it may be asked to fill in the middle."""
+    rest decodes to nothing. `fim`: whether it may be asked to fill in the middle.
+    `reads`: variables of the template, which writes them in front of the messages."""
 
     def __init__(
         self,
@@ -31,20 +32,24 @@ class ByteTokenizer:
         vocab_size: int = 256 + len(SPECIALS),
         chat: str | None = "im",
         fim: bool = True,
+        reads: Collection[str] = (),
     ) -> None:
         self.vocab_size = vocab_size
+        self.special_pattern = re.compile("|".join(map(re.escape, SPECIALS)))
+        self._reads = frozenset(reads)
         ids = {text: 256 + i for i, text in enumerate(SPECIALS)}
         self.fill_in: FillIn | None = find_fill_in(ids.get) if fim else None
         self.has_chat_template = chat is not None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         ids = [BOS] if add_special_tokens else []
-        for piece in re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text):
-            if piece in SPECIALS:
-                ids.append(256 + SPECIALS.index(piece))
-            else:
-                ids += piece.encode("utf-8")
+        for piece in self.split_special(text):
+            ids += [piece] if isinstance(piece, int) else piece.encode("utf-8")
         return ids
+
+    def split_special(self, text: str) -> list[str | int]:
+        pieces = re.split(f"({self.special_pattern.pattern})", text)
+        return [256 + SPECIALS.index(p) if p in SPECIALS else p for p in pieces if p]
 
     def encode_plain(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
@@ -67,8 +72,11 @@ class ByteTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = {},
     ) -> str:
         text = "".join(f"<tools>{tool}</tools>" for tool in tools or ())
+        text += "".join(f"[{name}={value}]" for name, value in variables.items())
         for message in messages:
             if message["role"] not in ROLES:
                 raise ChatTemplateError(
@@ -81,5 +89,10 @@ class ByteTokenizer:
                     f'\n<tool_call>{{"name": "{function["name"]}",'
                     f' "arguments": {json.dumps(function["arguments"])}}}</tool_call>'
                 )
+            if continue_final_message and message is messages[-1]:
+                return text
             text += "<|im_end|>\n"
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+
+    def template_reads(self, variable: str) -> bool:
+        return variable in self._reads

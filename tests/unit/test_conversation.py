@@ -1,0 +1,67 @@
+"""Conversations to ids: what people wrote stays text, whatever it spells out."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from server.conversation import Rendered, render, token_ids
+from tests.support.byte_tokenizer import BOS, IM_END, IM_START, SPECIALS, ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+
+
+def ids_of(messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    return token_ids(TOKENIZER, render(TOKENIZER, messages, **options))
+
+
+def test_plain_messages_are_left_alone() -> None:
+    """Nothing is spelled out: the template's text is encoded as it is."""
+    messages = [{"role": "user", "content": "hello"}]
+    rendered = render(TOKENIZER, messages)
+    assert rendered == Rendered("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    assert token_ids(TOKENIZER, rendered, add_special_tokens=True)[0] == BOS
+
+
+def test_what_messages_spell_out_is_never_special() -> None:
+    """Law: the only special tokens are the template's, and the text is the messages' own; also
+    with the mark itself in the messages."""
+    rng = random.Random(5)
+    alphabet = [*SPECIALS, "\ufdd0", "\\ufdd0", "<", "|", "im_end", "|>", "a", "é", "\n"]
+    for _ in range(300):
+        said = ["".join(rng.choices(alphabet, k=rng.randint(0, 8))) for _ in range(3)]
+        messages = [{"role": "user", "content": text, "name": text} for text in said]
+        ids = ids_of(messages)
+        inner = "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in said)
+        text = TOKENIZER.decode(ids, skip_special_tokens=False)
+        assert text == inner + "<|im_start|>assistant\n"
+        special = [i for i in ids if TOKENIZER.is_special(i)]
+        assert special == [IM_START, IM_END] * 3 + [IM_START]
+
+
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_tools_and_calls_are_text_too(add_special_tokens: bool) -> None:
+    """A tool's description, the name of an argument, what a call said: all of it was written by
+    somebody."""
+    spelled = "<|im_end|>"
+    tool = {"type": "function", "function": {"name": "f", "description": [spelled]}}
+    call = {"function": {"name": "f", "arguments": {spelled: spelled}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": spelled},
+    ]
+    rendered = render(TOKENIZER, messages, tools=[tool])
+    ids = token_ids(TOKENIZER, rendered, add_special_tokens=add_special_tokens)
+    assert ids.count(IM_END) == 2
+    assert ids.count(IM_START) == 3
+    assert ids.count(BOS) == add_special_tokens
+    assert TOKENIZER.decode(ids, skip_special_tokens=False).count(spelled) == 2 + 4
+
+
+def test_a_continued_message_may_spell_out_its_end() -> None:
+    """It is continued behind the text, not behind a token."""
+    messages = [{"role": "assistant", "content": "a<|im_end|>"}]
+    ids = ids_of(messages, add_generation_prompt=False, continue_final_message=True)
+    assert ids == [IM_START, *b"assistant\na<|im_end|>"]
