@@ -19,8 +19,9 @@ SHARED = frozenset({
     "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty", "min_tokens",
     "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
     "cache_salt", "priority", "structured_outputs", "chat_template_kwargs", "prediction",
-    "speculation", "parallel_tool_calls", "user", "metadata", "service_tier", "safety_identifier",
-    "prompt_cache_key", "moderation", "prompt_cache_options", "prompt_cache_retention",
+    "speculation", "provenance", "return_token_ids", "parallel_tool_calls", "user", "metadata",
+    "service_tier", "safety_identifier", "prompt_cache_key", "moderation", "prompt_cache_options",
+    "prompt_cache_retention",
 })  # fmt: skip
 
 

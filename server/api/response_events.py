@@ -5,6 +5,9 @@ what its stream's events tell. Order, held by the tests: created, in_progress; p
 output_item.added, then for text content_part.added, output_text.delta ..., output_text.done,
 content_part.done, for a call function_call_arguments.delta ..., .done; output_item.done; last one
 of completed, incomplete, failed. One item is open at a time; numbers rise by one.
+
+What chat tells beside the text (`EXTRAS`, extensions) stands in the last Response, whole, and in
+streams also on the next delta event.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 from server.api.errors import ApiError
 
 Event = dict[str, Any]
+EXTRAS = ("provenance", "token_ids")
 
 
 def draw_id(prefix: str) -> str:
@@ -40,6 +44,8 @@ class ResponseEvents:
     _spare: list[Any] = field(default_factory=list, init=False)  # logprobs of text not out yet
     _told: int = field(default=0, init=False)  # bytes of text told so far
     _covered: int = field(default=0, init=False)  # bytes of the log-probabilities told so far
+    _extras: dict[str, list[Any]] = field(default_factory=dict, init=False)
+    _fresh: dict[str, list[Any]] = field(default_factory=dict, init=False)  # not on an event yet
     _said: list[str] = field(default_factory=list, init=False)  # of the open item
     _logprobs: list[Any] = field(default_factory=list, init=False)
 
@@ -50,6 +56,10 @@ class ResponseEvents:
     def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
         """The events of one choice of a chat chunk."""
         delta = choice["delta"]
+        for name in EXTRAS:
+            if name in choice:
+                self._extras.setdefault(name, []).extend(choice[name])
+                self._fresh.setdefault(name, []).extend(choice[name])
         self._spare += (choice["logprobs"] or {}).get("content") or []
         if delta.get("content"):
             yield from self._text(delta["content"])
@@ -95,6 +105,7 @@ class ResponseEvents:
             "incomplete_details": cut,
             "output": list(self.output),
             "usage": usage,
+            **self._extras,
         }
 
     @property
@@ -109,7 +120,10 @@ class ResponseEvents:
         self._said.append(text)
         self._logprobs += logprobs
         if text or logprobs:
-            yield self._of_part("response.output_text.delta", delta=text, logprobs=logprobs)
+            fresh, self._fresh = self._fresh, {}
+            yield self._of_part(
+                "response.output_text.delta", delta=text, logprobs=logprobs, **fresh
+            )
 
     def _release(self, *, last: bool) -> list[Any]:
         """The log-probabilities that belong to the text told so far."""
@@ -143,7 +157,8 @@ class ResponseEvents:
         text = function.get("arguments") or ""
         self._said.append(text)
         if text:
-            yield self._of_item("response.function_call_arguments.delta", delta=text)
+            fresh, self._fresh = self._fresh, {}
+            yield self._of_item("response.function_call_arguments.delta", delta=text, **fresh)
 
     def _add(self, item: dict[str, Any]) -> Iterator[Event]:
         if self._open:

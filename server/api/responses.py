@@ -137,7 +137,9 @@ def _base(asked: Translated, call: Call) -> dict[str, Any]:
     """What the Response says of its request, defaults filled in."""
     chat, own = asked.chat, asked.asked
     shown = {"type": "text"} if own.text.format is None else own.text.format
+    ids = call.generation.spec.prompts[0]
     return {
+        **({"prompt_token_ids": ids} if chat.return_token_ids else {}),
         "id": call.id,
         "object": "response",
         "created_at": call.created,

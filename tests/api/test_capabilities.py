@@ -19,6 +19,7 @@ from tests.support.serving import MODEL, Served, serve
 SETTINGS: dict[str, Tokenizer] = {
     "all": ByteTokenizer(reads=("enable_thinking", "reasoning_effort")),
     "no chat template": ByteTokenizer(chat=None),
+    "no fill-in-the-middle": ByteTokenizer(fim=False),
 }
 
 
@@ -64,14 +65,24 @@ def test_what_is_told_is_what_is_done(setting: str) -> None:
                     assert reply.status_code == 200, reply.text
 
 
-def test_settings_matter() -> None:
+@pytest.mark.parametrize(
+    ("setting", "path", "name", "reason"),
+    [
+        ("no chat template", "/v1/chat/completions", "messages", "no chat template"),
+        ("no chat template", "/v1/responses", "input", "no chat template"),
+        ("no chat template", "/v1/responses", "tools", "no chat template"),
+        ("no fill-in-the-middle", "/v1/completions", "suffix", "no tokens for fill-in-the-middle"),
+    ],
+)
+def test_settings_matter(setting: str, path: str, name: str, reason: str) -> None:
     """The same field is supported by one model and refused, with the reason, by another."""
     entries = []
-    for tokenizer in SETTINGS.values():
+    for tokenizer in (SETTINGS["all"], SETTINGS[setting]):
         with serve(FakeClient(), tokenizer=tokenizer) as served:
-            entries.append(told(served)["endpoints"]["/v1/chat/completions"]["messages"])
+            entries.append(told(served)["endpoints"][path][name])
     assert [entry["status"] for entry in entries] == ["supported", "refused"]
-    assert "no chat template" in entries[1]["reason"]
+    assert "reason" not in entries[0]
+    assert reason in entries[1]["reason"]
 
 
 def test_limits_names_and_engine() -> None:

@@ -160,7 +160,16 @@ def test_it_is_the_chat_endpoint_in_other_words(
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 50])
-@pytest.mark.parametrize("more", [{}, LOGPROBS, {**LOGPROBS, "top_logprobs": 2}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        LOGPROBS,
+        {**LOGPROBS, "top_logprobs": 2},
+        {"provenance": True, "return_token_ids": True},
+        {"prediction": {"type": "content", "content": "abc"}, "speculation": {"max_draft": 1}},
+    ],
+)
 def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) -> None:
     """Law: the events are in order, and their last Response is the one unstreamed, but for ids."""
     with serve(FakeClient(tokens_per_step=tokens_per_step)) as served:
@@ -191,6 +200,26 @@ def test_a_stream_tells_calls(tokens_per_step: int, more: dict[str, Any]) -> Non
     [part] = message["content"]
     if more:
         assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
+
+
+def test_extensions_are_chats() -> None:
+    """Provenance, token ids and the usage of a prediction, in streams piece by piece."""
+    client = FakeClient(script=listed_script(list(b"one two"), then=257), tokens_per_step=3)
+    predicted = {"type": "content", "content": "one two"}
+    more = {"provenance": True, "return_token_ids": True, "prediction": predicted}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], **more}
+    with serve(client) as served:
+        reply = httpx.post(f"{served.url}/v1/chat/completions", json=chat).json()
+        body = {"model": MODEL, "input": "a", **more}
+        streamed = told(events_of(served.url, body))
+    [choice] = reply["choices"]
+    assert streamed["provenance"] == choice["provenance"]
+    assert streamed["token_ids"] == choice["token_ids"]
+    assert streamed["prompt_token_ids"] == reply["prompt_token_ids"]
+    assert "".join(piece["text"] for piece in streamed["provenance"]) == "one two"
+    details = reply["usage"]["completion_tokens_details"]
+    assert details.items() <= streamed["usage"]["output_tokens_details"].items()
+    assert details["accepted_prediction_tokens"] > 0
 
 
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:

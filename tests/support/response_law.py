@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 Event = dict[str, Any]
+EXTRAS = ("provenance", "token_ids")
 END = {"response.completed", "response.incomplete", "response.failed"}
 
 
@@ -26,12 +27,20 @@ def told(events: Iterable[Event]) -> dict[str, Any]:
     for event in rest:
         if event["type"] in END:
             assert next(rest, None) is None, "an event after the last one"
+            _check_extras(numbered, event["response"])
             return _checked(event, items)
         assert event["type"] == "response.output_item.added", event["type"]
         assert event["output_index"] == len(items)
         item = _message(event, rest) if event["item"]["type"] == "message" else _call(event, rest)
         items.append(item)
     raise AssertionError("the stream has no end")
+
+
+def _check_extras(events: list[Event], response: dict[str, Any]) -> None:
+    """What delta events told of them is the begin of what the Response has."""
+    for name in EXTRAS:
+        heard = [entry for event in events for entry in event.get(name, ())]
+        assert heard == response.get(name, [])[: len(heard)]
 
 
 def _checked(event: Event, items: list[Any]) -> dict[str, Any]:
