@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from engine.bench_measures import concurrency, overhead, progress, race
+from engine.bench_prediction import prediction
 from engine.bench_result import (
     ADAPTIVE,
     CONCURRENT,
@@ -29,6 +30,7 @@ from engine.bench_result import (
     Result,
     Size,
     card,
+    prediction_lines,
 )
 from engine.bench_runs import (
     LONGEST_PROMPT,
@@ -51,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.threads or VARIABLES[0] not in os.environ:
         torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
     try:
-        result = run(parsed, QUICK if parsed.quick else Size())
+        if parsed.only == "prediction":
+            return predictions_alone(parsed)
+        result = run(parsed, size_of(parsed))
     except EngineError as error:
         print(f"foretoken bench: {error}", file=sys.stderr)
         return 2
@@ -63,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="foretoken bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
+    parser.add_argument(
+        "--only", choices=["prediction"], help="one part, and its lines of the card alone"
+    )
     parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
@@ -73,7 +80,33 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(parsed: argparse.Namespace, size: Size) -> Result:
     """The whole benchmark. Raises EngineError."""
-    pair = load_pair(
+    pair = load(parsed)
+    prompts = held_out_prompts(model_folder(parsed.target, "target"), CONCURRENT)
+    contenders = build_contenders(parsed, pair, size)
+    result = Result(facts=facts(parsed, pair, size, prompts))
+    race(contenders, prompts[: size.prompts], size, result)
+    overhead(pair, prompts, size, result)
+    concurrency(pair, prompts, size, result)
+    prediction(pair, prompts[: size.prompts], size, result)
+    progress("the same over HTTP, from a fresh start")
+    served = measure_served(parsed.target, parsed.draft, prompts, tokens=size.concurrent_tokens)
+    result.served = asdict(served)
+    return result
+
+
+def predictions_alone(parsed: argparse.Namespace) -> int:
+    """What predictions gain, and nothing else; the exit code. Raises EngineError."""
+    size, result = size_of(parsed), Result(facts={})
+    prompts = held_out_prompts(model_folder(parsed.target, "target"), size.prompts)
+    prediction(load(parsed), prompts, size, result)
+    print("\n".join(prediction_lines(result)))
+    print(f"texts equal to K=0: {result.texts_equal} of {result.texts_compared}")
+    return 0 if result.lossless else 1
+
+
+def load(parsed: argparse.Namespace) -> Pair:
+    """Target and draft as named. Raises EngineError."""
+    return load_pair(
         EngineConfig.model_validate(
             {
                 "target": {"path": parsed.target, "dtype": parsed.dtype},
@@ -82,16 +115,10 @@ def run(parsed: argparse.Namespace, size: Size) -> Result:
             }
         )
     )
-    prompts = held_out_prompts(model_folder(parsed.target, "target"), CONCURRENT)
-    contenders = build_contenders(parsed, pair, size)
-    result = Result(facts=facts(parsed, pair, size, prompts))
-    race(contenders, prompts[: size.prompts], size, result)
-    overhead(pair, prompts, size, result)
-    concurrency(pair, prompts, size, result)
-    progress("the same over HTTP, from a fresh start")
-    served = measure_served(parsed.target, parsed.draft, prompts, tokens=size.concurrent_tokens)
-    result.served = asdict(served)
-    return result
+
+
+def size_of(parsed: argparse.Namespace) -> Size:
+    return QUICK if parsed.quick else Size()
 
 
 def held_out_prompts(folder: str, count: int) -> list[list[int]]:

@@ -12,6 +12,8 @@ K_MAX = 8
 SEED = 20240229
 CONCURRENT = 64
 PLAIN, ADAPTIVE = "K=0", "adaptive"
+LOOKUP = "adaptive, n-gram first"
+PREDICTED = ("right", "old file", "another file")  # what a prediction is to the reply
 HF_PLAIN, HF_ASSISTED, HF_TUNED = "transformers", "transformers assisted", "assisted, 4 guesses"
 
 
@@ -32,7 +34,8 @@ QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=
 @dataclass
 class Result:
     """What was measured; `as_json` is the last line of the output. Rates are tokens per second by
-    contender and temperature; ratios are to K = 0 of the same round."""
+    contender and temperature; ratios are to K = 0 of the same round. `predicted`: rates with a
+    prediction, by its quality."""
 
     facts: dict[str, Any]
     rates: dict[str, dict[float, float]] = field(default_factory=dict)
@@ -46,6 +49,7 @@ class Result:
     hf_texts_equal: int = 0
     concurrent: dict[str, float] = field(default_factory=dict)
     served: dict[str, float] = field(default_factory=dict)
+    predicted: dict[str, dict[float, float]] = field(default_factory=dict)
 
     @property
     def lossless(self) -> bool:
@@ -148,10 +152,24 @@ def _details(result: Result) -> Iterator[str]:
         f"{c['streams']:.0f} streams at once: {c['tokens_per_second']:.0f} tokens/s,"
         f" one by one {c['serial_tokens_per_second']:.0f}"
     )
+    yield from prediction_lines(result)
     yield (
         f"texts equal to K=0: {result.texts_equal} of {result.texts_compared};"
         f" to transformers' greedy ones: {result.hf_texts_equal} of {result.facts['prompts']}"
     )
+
+
+def prediction_lines(result: Result) -> Iterator[str]:
+    """Tokens per second by what was predicted, against the same without a prediction."""
+    for t in TEMPERATURES if result.predicted else ():
+        rates = {name: by_temperature[t] for name, by_temperature in result.predicted.items()}
+        none = rates[ADAPTIVE]
+        said = ", ".join(
+            f"{name} {rates[name]:.0f} ({rates[name] / none:.2f}x)" for name in PREDICTED
+        )
+        without = f"without {none:.0f}, K=0 {rates[PLAIN]:.0f}"
+        yield f"T={t:g}: tokens/s with a prediction: {said}; {without}"
+        yield f"T={t:g}: {LOOKUP}: {rates[LOOKUP]:.0f} tokens/s ({rates[LOOKUP] / none:.2f}x)"
 
 
 def _demands(result: Result) -> Iterator[str]:

@@ -121,21 +121,37 @@ class EngineContender:
         self._count = 0
 
     def run(
-        self, prompt: Sequence[int], *, temperature: float, seed: int
+        self,
+        prompt: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        prediction: Sequence[int] = (),
     ) -> tuple[list[int], float]:
-        texts, seconds = self.run_all([prompt], temperature=temperature, seed=seed)
+        texts, seconds = self.run_all(
+            [prompt], temperature=temperature, seed=seed, prediction=prediction
+        )
         return texts[0], seconds
 
     def run_all(
-        self, prompts: Sequence[Sequence[int]], *, temperature: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        seed: int,
+        prediction: Sequence[int] = (),
     ) -> tuple[list[list[int]], float]:
-        """All prompts at once, as one batch; their ids in order."""
+        """All prompts at once, as one batch, all with this prediction; their ids in order."""
         totals = self.totals.setdefault(temperature, Totals())
         replies: dict[str, list[int]] = {}
         started = self._clock()
         for i, prompt in enumerate(prompts):
             params = SamplingParams(
-                seed=seed + i, max_tokens=self._tokens, temperature=temperature, ignore_eos=True
+                seed=seed + i,
+                max_tokens=self._tokens,
+                temperature=temperature,
+                ignore_eos=True,
+                prediction=tuple(prediction),
             )
             name = f"{self._count}-{i}"
             replies[name] = []

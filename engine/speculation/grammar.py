@@ -63,8 +63,6 @@ def trimmed(proposal: Proposal, constraint: Constraint) -> Proposal:
     kept = [node for node in new if node >= 0]
     if len(kept) == len(proposal):
         return proposal
-    if not kept:
-        return EMPTY
     candidates = sum(node < proposal.num_candidates for node in kept)
     parents = [new[proposal.parents[node]] for node in kept]
     tokens = [proposal.tokens[node] for node in kept]

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+from difflib import SequenceMatcher
 
 import pytest
 
 from engine.bench import build_contenders, facts, main
 from engine.bench_measures import concurrency, overhead, race
-from engine.bench_result import ADAPTIVE, HF_PLAIN, K_MAX, PLAIN, TEMPERATURES, Result, Size, card
+from engine.bench_prediction import old_file, prediction
+from engine.bench_result import (
+    ADAPTIVE,
+    HF_PLAIN,
+    K_MAX,
+    LOOKUP,
+    PLAIN,
+    PREDICTED,
+    TEMPERATURES,
+    Result,
+    Size,
+    card,
+)
 from engine.bench_runs import EngineContender, TransformersContender, load_plain
 from engine.config import EngineConfig
 from engine.pair import Pair, load_pair
@@ -42,8 +55,9 @@ def test_whole_benchmark_on_a_tiny_pair(parsed: argparse.Namespace, pair: Pair) 
     race(build_contenders(parsed, pair, SIZE), PROMPTS[: SIZE.prompts], SIZE, result)
     overhead(pair, PROMPTS, SIZE, result)
     concurrency(pair, PROMPTS, SIZE, result)
+    prediction(pair, PROMPTS[: SIZE.prompts], SIZE, result)
     assert set(result.rates) >= {PLAIN, "K=1", f"K={K_MAX}", ADAPTIVE, HF_PLAIN}
-    assert result.texts_compared == len(TEMPERATURES) * SIZE.prompts * 4
+    assert result.texts_compared == len(TEMPERATURES) * SIZE.prompts * (4 + 6)
     assert result.lossless
     assert result.hf_texts_equal == SIZE.prompts
     assert result.ratios[PLAIN] == {0.0: 1.0, 0.8: 1.0}
@@ -52,7 +66,20 @@ def test_whole_benchmark_on_a_tiny_pair(parsed: argparse.Namespace, pair: Pair) 
     assert all(0 < share < 1 for share in result.host_share.values())
     assert result.concurrent["finished"] == result.concurrent["equal"] == 64
     assert json.loads(result.as_json())["lossless"]
-    assert "texts equal to K=0: 16 of 16" in card(result)
+    assert "texts equal to K=0: 40 of 40" in card(result)
+    assert set(result.predicted) == {PLAIN, ADAPTIVE, LOOKUP, *PREDICTED}
+    assert "with a prediction: right" in card(result)
+
+
+def test_the_old_file_is_the_reply_before_its_edits() -> None:
+    """Law: what is predicted shares most of the reply, and parts from it in each of three ways."""
+    reply = list(range(1000, 1256))
+    old = old_file(reply)
+    matches = SequenceMatcher(None, old, reply, autojunk=False)
+    assert 0.85 < matches.ratio() < 0.97
+    ways = {tag for tag, *_ in matches.get_opcodes()}
+    assert ways == {"equal", "insert", "delete", "replace"}
+    assert old_file([1, 2, 3]) == [1, 2, 3]
 
 
 def test_end_of_text_does_not_end_a_contender(parsed: argparse.Namespace, pair: Pair) -> None:
