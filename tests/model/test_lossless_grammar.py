@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from engine.core import Engine
@@ -269,3 +271,30 @@ def test_a_model_without_a_tokenizer_has_no_grammars(tiny_target: str, tiny_draf
     assert error is not None
     assert "tokenizer" in error
     assert replies.last["plain"].finish in ("length", "stop")
+
+
+@pytest.mark.parametrize("k", [1, 4, "adaptive"])
+@pytest.mark.parametrize("quality", ["right", "wrong", "half", "unlawful"])
+def test_a_prediction_under_a_grammar(
+    quality: str, k: int | str, pair: Pair, paths: tuple[str, str], expected: Expected
+) -> None:
+    """Law: what is predicted is trimmed by the grammar like any guess, and stands beside what the
+    grammar forces; no text depends on either."""
+    qualities: dict[str, Callable[[list[int]], list[int]]] = {
+        "right": lambda tokens: tokens,
+        "wrong": lambda tokens: tokens[::-1],
+        "half": lambda tokens: [*tokens[: len(tokens) // 2], *PROMPT],
+        "unlawful": lambda tokens: [(token + 7) % VOCAB for token in tokens],
+    }
+    said = qualities[quality]
+    engine = Engine(config_for(*paths, "draft_model", k, {}), pair=pair)
+    fields = {
+        name: msgspec.structs.replace(params, prediction=tuple(said(expected[name][0])))
+        for name, params in FIELDS.items()
+    }
+    submit_all(engine, PROMPT, fields)
+    replies = Replies(run(engine))
+    assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
+    predicted = sum(last.predicted for last in replies.last.values())
+    assert (predicted > 0) or quality == "unlawful"
+    assert engine.gauges().blocks_used == 0

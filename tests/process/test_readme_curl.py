@@ -1,0 +1,44 @@
+"""README's curl commands as they stand, against the built-in pair: each gets its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+
+import pytest
+
+from tests.process.served import ROOT, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DEMO = (sys.executable, "-m", "server", "serve", "--set", "server.port=0")
+COMMAND = re.compile(
+    r"^\$ curl (?:-N )?http://127\.0\.0\.1:8000(\S+)(?: -H '[^']*' -d '(.*?)')?$", re.M | re.S
+)
+
+
+def test_every_curl_of_the_readme_is_answered() -> None:
+    """Law: what the README shows works, predictions and provenance included."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = COMMAND.findall(readme)
+    assert len(found) == len(re.findall(r"^\$ curl ", readme, re.M))
+
+    async def scenario() -> None:
+        async with serving(DEMO, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
+            for path, body in found:
+                if not body:
+                    assert (await server.http.get(path)).status_code == 200
+                    continue
+                reply = await server.http.post(path, json=json.loads(body))
+                assert reply.status_code == 200, (path, reply.text)
+                if "prediction" in body:
+                    details = reply.json()["usage"]["completion_tokens_details"]
+                    assert details["accepted_prediction_tokens"] > 0
+                if "provenance" in body:
+                    [choice] = reply.json()["choices"]
+                    assert "".join(p["text"] for p in choice["provenance"]) == choice["text"]
+
+    asyncio.run(scenario())
