@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from engine.messages import Ready
 from server.api.body import read_body
 from server.api.chat_prompt import chat_ids, template_variables
+from server.api.explain import check_settings
 from server.api.gather import Whole, gather
 from server.api.intake import Call, Prompts, begin
 from server.api.logprobs import chat_logprobs, prompt_logprobs
@@ -151,7 +152,31 @@ async def load_chat(
     services: Services, request: ChatRequest, ready: Ready, use: ToolUse | None
 ) -> Prompts:
     """The prompt that the chat template makes of a request."""
-    ids = await chat_ids(
+    ids = await _ids(services, request, ready, use)
+    if use is None:
+        return Prompts([ids])
+    return Prompts([ids], shown_tokens=use.format.shown_tokens)
+
+
+async def prompt_ids(
+    services: Services, request: ChatRequest, ready: Ready, *, add_special_tokens: bool = False
+) -> list[int]:
+    """The prompt that a request would run, which it is not."""
+    given = {name: getattr(request, name) for name in request.model_fields_set}
+    check_settings(given, "chat", services.facts)
+    use = tool_use(services, request)
+    return await _ids(services, request, ready, use, add_special_tokens=add_special_tokens)
+
+
+async def _ids(
+    services: Services,
+    request: ChatRequest,
+    ready: Ready,
+    use: ToolUse | None,
+    *,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    return await chat_ids(
         services,
         [message.as_dict() for message in request.messages],
         ready=ready,
@@ -159,7 +184,5 @@ async def load_chat(
         add_generation_prompt=request.generation_prompt,
         continue_final_message=request.continue_final_message,
         variables=template_variables(services, request),
+        add_special_tokens=add_special_tokens,
     )
-    if use is None:
-        return Prompts([ids])
-    return Prompts([ids], shown_tokens=use.format.shown_tokens)

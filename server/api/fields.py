@@ -16,7 +16,7 @@ from engine.messages import MAX_LOGPROBS
 from server.api.field_row import Endpoint, Facts, FieldRow, both, no_op, refused
 from server.api.fields_responses import with_responses
 from server.api.fields_template import TEMPLATE_ROWS
-from server.api.fields_tokenize import TOKENIZE_ROWS
+from server.api.fields_tokenize import with_tokenize
 from server.api.fields_tools import TOOL_ROWS
 from server.api.limits import (
     MAX_LABEL_LENGTH,
@@ -62,7 +62,6 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         " or a list of text parts (of the assistant: refusals, too), which are joined by line"
         " breaks; `name` and `tool_call_id` are handed to the chat template. Special tokens that a"
         " message spells out are plain text.",
-        tokenize="supported",
         unless=_no_chat_template,
     ),
     FieldRow(
@@ -278,7 +277,7 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
     refused("prompt_cache_options", "Cache control."),
     refused("prompt_cache_retention", "Cache control."),
 )
-FIELDS = (*with_responses(CHAT_AND_COMPLETIONS), *TOKENIZE_ROWS)
+FIELDS = with_tokenize(with_responses(CHAT_AND_COMPLETIONS))
 
 ROWS: Mapping[Endpoint, Mapping[str, FieldRow]] = {
     endpoint: {row.name: row for row in FIELDS if row.status(endpoint) is not None}

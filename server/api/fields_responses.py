@@ -32,9 +32,10 @@ def with_responses(chat: Sequence[FieldRow]) -> tuple[FieldRow, ...]:
     return (*rows, *_own(by_name), *REFUSED)
 
 
-def _like(row: FieldRow, name: str, allowed: str, meaning: str) -> FieldRow:
+def _like(row: FieldRow, name: str, allowed: str, meaning: str, *neutral: object) -> FieldRow:
+    neutral = neutral or row.neutral
     return FieldRow(
-        name, None, None, allowed, meaning, row.neutral, responses=row.chat, unless=row.unless
+        name, None, None, allowed, meaning, neutral, responses=row.chat, unless=row.unless
     )
 
 
@@ -81,10 +82,12 @@ def _own(chat: dict[str, FieldRow]) -> tuple[FieldRow, ...]:
             ' "verbosity"',
             "`format` does what `response_format` does for chat, `verbosity` what it does there.",
         ),
-        _supported(
+        _like(
+            chat["reasoning_effort"],
             "reasoning",
             'an object with "effort"',
             "`effort` does what `reasoning_effort` does for chat; there are no summaries.",
+            {},
         ),
         _like(
             chat["tools"],

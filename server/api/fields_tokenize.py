@@ -1,8 +1,25 @@
-"""Rows of /tokenize and /detokenize (vLLM's names), where they differ from the chat API's."""
+"""Rows of /tokenize and /detokenize (vLLM's names). Messages become the prompt that chat would run,
+so their fields are chat's own; the rows here are those that differ.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from server.api.field_row import FieldRow
+
+SHARED = frozenset({
+    "messages", "tools", "tool_choice", "add_generation_prompt", "continue_final_message",
+    "chat_template_kwargs", "reasoning_effort", "chat_template",
+})  # fmt: skip
+
+
+def with_tokenize(rows: Sequence[FieldRow]) -> tuple[FieldRow, ...]:
+    """These rows, shared ones told of /tokenize, and its own after them."""
+    shared = (replace(r, tokenize=r.chat) if r.chat and r.name in SHARED else r for r in rows)
+    return (*shared, *TOKENIZE_ROWS)
+
 
 TOKENIZE_ROWS: tuple[FieldRow, ...] = (
     FieldRow(
@@ -32,14 +49,6 @@ TOKENIZE_ROWS: tuple[FieldRow, ...] = (
         tokenize="supported",
     ),
     FieldRow(
-        "add_generation_prompt",
-        None,
-        None,
-        "true or false, and only with `messages`",
-        "Default true: the begin of the assistant's turn is counted too.",
-        tokenize="supported",
-    ),
-    FieldRow(
         "return_token_strs",
         None,
         None,
@@ -54,13 +63,5 @@ TOKENIZE_ROWS: tuple[FieldRow, ...] = (
         "a list of token ids below the vocabulary size, at most as many as the context holds",
         "Special tokens are written out.",
         detokenize="supported",
-    ),
-    FieldRow(
-        "chat_template",
-        None,
-        None,
-        "left out",
-        "Templates are programs; only the model's own is run.",
-        tokenize="refused",
     ),
 )

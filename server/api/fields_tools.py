@@ -33,16 +33,6 @@ TOOL_ROWS: tuple[FieldRow, ...] = (
         needs_tools=True,
     ),
     _not_on_completions("tools", "left out or []", []),
-    FieldRow(
-        "tools",
-        None,
-        None,
-        "as for chat, and only with `messages`",
-        "The prompt is that of a chat request with these tools.",
-        ([], ()),
-        tokenize="supported",
-        unless=_no_tools,
-    ),
     _chat(
         "tool_choice",
         '"none", "auto", "required", an object of the type "function" that names one, or one of the'

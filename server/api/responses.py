@@ -17,9 +17,8 @@ from sse_starlette import ServerSentEvent
 
 from engine.errors import EngineError
 from server.api.body import parse_json, read_body
-from server.api.chat import ChatChunks, load_chat, start_chat
+from server.api.chat import ChatChunks, prompt_ids, start_chat
 from server.api.errors import ApiError, as_api_error
-from server.api.explain import check_settings
 from server.api.fields_responses import LOGPROBS, NOT_STORED
 from server.api.gather import while_there
 from server.api.intake import Call
@@ -27,7 +26,6 @@ from server.api.response_events import Event, ResponseEvents
 from server.api.schema_responses import Translated, translate
 from server.api.services import Services
 from server.api.sse import EventStream, as_event
-from server.api.tool_use import tool_use
 from server.api.usage import usage_body
 
 logger = logging.getLogger(__name__)
@@ -110,14 +108,10 @@ async def _stream(
 
 
 async def _count(services: Services, asked: Translated) -> int:
-    request = asked.chat
-    services.check_model(request.model)
-    given = {name: getattr(request, name) for name in request.model_fields_set}
-    check_settings(given, "chat", services.facts)
+    services.check_model(asked.chat.model)
     ready = services.known()
     with services.admission.reserve(1):
-        prompts = await load_chat(services, request, ready, tool_use(services, request))
-    return len(prompts.ids[0])
+        return len(await prompt_ids(services, asked.chat, ready))
 
 
 def _usage(call: Call) -> dict[str, Any]:

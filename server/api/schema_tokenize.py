@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, ValidationError
 
 from server.api.errors import ApiError, invalid
-from server.api.explain import must_be
-from server.api.field_row import Endpoint
+from server.api.explain import check_names, explain, must_be
+from server.api.fields import ROWS
 from server.api.schema import Part
-from server.api.schema_messages import Message, as_messages
-from server.api.schema_tools import Tool, as_tools
+from server.api.schema_chat import ChatRequest
 from server.api.schema_values import is_ids
 
 
 class TokenizeRequest(Part):
-    """Either `prompt` or `messages`."""
-
-    endpoint: ClassVar[Endpoint] = "tokenize"
+    """Of a prompt, or (`chat`) of what a chat request would run."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], BeforeValidator(as_messages)] | None = None
-    tools: Annotated[tuple[Tool, ...], BeforeValidator(as_tools)] = ()
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool = False
 
-    @model_validator(mode="after")
-    def _one_text(self) -> Self:
-        if self.prompt is None and self.messages is None:
+
+def read_tokenize(data: dict[str, Any]) -> tuple[TokenizeRequest, ChatRequest | None]:
+    """The request, and the chat request whose prompt it asks for, if not `prompt`'s."""
+    given = {name: value for name, value in data.items() if value is not None}
+    kept = check_names(given, "tokenize")
+    shared = {n: v for n, v in kept.items() if ROWS["chat"].get(n) is ROWS["tokenize"][n]}
+    own = {name: value for name, value in kept.items() if name not in shared}
+    try:
+        request = TokenizeRequest.model_validate(own)
+        if request.prompt is None and "messages" not in shared:
             message = "`prompt` (a string) or `messages` (a list of messages) is required"
             raise ApiError(400, message, param="prompt", code="missing_field")
-        if self.prompt is not None:
-            for name in ("messages", "tools", "add_generation_prompt"):
-                if getattr(self, name) not in (None, ()):
-                    raise invalid(name, f"`{name}` is not allowed beside `prompt`")
-        return self
+        if request.prompt is None:
+            return request, ChatRequest.model_validate({"model": "", **shared})
+    except ValidationError as error:
+        raise explain(error, "tokenize") from None
+    if shared:
+        name = next(iter(shared))
+        raise invalid(name, f"`{name}` is not allowed beside `prompt`")
+    return request, None
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
@@ -47,7 +51,5 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 
 
 class DetokenizeRequest(Part):
-    endpoint: ClassVar[Endpoint] = "detokenize"
-
     model: str | None = None
     tokens: Annotated[tuple[int, ...], BeforeValidator(_token_ids)]

@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
-from server.api.body import read_body
-from server.api.chat_prompt import chat_ids
-from server.api.explain import check_settings
+from server.api.body import parse_json, read_body
+from server.api.chat import prompt_ids
 from server.api.intake import encode
 from server.api.params import check_prompt_ids
 from server.api.schema import parse
-from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
+from server.api.schema_chat import ChatRequest
+from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest, read_tokenize
 from server.api.services import Services
 from server.choice import token_text
 from server.generation import ContextLengthExceeded
@@ -31,10 +31,11 @@ def tokenize_router(services: Services) -> APIRouter:
     @router.post("/v1/tokenize")
     async def tokenize(http: Request) -> Response:
         body = await read_body(http, services.config.server.max_body_bytes)
-        request = parse(body, TokenizeRequest, "tokenize")
-        ready = _admit(services, request)
+        request, chat = read_tokenize(parse_json(body))
+        _check_model(services, request)
+        ready = services.known()
         with services.admission.reserve(1):
-            ids = await _token_ids(services, request, ready)
+            ids = await _token_ids(services, request, chat, ready)
         token_bytes = services.tokenizer.token_bytes
         wanted = request.return_token_strs
         reply = {
@@ -50,7 +51,8 @@ def tokenize_router(services: Services) -> APIRouter:
     async def detokenize(http: Request) -> Response:
         body = await read_body(http, services.config.server.max_body_bytes)
         request = parse(body, DetokenizeRequest, "detokenize")
-        ready = _admit(services, request)
+        _check_model(services, request)
+        ready = services.known()
         _check_tokens(request, ready)
         with services.admission.reserve(1):
             text = await asyncio.to_thread(
@@ -61,29 +63,19 @@ def tokenize_router(services: Services) -> APIRouter:
     return router
 
 
-def _admit(services: Services, request: TokenizeRequest | DetokenizeRequest) -> Ready:
-    """The engine's facts for a request that names the right model and allowed fields."""
+def _check_model(services: Services, request: TokenizeRequest | DetokenizeRequest) -> None:
     if request.model is not None:
         services.check_model(request.model)
-    given = {name: getattr(request, name) for name in request.model_fields_set}
-    check_settings(given, request.endpoint, services.facts)
-    return services.known()
 
 
-async def _token_ids(services: Services, request: TokenizeRequest, ready: Ready) -> list[int]:
+async def _token_ids(
+    services: Services, request: TokenizeRequest, chat: ChatRequest | None, ready: Ready
+) -> list[int]:
     special = request.add_special_tokens
-    if request.messages is None:
-        special = True if special is None else special
-        text = request.prompt or ""
-        return await encode(services, text, ready=ready, param="prompt", add_special_tokens=special)
-    return await chat_ids(
-        services,
-        [message.as_dict() for message in request.messages],
-        ready=ready,
-        tools=[tool.as_dict() for tool in request.tools],
-        add_generation_prompt=request.add_generation_prompt is not False,
-        add_special_tokens=bool(special),
-    )
+    if chat is not None:
+        return await prompt_ids(services, chat, ready, add_special_tokens=bool(special))
+    text, special = request.prompt or "", special is not False
+    return await encode(services, text, ready=ready, param="prompt", add_special_tokens=special)
 
 
 def _check_tokens(request: DetokenizeRequest, ready: Ready) -> None:

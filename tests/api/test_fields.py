@@ -130,7 +130,7 @@ GOOD_RESPONSES: dict[str, Any] = {
     "stream_options": {"include_obfuscation": False},
     "truncation": "disabled",
     "text": {"format": {"type": "text"}},
-    "reasoning": {},
+    "reasoning": {"effort": "low"},
     "tools": FLAT,
     "store": True,
     **LOGPROBS,

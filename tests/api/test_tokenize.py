@@ -10,7 +10,7 @@ import pytest
 
 from server.api.field_row import Endpoint
 from server.api.fields import ROWS
-from server.api.schema import Part
+from server.api.schema_chat import ChatRequest
 from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
 from tests.support.byte_tokenizer import BOS, IM_START, ByteTokenizer
 from tests.support.fake_client import FakeClient
@@ -151,10 +151,38 @@ def test_the_engine_need_not_run() -> None:
         assert unknown.headers["retry-after"]
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "model"), [("tokenize", TokenizeRequest), ("detokenize", DetokenizeRequest)]
-)
-def test_schema_and_table_name_the_same_fields(endpoint: Endpoint, model: type[Part]) -> None:
+def told(endpoint: Endpoint) -> set[str]:
+    return {name for name, row in ROWS[endpoint].items() if row.status(endpoint) != "refused"}
+
+
+def test_schema_and_table_name_the_same_fields() -> None:
     """A field in the model that the table does not know, or the reverse, is a drift."""
-    told = {name for name, row in ROWS[endpoint].items() if row.status(endpoint) != "refused"}
-    assert set(model.model_fields) == told
+    shared = {n for n in told("tokenize") if ROWS["chat"].get(n) is ROWS["tokenize"][n]}
+    assert shared <= set(ChatRequest.model_fields)
+    assert set(TokenizeRequest.model_fields) | shared == told("tokenize")
+    assert set(DetokenizeRequest.model_fields) == told("detokenize")
+
+
+CHAT_ONLY: list[dict[str, Any]] = [
+    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    {"messages": [*HELLO, {"role": "assistant", "content": "So"}], "continue_final_message": True},
+    {"add_generation_prompt": False},
+    {"chat_template_kwargs": {"enable_thinking": True}},
+    {"reasoning_effort": "low"},
+]
+
+
+@pytest.mark.parametrize("fields", CHAT_ONLY)
+def test_what_shapes_a_chat_prompt_shapes_the_count(fields: dict[str, Any]) -> None:
+    """Law: the same tokens as /v1/chat/completions runs; none of it beside a prompt."""
+    tokenizer = ByteTokenizer(reads=("enable_thinking", "reasoning_effort"))
+    with serve(FakeClient(), tokenizer=tokenizer) as served:
+        body = {"messages": HELLO, **fields}
+        tokens = httpx.post(f"{served.url}/tokenize", json=body).json()["tokens"]
+        chat = {"model": MODEL, "max_tokens": 1, **body}
+        assert httpx.post(f"{served.url}/v1/chat/completions", json=chat).is_success
+        assert served.client.submitted[-1].prompt == tokens
+        beside = {**fields, "prompt": "a"}
+        reply = httpx.post(f"{served.url}/tokenize", json=beside)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] in fields
