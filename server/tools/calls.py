@@ -220,6 +220,8 @@ class LlamaParser(ToolCallParser):
 def _beginning(text: str, markers: Collection[str]) -> int:
     """Length of the longest end of `text` that may grow into a marker."""
     longest = min(len(text), max(map(len, markers)) - 1)
+    if not any(marker[0] in text[-longest:] for marker in markers):
+        return 0
     return next(
         (
             size

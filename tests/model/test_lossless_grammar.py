@@ -16,6 +16,8 @@ import pytest
 from engine.core import Engine
 from engine.messages import Grammar, SamplingParams
 from engine.pair import Pair, load_pair
+from server.tools.formats import Marker, ToolFormat
+from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all
 from tests.support import tiny, tiny_text
 from tests.support.drafters import Liar, Oracle, TreeOracle
@@ -51,6 +53,14 @@ REGEX = Grammar("regex", "[ab]{3,9}(name|true|[0-9]+)*")
 CHOICE = Grammar("choice", '["ab", "abab", "name", "nature", "12"]')
 LARK = Grammar("lark", 'start: <tool_call> sum "!"\nsum: /[0-9]{1,2}/ | sum "+" sum | "(" sum ")"')
 
+CALLS = ToolFormat(
+    "hermes", '{"name": "', '", "arguments": ', "}", "\n", Marker("<tool_call>", 2, True),
+    Marker("</tool_call>", None, False), (),
+)  # fmt: skip
+FUNCTIONS = [("ab", json.loads(SCHEMA.source)), ("na", NO_ARGUMENTS), ("me", ANY_OBJECT)]
+REQUIRED = call_grammar(CALLS, CallRules(FUNCTIONS, required=True, many=True))
+ALLOWED = call_grammar(CALLS, CallRules(FUNCTIONS, required=False, many=True))
+
 FIELDS: dict[str, SamplingParams] = {
     "schema": SamplingParams(seed=1, max_tokens=LENGTH, grammar=SCHEMA, logprobs=2),
     "schema greedy": SamplingParams(seed=2, max_tokens=LENGTH, grammar=SCHEMA, temperature=0),
@@ -77,6 +87,10 @@ FIELDS: dict[str, SamplingParams] = {
     ),
     "stopped": SamplingParams(
         seed=15, max_tokens=LENGTH, grammar=ANY, stop_token_ids=tuple(range(3, 60))
+    ),
+    "calls": SamplingParams(seed=19, max_tokens=LENGTH, grammar=REQUIRED),
+    "calls if it likes": SamplingParams(
+        seed=21, max_tokens=LENGTH, grammar=ALLOWED, logit_bias={2: 2.0}
     ),
     "short": SamplingParams(seed=16, max_tokens=3, grammar=SCHEMA),
     "plain": SamplingParams(seed=17, max_tokens=LENGTH),
@@ -168,6 +182,8 @@ def test_the_rows_say_something(expected: Expected) -> None:
     assert text_of(expected["choice"][0]) in json.loads(CHOICE.source)
     assert text_of(expected["choice of the complete"][0]) in {"abab", "name", "nature", "12"}
     assert text_of(expected["object"][0]).startswith("{")
+    assert 2 in expected["calls if it likes"][0][1:]
+    assert expected["calls"][0][0] == 2
     constrained = [expected[name][0] for name, params in FIELDS.items() if params.grammar]
     assert max(max(tokens) for tokens in constrained) < VOCAB - tiny_text.PADDING
 

@@ -7,6 +7,7 @@ file. The masks are llguidance's; what is independent is everything around them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -78,5 +79,9 @@ def compiled(grammar: Grammar) -> str:
         case "choice":
             choices = [json.dumps(choice) for choice in json.loads(grammar.source)]
             return "start: " + " | ".join(choices)
-        case "lark":
-            return grammar.source
+        case "lark":  # schemas in it end their lines here
+            return re.sub(r"(?<=%json )\{.*\}$", _styled, grammar.source, flags=re.MULTILINE)
+
+
+def _styled(schema: re.Match[str]) -> str:
+    return json.dumps({**json.loads(schema[0]), "x-guidance": STYLE})
