@@ -92,14 +92,13 @@ def _schema(tool: Tool) -> Mapping[str, Any]:
 
 def _content_schema(request: ChatRequest) -> Mapping[str, Any] | None:
     """The schema that a reply without calls is held to by other fields."""
-    grammar: Grammar | None = getattr(request, "grammar", None)
-    match grammar:
+    match request.grammar:
         case None:
             return None
         case Grammar("json_object"):
             return ANY_OBJECT
         case Grammar("json_schema"):
-            schema: Mapping[str, Any] = json.loads(grammar.source)
+            schema: Mapping[str, Any] = json.loads(request.grammar.source)
             return schema
     raise invalid(
         "structured_outputs", "`structured_outputs` and `tools` cannot both shape one reply"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_sdk_helpers import CALL, TOOLS, WEATHER
+from tests.api.test_sdk_helpers import CALL, PERSON, TOOLS, WEATHER, Person
 from tests.api.test_tools import scripted
 from tests.support.serving import MODEL, serve
 
@@ -81,6 +81,13 @@ def test_tools(litellm: Any) -> None:
         fields["messages"] = [*HELLO, message, answer]
         choice = {"type": "function", "function": {"name": "GetWeather"}}
         assert litellm.completion(**fields, tool_choice=choice).choices[0].message.tool_calls
+
+
+def test_response_format(litellm: Any) -> None:
+    """A pydantic class as the format."""
+    with serve(scripted(json.dumps(PERSON))) as served:
+        reply = litellm.completion(**options(served.url, response_format=Person))
+    assert Person.model_validate_json(reply.choices[0].message.content).name == "Ada"
 
 
 def test_errors(litellm: Any) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import openai
+import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 
@@ -48,6 +50,13 @@ def client(text: str) -> Iterator[OpenAI]:
         yield sdk
 
 
+def test_parse_a_response_format() -> None:
+    """A pydantic class as the format: the reply arrives as its instance."""
+    with client(json.dumps(PERSON)) as sdk:
+        reply = sdk.chat.completions.parse(model=MODEL, messages=HELLO, response_format=Person)
+    assert reply.choices[0].message.parsed == Person.model_validate(PERSON)
+
+
 def test_parse_tools() -> None:
     """A pydantic class as a tool: the arguments arrive as its instance."""
     with client(CALL) as sdk:
@@ -55,6 +64,14 @@ def test_parse_tools() -> None:
     [call] = reply.choices[0].message.tool_calls or []
     assert call.function.parsed_arguments == GetWeather.model_validate(WEATHER)
     assert reply.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_reply_cut_short_is_the_helper_s_own_exception() -> None:
+    """The helper refuses to parse what "length" cut; the reason must arrive."""
+    with client(json.dumps(PERSON)) as sdk, pytest.raises(openai.LengthFinishReasonError):
+        sdk.chat.completions.parse(
+            model=MODEL, messages=HELLO, response_format=Person, max_completion_tokens=9
+        )
 
 
 def test_stream_text() -> None:
@@ -71,6 +88,20 @@ def test_stream_text() -> None:
     entries = final.choices[0].logprobs
     assert entries is not None
     assert "".join(entry.token for entry in entries.content or ()) == "one two three"
+
+
+def test_stream_a_response_format() -> None:
+    """Partial JSON parses on the way, and the whole at the end."""
+    with (
+        client(json.dumps(PERSON)) as sdk,
+        sdk.chat.completions.stream(model=MODEL, messages=HELLO, response_format=Person) as stream,
+    ):
+        events = list(stream)
+        final = stream.get_final_completion()
+    [done] = [event for event in events if event.type == "content.done"]
+    assert done.parsed == Person.model_validate(PERSON) == final.choices[0].message.parsed
+    partial = [event.parsed for event in events if event.type == "content.delta"]
+    assert {"name": "Ada"} in partial
 
 
 def test_stream_tools() -> None:
@@ -133,4 +164,23 @@ def test_async_twins() -> None:
             await asyncio.gather(*(job(sdk) for job in (parse, stream) * 4))
 
     with serve(scripted(CALL, tokens_per_step=3)) as served:
+        asyncio.run(main(f"{served.url}/v1"))
+
+
+def test_async_response_format() -> None:
+    """A pydantic class as the format, whole and streamed."""
+
+    async def main(url: str) -> None:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk:
+            reply = await sdk.chat.completions.parse(
+                model=MODEL, messages=HELLO, response_format=Person
+            )
+            assert reply.choices[0].message.parsed == Person.model_validate(PERSON)
+            async with sdk.chat.completions.stream(
+                model=MODEL, messages=HELLO, response_format=Person
+            ) as stream:
+                final = await stream.get_final_completion()
+            assert final.choices[0].message.parsed == Person.model_validate(PERSON)
+
+    with serve(scripted(json.dumps(PERSON))) as served:
         asyncio.run(main(f"{served.url}/v1"))

@@ -218,6 +218,33 @@ def test_only_allowed_tools_are_read_as_calls() -> None:
     assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["get_time"]
 
 
+ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": CITY, "strict": True}}
+
+
+def test_a_format_beside_tools() -> None:
+    """The reply is calls or an answer in the format: one grammar for both. If calls are required
+    there is no answer to shape."""
+    client = scripted("hi")
+    with serve(client) as served:
+        body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "response_format": ANSWER}
+        for fields in ({}, {"response_format": {"type": "json_object"}}):
+            assert httpx.post(served.url + CHAT, json={**body, **fields}).is_success
+            grammar = client.submitted[-1].params.grammar
+            assert grammar is not None
+            assert grammar.source.startswith("start: content | ")
+        for choice, said in (("required", "start: opening"), ("none", "{")):
+            assert httpx.post(served.url + CHAT, json={**body, "tool_choice": choice}).is_success
+            grammar = client.submitted[-1].params.grammar
+            assert grammar is not None
+            assert grammar.source.startswith(said)
+        del body["response_format"]
+        refused = httpx.post(
+            served.url + CHAT, json={**body, "structured_outputs": {"regex": "a+"}}
+        )
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "structured_outputs"
+
+
 HARD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 
 
