@@ -22,6 +22,7 @@ from server.api.capabilities import capabilities_router
 from server.api.chat import chat_router
 from server.api.completions import completions_router
 from server.api.models import models_router
+from server.api.openapi import openapi_router
 from server.api.ops import OPEN_PATHS, ops_router
 from server.api.responses import responses_router
 from server.api.services import Services
@@ -39,6 +40,7 @@ ROUTERS = (
     tokenize_router,
     models_router,
     capabilities_router,
+    openapi_router,
     ops_router,
 )
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

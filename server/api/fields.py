@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import get_args
 
 from engine.messages import MAX_LOGPROBS
-from server.api.field_row import Endpoint, Facts, FieldRow, both, no_op, refused
+from server.api.field_row import Endpoint, Facts, FieldRow, both
+from server.api.fields_idle import NO_OP_ROWS, REFUSED_ROWS
 from server.api.fields_responses import with_responses
 from server.api.fields_template import TEMPLATE_ROWS
 from server.api.fields_tokenize import with_tokenize
@@ -22,7 +23,6 @@ from server.api.limits import (
     MAX_LABEL_LENGTH,
     MAX_LOGIT_BIAS,
     MAX_MESSAGES,
-    MAX_METADATA,
     MAX_N,
     MAX_PRIORITY,
     MAX_STOP_LENGTH,
@@ -250,32 +250,9 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
         ' "grammar" (Lark, or EBNF as llama.cpp writes it) and "json_object" (true)',
         "Extension. The text is what that describes, and ends when nothing more can follow.",
     ),
-    no_op("user", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
-    no_op(
-        "metadata",
-        f"an object of at most {MAX_METADATA} strings of at most {MAX_LABEL_LENGTH} characters",
-        "Not stored.",
-    ),
-    no_op("store", "true or false", "Nothing is ever stored."),
-    no_op(
-        "service_tier",
-        '"auto", "default", "flex", "scale" or "priority"',
-        'There is one tier, and replies to requests with this field say "default".',
-    ),
-    no_op("safety_identifier", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
-    no_op(
-        "prompt_cache_key",
-        f"a string of at most {MAX_LABEL_LENGTH} characters",
-        "The prefix cache needs no hint.",
-    ),
+    *NO_OP_ROWS,
     *TOOL_ROWS,
-    refused("audio", "Audio output."),
-    refused("modalities", "Other output than text.", ["text"]),
-    refused("verbosity", "Verbosity control."),
-    refused("web_search_options", "Web search."),
-    refused("moderation", "Moderation."),
-    refused("prompt_cache_options", "Cache control."),
-    refused("prompt_cache_retention", "Cache control."),
+    *REFUSED_ROWS,
 )
 FIELDS = with_tokenize(with_responses(CHAT_AND_COMPLETIONS))
 

@@ -146,7 +146,7 @@ class FakeClient:
                     cached_tokens=0 if first else None,
                     rounds=rounds,
                     proposed=rounds * (self._tokens_per_step - 1),
-                    accepted=position - rounds,
+                    accepted=max(position - rounds, 0),
                     predicted=rounds * (self._tokens_per_step - 1)
                     if submit.params.prediction
                     else 0,

@@ -1,0 +1,165 @@
+"""The server's own description: it names every route and field, admits what the server admits, and
+nothing that it admits makes the server fail (schemathesis, a fixed choice of examples)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from server.api.field_row import Endpoint, FieldRow
+from server.api.fields import FIELDS, ROWS
+from server.api.openapi import GETS, POSTS, document
+from tests.api.test_fields import BODIES, PATHS, good_body
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient, make_ready
+from tests.support.serving import MODEL, Served, serve
+
+EXAMPLES = {"POST": 40, "GET": 5}
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+DOCUMENT = document([MODEL], version="0", vocab_size=make_ready().vocab_size, keyed=False)
+OPERATIONS = [("POST", path) for path in POSTS] + [("GET", path) for path in (*GETS, "/metrics")]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    tokenizer = ByteTokenizer(reads=("enable_thinking", "reasoning_effort"))
+    with serve(FakeClient(tokens_per_step=8), tokenizer=tokenizer) as served:
+        yield served
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate Operation ID")
+def test_every_route_is_in_it(served: Served) -> None:
+    """But for the one that only says that nothing is stored."""
+    app: Any = served.runner.config.app
+    routes = {
+        (method.upper(), path)
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
+        if "{rest" not in path
+    }
+    assert routes == set(OPERATIONS)
+    given = httpx.get(f"{served.url}/openapi.json").json()
+    assert set(given["paths"]) == {path for _, path in OPERATIONS}
+
+
+@pytest.mark.parametrize(
+    ("row", "endpoint"),
+    [
+        pytest.param(row, endpoint, id=f"{endpoint}-{row.name}")
+        for row in FIELDS
+        for endpoint in BODIES
+        if row.status(endpoint) in ("supported", "no-op")
+    ],
+)
+def test_it_admits_what_the_server_admits(row: FieldRow, endpoint: Endpoint) -> None:
+    """Every supported field with the value that the tests of fields send; and a null."""
+    request = request_of(endpoint)
+    validator = jsonschema.Draft202012Validator(
+        {**request, "components": DOCUMENT["components"]}  # for its references
+    )
+    validator.validate(good_body(row, endpoint))
+    if row.name not in BODIES[endpoint]:
+        validator.validate({**BODIES[endpoint], row.name: None})
+
+
+def test_it_is_a_valid_description() -> None:
+    """Each schema in it is one."""
+    for schema in DOCUMENT["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def request_of(endpoint: Endpoint) -> dict[str, Any]:
+    return dict(DOCUMENT["components"]["schemas"][f"{endpoint}Request"])
+
+
+def operation(document: dict[str, Any], served: Served, method: str, path: str) -> Any:
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=served.url)
+    return schema[path][method]
+
+
+def few(count: int) -> settings:
+    """So many examples, the same in every run."""
+    return settings(
+        max_examples=count,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def answer(case: Any) -> int:
+    """The status of the reply, once it was found to be as described. Integers are sent as clients
+    write them: to JSON Schema 1.0 is one, too."""
+    case.body = without_points(case.body)
+    return int(case.call_and_validate(checks=CHECKS).status_code)
+
+
+def without_points(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [without_points(item) for item in value]
+        case dict():
+            return {name: without_points(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_nothing_that_it_admits_makes_the_server_fail(
+    served: Served, method: str, path: str
+) -> None:
+    """No 5xx; no status, content type or body that it does not tell of."""
+
+    @few(EXAMPLES[method])
+    @given(case=operation(DOCUMENT, served, method, path).as_strategy())
+    def send(case: Any) -> None:
+        answer(case)
+
+    send()
+    assert served.client.inflight == 0
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_one_field_at_a_time(served: Served, endpoint: Endpoint) -> None:
+    """Of many random fields two always contradict each other. One beside a good request shows
+    what it does alone, and most of its values are served."""
+    answers: Counter[int] = Counter()
+    for name, field in request_of(endpoint)["properties"].items():
+        fixed = {**good_body(ROWS[endpoint][name], endpoint)}
+        fixed.pop(name, None)
+        body = {**{other: {"enum": [value]} for other, value in fixed.items()}, name: field}
+        request = {"type": "object", "properties": body, "additionalProperties": False}
+        request["required"] = list(body)
+        schemas = {**DOCUMENT["components"]["schemas"], f"{endpoint}Request": request}
+        alone = {**DOCUMENT, "components": {"schemas": schemas}}
+
+        @few(3)
+        @given(case=operation(alone, served, "POST", PATHS[endpoint]).as_strategy())
+        def send(case: Any) -> None:
+            answers[answer(case)] += 1
+
+        send()
+    assert answers[200] > answers[400]
+    assert set(answers) == {200, 400}
+    assert served.client.inflight == 0
