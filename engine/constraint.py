@@ -29,8 +29,8 @@ class Constraint(Protocol):
         """Whether nothing may follow but the end."""
         ...
 
-    def forced(self, limit: int) -> list[int]:
-        """Tokens, `limit` at most, without which the text cannot go on."""
+    def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
+        """Tokens, `limit` at most, without which the text cannot go on after `path`."""
         ...
 
 

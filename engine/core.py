@@ -41,6 +41,7 @@ from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
 from engine.speculation.grammar import within_grammars
 from engine.speculation.prediction import NAME as PREDICTION
+from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Feedback, Forecaster, Proposer
 from engine.speculation.verify import MatchSampled
 from engine.step_metrics import Stopwatch, measure
@@ -158,6 +159,8 @@ class Engine:
     def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
         """Who guesses for it, unless that is the main proposer alone and without a bound."""
         sources = proposers_of(params, self.ready)
+        if self._proposer.needs.follows_grammar and self._proposer.name in sources:
+            sources = tuple(name for name in sources if name != GRAMMAR)
         bounded = params.speculation is not None and params.speculation.max_draft is not None
         return None if sources == (self._proposer.name,) and not bounded else sources
 

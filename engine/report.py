@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from engine.acceptance import Sampled
 from engine.messages import TARGET, FinishReason, Output
 from engine.sequence import Sequence
@@ -30,9 +32,10 @@ def report(item: Sampled) -> Output:
 
 def _sources(item: Sampled) -> list[tuple[str, int]]:
     """Accepted guesses come first, then the target's own token, unless the end cut it off."""
-    guessed = item.num_accepted
-    runs = [(item.proposal.source, guessed), (TARGET, len(item.tokens) - guessed)]
-    return [(source, count) for source, count in runs if count]
+    kept = item.path[: item.num_accepted]
+    names = [item.proposal.source_of(node) for node in kept]
+    names += [TARGET] * (len(item.tokens) - len(kept))
+    return [(name, len(list(run))) for name, run in groupby(names)]
 
 
 def ending(seq: Sequence, finish: FinishReason) -> Output:

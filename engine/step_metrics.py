@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from engine.acceptance import Sampled
 from engine.messages import StepMetrics, StepSeconds
+from engine.speculation.proposal import GRAMMAR
 from engine.step_plan import StepPlan
 
 
@@ -20,10 +21,7 @@ def measure(
     by_proposer: dict[str, tuple[int, int]] = {}
     for item in sampled:
         k_counts[item.chunk.k] += 1
-        if item.proposal.num_candidates:
-            proposed, accepted = by_proposer.get(item.proposal.source, (0, 0))
-            pair = proposed + item.proposal.num_candidates, accepted + item.num_accepted
-            by_proposer[item.proposal.source] = pair
+        _count(by_proposer, item)
         for d in item.proposal.depths()[: item.proposal.num_candidates]:
             proposed_at[d - 1] += 1
         for d in range(item.num_accepted):
@@ -42,6 +40,21 @@ def measure(
     gauges.cached_tokens = sum(seq.cached_tokens or 0 for seq in plan.admitted)
     gauges.preemptions = len(plan.preempted)
     return gauges
+
+
+def _count(by_proposer: dict[str, tuple[int, int]], item: Sampled) -> None:
+    """Add the guesses of one sequence, proposed and accepted, to those who made them."""
+    proposal = item.proposal
+    if not proposal.num_candidates:
+        return
+    own = proposal.num_candidates - len(proposal.forced)
+    forced = sum(node in proposal.forced for node in item.path[: item.num_accepted])
+    pairs = {proposal.source: (own, item.num_accepted - forced)}
+    if proposal.forced:
+        pairs[GRAMMAR] = len(proposal.forced), forced
+    for name, (more, kept) in pairs.items():
+        proposed, accepted = by_proposer.get(name, (0, 0))
+        by_proposer[name] = proposed + more, accepted + kept
 
 
 class Stopwatch:

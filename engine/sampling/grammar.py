@@ -129,9 +129,9 @@ class GrammarState:
         row = self._row(path)
         return row is not None and row[1]
 
-    def forced(self, limit: int) -> list[int]:
-        self._row(())
-        if self.error or not self._go(()):
+    def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
+        self._row(path)
+        if self.error or not self._go(path):
             return []
         started = self._clock()
         tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]

@@ -50,11 +50,25 @@ class _Draft:
     seq: Sequence
     k: int
     tokens: list[int] = field(default_factory=list)
+    forced: set[int] = field(default_factory=set)  # places in `tokens` that its grammar filled
+    run: int = 0  # of `tokens`, how many the drafter has run
     ended: bool = False
 
     @property
     def wants_more(self) -> bool:
         return not self.ended and len(self.tokens) < self.k
+
+    def follow_grammar(self) -> None:
+        """Add what the grammar forces next: nobody needs to be asked for it."""
+        constraint = self.seq.constraint
+        if constraint is None or not self.wants_more:
+            return
+        if constraint.is_complete(self.tokens):
+            self.ended = True
+            return
+        forced = constraint.forced(self.k - len(self.tokens), self.tokens)
+        self.forced.update(range(len(self.tokens), len(self.tokens) + len(forced)))
+        self.tokens += forced
 
 
 class DraftModelProposer:
@@ -62,7 +76,7 @@ class DraftModelProposer:
     beyond it are cut off. No forward takes more than `max_step_tokens` tokens."""
 
     name = "draft_model"
-    needs = Needs(kv_plane=True)
+    needs = Needs(kv_plane=True, follows_grammar=True)
 
     def __init__(
         self,
@@ -90,7 +104,9 @@ class DraftModelProposer:
             for index, chunk in enumerate(chunks)
             if chunk.k > 0 and chunk.samples
         }
-        live = list(drafts.values())
+        for draft in drafts.values():
+            draft.follow_grammar()
+        live = [draft for draft in drafts.values() if draft.wants_more]
         if live:
             logits = self._catch_up(live)
             self._sampler.prefetch(logits, _noise_keys(live))
@@ -98,7 +114,9 @@ class DraftModelProposer:
         while live := [draft for draft in live if draft.wants_more]:
             self._draw(live, self._extend(live))
         return [
-            chain(drafts[index].tokens, self.name) if index in drafts else EMPTY
+            chain(drafts[index].tokens, self.name, forced=drafts[index].forced)
+            if index in drafts
+            else EMPTY
             for index in range(len(chunks))
         ]
 
@@ -113,19 +131,21 @@ class DraftModelProposer:
         """Nothing is kept per sequence."""
 
     def _catch_up(self, drafts: list[_Draft]) -> Tensor:
-        """Run every committed position that the plane lacks; [drafts, vocab] logits after each
-        sequence's last token. Long stretches go in several forwards."""
+        """Run every committed position that the plane lacks, and the guesses there are; [drafts,
+        vocab] logits after each one's last token. Long stretches go in several forwards."""
         found: list[Tensor] = []
         segments: list[Segment] = []
         room = self._max_step_tokens
         for draft in drafts:
             seq = draft.seq
             start, end = min(seq.num_draft_computed, seq.num_tokens - 1), seq.num_tokens
+            tokens = seq.tokens[start:] + draft.tokens
+            first, end, draft.run = start, end + len(draft.tokens), len(draft.tokens)
             while start < end:
                 stop = min(start + room, end)
                 segments.append(
                     Segment(
-                        tokens=self._known(seq.tokens[start:stop]),
+                        tokens=self._known(tokens[start - first : stop - first]),
                         start=start,
                         blocks=seq.blocks,
                         num_logits=1 if stop == end else 0,
@@ -142,21 +162,23 @@ class DraftModelProposer:
         return self._fit(found[0] if len(found) == 1 else torch.cat(found))
 
     def _extend(self, drafts: list[_Draft]) -> Tensor:
-        """Run the last guess of each; [drafts, vocab] logits after it."""
+        """Run the new guesses of each; [drafts, vocab] logits after the last of them."""
         found: list[Tensor] = []
-        for first in range(0, len(drafts), self._max_step_tokens):
-            segments = [
-                Segment(
-                    tokens=draft.tokens[-1:],
-                    start=draft.seq.num_draft_computed,
-                    blocks=draft.seq.blocks,
-                    num_logits=1,
-                )
-                for draft in drafts[first : first + self._max_step_tokens]
-            ]
-            found.append(self._forward(segments))
+        segments: list[Segment] = []
+        room = self._max_step_tokens
         for draft in drafts:
-            draft.seq.num_draft_computed += 1
+            tokens = draft.tokens[draft.run :]
+            if segments and len(tokens) > room:
+                found.append(self._forward(segments))
+                segments, room = [], self._max_step_tokens
+            start = draft.seq.num_draft_computed
+            segments.append(
+                Segment(tokens=tokens, start=start, blocks=draft.seq.blocks, num_logits=1)
+            )
+            room -= len(tokens)
+            draft.run += len(tokens)
+            draft.seq.num_draft_computed += len(tokens)
+        found.append(self._forward(segments))
         return self._fit(found[0] if len(found) == 1 else torch.cat(found))
 
     def _draw(self, drafts: list[_Draft], logits: Tensor) -> None:
@@ -172,6 +194,7 @@ class DraftModelProposer:
             params = draft.seq.params
             is_eos = token in self._processor.eos_ids and not params.ignore_eos
             draft.ended = is_eos or token in params.stop_token_ids
+            draft.follow_grammar()
 
     def _forward(self, segments: list[Segment]) -> Tensor:
         logits = self._runner.forward(segments).logits

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 
 from engine.constraint import Constraint, has_bit
 from engine.sequence import Sequence
-from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
 from engine.speculation.proposer import Feedback, Needs
 from engine.step_plan import Chunk
 
@@ -19,7 +19,7 @@ from engine.step_plan import Chunk
 class GrammarProposer:
     """Says what must come next, for sequences with a grammar."""
 
-    name = "grammar"
+    name = GRAMMAR
     needs = Needs()
     forward_seconds = 0.0
 
@@ -66,7 +66,8 @@ def trimmed(proposal: Proposal, constraint: Constraint) -> Proposal:
     candidates = sum(node < proposal.num_candidates for node in kept)
     parents = [new[proposal.parents[node]] for node in kept]
     tokens = [proposal.tokens[node] for node in kept]
-    return Proposal(tokens, parents, candidates, proposal.source)
+    forced = frozenset(new[node] for node in kept if node in proposal.forced)
+    return Proposal(tokens, parents, candidates, proposal.source, forced)
 
 
 def _may_stand(constraint: Constraint, before: Seq[int], token: int) -> bool:

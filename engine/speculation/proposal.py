@@ -6,20 +6,23 @@ describe every drafter. Pure Python; no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+GRAMMAR = "grammar"  # who guesses what a grammar forces
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
     committed token. Nodes from `num_candidates` on are probes: computed, fed back, never accepted.
-    `source` names who guessed."""
+    `source` names who guessed; the nodes in `forced` were put in by the grammar."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     num_candidates: int = 0
     source: str = "none"
+    forced: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)
@@ -28,6 +31,9 @@ class Proposal:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def source_of(self, node: int) -> str:
+        return GRAMMAR if node in self.forced else self.source
 
     @property
     def is_chain(self) -> bool:
@@ -56,13 +62,18 @@ class Proposal:
         if size >= len(self.tokens):
             return self
         return Proposal(
-            self.tokens[:size], self.parents[:size], min(self.num_candidates, size), self.source
+            self.tokens[:size],
+            self.parents[:size],
+            min(self.num_candidates, size),
+            self.source,
+            frozenset(node for node in self.forced if node < size),
         )
 
 
-def chain(tokens: Sequence[int], source: str) -> Proposal:
+def chain(tokens: Sequence[int], source: str, *, forced: Iterable[int] = ()) -> Proposal:
     """A proposal without branches."""
-    return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), len(tokens), source)
+    parents = list(range(-1, len(tokens) - 1))
+    return Proposal(list(tokens), parents, len(tokens), source, frozenset(forced))
 
 
 EMPTY = Proposal()

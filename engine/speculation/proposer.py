@@ -16,10 +16,12 @@ from engine.step_plan import Chunk
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a proposer must be given beyond the tokens. `kv_plane`: its own plane in the KV cache
-    (same block numbering). `tree_mask`: its proposals may branch."""
+    (same block numbering). `tree_mask`: its proposals may branch. `follows_grammar`: it puts in by
+    itself what a grammar forces."""
 
     kv_plane: bool = False
     tree_mask: bool = False
+    follows_grammar: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,27 @@ def test_what_is_forced_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) 
     assert last.rounds <= last.accepted / 4
 
 
+def test_the_draft_is_not_asked_for_what_is_forced(pair: Pair, paths: tuple[str, str]) -> None:
+    """Law: forced text inside of the draft model's chain is the grammar's, costs no draft forward
+    and is always kept; provenance tells the two apart."""
+    grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')
+    params = SamplingParams(seed=1, max_tokens=60, grammar=grammar, provenance=True)
+    engine = Engine(config_for(*paths, "draft_model", 8, {}), pair=pair)
+    submit_all(engine, PROMPT, {"mixed": params})
+    counts: dict[str, int] = {}
+    proposed = accepted = 0
+    while engine.has_work:
+        outputs = engine.step()
+        more = outputs.metrics.by_proposer.get("grammar", (0, 0))
+        proposed, accepted = proposed + more[0], accepted + more[1]
+        for output in outputs.items:
+            for name, count in output.sources or ():
+                counts[name] = counts.get(name, 0) + count
+    assert counts["grammar"] == accepted >= 4
+    assert counts.get("draft_model", 0) + counts["target"] >= 4
+    assert proposed >= accepted
+
+
 @pytest.mark.parametrize("k", [0, 4])
 def test_a_grammar_that_cannot_be_followed_ends_its_own_sequence(
     k: int, pair: Pair, paths: tuple[str, str], expected: Expected
