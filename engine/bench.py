@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from engine.bench_json import json_tasks, structured
 from engine.bench_measures import concurrency, overhead, progress, race
 from engine.bench_prediction import prediction
 from engine.bench_result import (
@@ -30,6 +31,7 @@ from engine.bench_result import (
     Result,
     Size,
     card,
+    json_lines,
     prediction_lines,
 )
 from engine.bench_runs import (
@@ -53,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.threads or VARIABLES[0] not in os.environ:
         torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
     try:
-        if parsed.only == "prediction":
-            return predictions_alone(parsed)
+        if parsed.only is not None:
+            return alone(parsed)
         result = run(parsed, size_of(parsed))
     except EngineError as error:
         print(f"foretoken bench: {error}", file=sys.stderr)
@@ -68,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="foretoken bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
     parser.add_argument(
-        "--only", choices=["prediction"], help="one part, and its lines of the card alone"
+        "--only", choices=["json", "prediction"], help="one part, and its lines of the card alone"
     )
     parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
@@ -86,6 +88,7 @@ def run(parsed: argparse.Namespace, size: Size) -> Result:
     result = Result(facts=facts(parsed, pair, size, prompts))
     race(contenders, prompts[: size.prompts], size, result)
     overhead(pair, prompts, size, result)
+    structured(pair, json_tasks(parsed.target, size.json_replies), size, result)
     concurrency(pair, prompts, size, result)
     prediction(pair, prompts[: size.prompts], size, result)
     progress("the same over HTTP, from a fresh start")
@@ -94,12 +97,17 @@ def run(parsed: argparse.Namespace, size: Size) -> Result:
     return result
 
 
-def predictions_alone(parsed: argparse.Namespace) -> int:
-    """What predictions gain, and nothing else; the exit code. Raises EngineError."""
-    size, result = size_of(parsed), Result(facts={})
-    prompts = held_out_prompts(model_folder(parsed.target, "target"), size.prompts)
-    prediction(load(parsed), prompts, size, result)
-    print("\n".join(prediction_lines(result)))
+def alone(parsed: argparse.Namespace) -> int:
+    """One part and nothing else; the exit code. Raises EngineError."""
+    size, result, pair = size_of(parsed), Result(facts={}), load(parsed)
+    if parsed.only == "json":
+        structured(pair, json_tasks(parsed.target, size.json_replies), size, result)
+        lines = json_lines(result)
+    else:
+        prompts = held_out_prompts(model_folder(parsed.target, "target"), size.prompts)
+        prediction(pair, prompts, size, result)
+        lines = prediction_lines(result)
+    print("\n".join(lines))
     print(f"texts equal to K=0: {result.texts_equal} of {result.texts_compared}")
     return 0 if result.lossless else 1
 

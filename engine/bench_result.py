@@ -26,6 +26,7 @@ class Size:
     tokens: int = 256
     rounds: int = 2
     concurrent_tokens: int = 48
+    json_replies: int = 12
 
 
 QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=24)
@@ -47,6 +48,8 @@ class Result:
     texts_compared: int = 0
     texts_equal: int = 0
     hf_texts_equal: int = 0
+    json_rates: dict[str, dict[float, float]] = field(default_factory=dict)
+    json_ratios: dict[str, dict[float, float]] = field(default_factory=dict)
     concurrent: dict[str, float] = field(default_factory=dict)
     served: dict[str, float] = field(default_factory=dict)
     predicted: dict[str, dict[float, float]] = field(default_factory=dict)
@@ -89,6 +92,11 @@ def demands(result: Result) -> list[Demand]:
         Demand(f"T=0: {best[0.0]} against K=0", result.ratios[best[0.0]][0.0], 1.5),
         Demand(f"T=0.8: {best[0.8]} against K=0", result.ratios[best[0.8]][0.8], 1.3),
         Demand(f"T=0: {best[0.0]} against transformers' assisted", greedy / assisted, 2.0),
+        *(
+            Demand(f"T=0: JSON under a schema, {ADAPTIVE} against K=0", ratios[0.0], 1.5)
+            for name, ratios in result.json_ratios.items()
+            if name == ADAPTIVE
+        ),
         *(
             Demand(f"host share of a step, {name}", share, 0.15, at_least=False)
             for name, share in result.host_share.items()
@@ -147,6 +155,7 @@ def _details(result: Result) -> Iterator[str]:
             f"T={t:g}: guesses kept by position (K={K_MAX}): {positions};"
             f" adaptive K on average {result.mean_k[t]:.1f}"
         )
+    yield from json_lines(result)
     c = result.concurrent
     yield (
         f"{c['streams']:.0f} streams at once: {c['tokens_per_second']:.0f} tokens/s,"
@@ -157,6 +166,14 @@ def _details(result: Result) -> Iterator[str]:
         f"texts equal to K=0: {result.texts_equal} of {result.texts_compared};"
         f" to transformers' greedy ones: {result.hf_texts_equal} of {result.facts['prompts']}"
     )
+
+
+def json_lines(result: Result) -> Iterator[str]:
+    """Rates of JSON replies under their schemas."""
+    for name, rates in result.json_rates.items():
+        ratios = result.json_ratios[name]
+        shown = ", ".join(f"T={t:g} {rates[t]:.1f} ({ratios[t]:.2f}x)" for t in TEMPERATURES)
+        yield f"JSON under a schema, tokens/s, {name}: {shown}"
 
 
 def prediction_lines(result: Result) -> Iterator[str]:

@@ -15,7 +15,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.messages import SamplingParams, StepMetrics, Submit
+from engine.messages import Grammar, SamplingParams, StepMetrics, Submit
 from engine.pair import Pair
 
 LONGEST_PROMPT = 512  # tokens
@@ -106,6 +106,7 @@ class EngineContender:
         num_blocks = sequences * -(-(LONGEST_PROMPT + tokens + SLACK) // BLOCK_SIZE)
         config = EngineConfig.model_validate(
             {
+                "target": {"path": pair.target.path},  # whose tokenizer grammars are about
                 "cache": {
                     "prefix_caching": False,
                     "block_size": BLOCK_SIZE,
@@ -127,9 +128,11 @@ class EngineContender:
         temperature: float,
         seed: int,
         prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> tuple[list[int], float]:
+        """Under a grammar the reply ends where that is complete."""
         texts, seconds = self.run_all(
-            [prompt], temperature=temperature, seed=seed, prediction=prediction
+            [prompt], temperature=temperature, seed=seed, prediction=prediction, grammar=grammar
         )
         return texts[0], seconds
 
@@ -140,8 +143,10 @@ class EngineContender:
         temperature: float,
         seed: int,
         prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> tuple[list[list[int]], float]:
-        """All prompts at once, as one batch, all with this prediction; their ids in order."""
+        """All prompts at once, as one batch, all with this prediction and grammar; their ids in
+        order."""
         totals = self.totals.setdefault(temperature, Totals())
         replies: dict[str, list[int]] = {}
         started = self._clock()
@@ -152,6 +157,7 @@ class EngineContender:
                 temperature=temperature,
                 ignore_eos=True,
                 prediction=tuple(prediction),
+                grammar=grammar,
             )
             name = f"{self._count}-{i}"
             replies[name] = []

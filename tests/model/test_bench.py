@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from difflib import SequenceMatcher
+from pathlib import Path
 
 import pytest
 
 from engine.bench import build_contenders, facts, main
+from engine.bench_json import Task, schema_of, structured
 from engine.bench_measures import concurrency, overhead, race
 from engine.bench_prediction import old_file, prediction
 from engine.bench_result import (
@@ -22,10 +24,13 @@ from engine.bench_result import (
     Result,
     Size,
     card,
+    json_lines,
 )
 from engine.bench_runs import EngineContender, TransformersContender, load_plain
 from engine.config import EngineConfig
+from engine.messages import Grammar
 from engine.pair import Pair, load_pair
+from tests.support import tiny, tiny_text
 
 SIZE = Size(ks=(1, K_MAX), prompts=2, tokens=12, rounds=1, concurrent_tokens=6)
 PROMPTS = [[5 + i, 17, 9, 5 + i, 17, 9, 40, 41] for i in range(64)]
@@ -101,3 +106,22 @@ def test_a_pair_that_cannot_be_loaded_is_a_sentence(capsys: pytest.CaptureFixtur
     assert said.out == ""
     assert said.err.startswith("foretoken bench: ")
     assert said.err.count("\n") == 1
+
+
+def test_json_replies_are_compared_and_judged(tmp_path: Path) -> None:
+    """Law: under a schema, too, every configuration says the same, each reply within its schema."""
+    model = tiny_text.target()
+    target = tiny_text.save(model, tmp_path / "target")
+    draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
+    said = {"target": {"path": target}, "speculation": {"proposer": {"path": draft}}}
+    pair = load_pair(EngineConfig.model_validate({**said, "device": "cpu"}))
+    schema = schema_of([{"name": "x", "true": 1, "ab": 0.5}])
+    assert schema["items"]["required"] == ["name", "true", "ab"]
+    schema["items"]["properties"]["name"]["maxLength"] = 3
+    tasks = [Task([5 + i, 17], Grammar("json_schema", json.dumps(schema))) for i in range(2)]
+    result = Result(facts={})
+    structured(pair, tasks, SIZE, result)
+    assert result.json_rates.keys() == result.json_ratios.keys() >= {PLAIN, ADAPTIVE}
+    assert result.texts_compared == len(TEMPERATURES) * 2 * 2
+    assert result.lossless
+    assert len(list(json_lines(result))) == 3

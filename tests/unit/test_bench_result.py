@@ -31,6 +31,8 @@ def result() -> Result:
         tokens_per_round={"K=4": {0.0: 3.0, 0.8: 2.0}},
         mean_k={0.0: 5.0, 0.8: 2.0},
         host_share={"batch 1, T=0": 0.1, "batch 8, T=0": 0.2},
+        json_rates={PLAIN: {0.0: 100.0, 0.8: 90.0}, ADAPTIVE: {0.0: 140.0, 0.8: 150.0}},
+        json_ratios={PLAIN: {0.0: 1.0, 0.8: 1.0}, ADAPTIVE: {0.0: 1.4, 0.8: 1.7}},
         texts_compared=4,
         texts_equal=4,
         concurrent={
@@ -48,6 +50,7 @@ def test_demands_are_judged() -> None:
         "T=0: K=4 against K=0": True,  # 1.8 of 1.5
         "T=0.8: K=4 against K=0": False,  # 1.2 of 1.3
         "T=0: K=4 against transformers' assisted": True,  # 3 of 2
+        "T=0: JSON under a schema, adaptive against K=0": False,  # 1.4 of 1.5
         "host share of a step, batch 1, T=0": True,
         "host share of a step, batch 8, T=0": False,
         "concurrent streams that finished": True,
@@ -72,7 +75,7 @@ def test_card_and_json_say_the_same() -> None:
     page = card(found)
     for name in found.rates:
         assert f"\n{name}" in page
-    assert page.count("MISSED") == 4
+    assert page.count("MISSED") == 5
     assert page.count("\nmet ") == 7
     line = found.as_json()
     assert "\n" not in line
