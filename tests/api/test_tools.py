@@ -510,3 +510,74 @@ def test_the_parser_may_be_named() -> None:
     [made] = choice["message"]["tool_calls"]
     assert made["function"] == {"name": "get_time", "arguments": '{"city": "Rome"}'}
     assert choice["message"]["content"] is None
+
+
+class Tagged(ByteTokenizer):
+    """Llama's form of calls, with its tag as a special token, which leaves no text."""
+
+    TAG = 300
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if text == "<|python_tag|>":
+            return [self.TAG]
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"<|python_tag|>" if token == self.TAG else super().token_bytes(token)
+
+    def is_special(self, token: int) -> bool:
+        return token == self.TAG or super().is_special(token)
+
+    def render(self, messages: Any, **options: Any) -> str:
+        text = super().render(messages, **options)
+        return text.replace('"arguments"', '"parameters"').replace("tool_call>", "call>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tag_that_leaves_no_text_is_seen(stream: bool) -> None:
+    """The parser sees the special token before a call; the client never does, unless it asks for
+    special tokens and no call follows."""
+
+    def reply(text: str, **fields: Any) -> tuple[str | None, list[Any]]:
+        script = listed_script([Tagged.TAG, *text.encode()], then=EOS)
+        ready = make_ready(eos_ids=[EOS], vocab_size=301)
+        with (
+            serve(FakeClient(script=script, ready=ready), tokenizer=Tagged()) as served,
+            OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
+        ):
+            made: Any = sdk.chat.completions.create(
+                model=MODEL, messages=HELLO, tools=TOOLS, stream=stream, extra_body=fields
+            )
+            if stream:
+                [state] = accumulated(made)
+                return state["content"] or None, [tuple(c[1:]) for c in state["calls"]]
+            message = made.choices[0].message
+            calls = [c.function for c in message.tool_calls or ()]
+            return message.content, [(c.name, c.arguments) for c in calls]
+
+    called = '{"name": "get_time", "parameters": {"city": "Rome"}}'
+    for skip in (True, False):
+        told = reply(called, skip_special_tokens=skip)
+        assert told == (None, [("get_time", '{"city": "Rome"}')])
+    assert reply("print(1)") == ("print(1)", [])
+    assert reply("print(1)", skip_special_tokens=False) == ("<|python_tag|>print(1)", [])
+
+
+def test_every_token_is_told_once_whatever_the_chunks_are() -> None:
+    """Ids and provenance of a reply with calls, streamed and whole, are those of all its tokens."""
+    with serve(scripted(CALLS, tokens_per_step=3)) as served:
+        body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "return_token_ids": True}
+        body["provenance"] = True
+        with httpx.Client(base_url=served.url) as http:
+            [choice] = http.post(CHAT, json=body).json()["choices"]
+            text = http.post(CHAT, json={**body, "stream": True}).text
+    assert choice["token_ids"] == [*CALLS.encode(), EOS]
+    told: dict[str, list[Any]] = {"token_ids": [], "provenance": []}
+    for line in text.splitlines():
+        if line.startswith("data: {"):
+            [piece] = json.loads(line.removeprefix("data: "))["choices"]
+            for name, entries in told.items():
+                entries += piece.get(name) or []
+    assert told["token_ids"] == choice["token_ids"]
+    assert told["provenance"] == choice["provenance"]
+    assert len(told["provenance"]) > 0
