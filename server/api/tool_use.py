@@ -7,8 +7,10 @@ format for the replies without calls. Else the model is free, and pays nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,8 @@ from server.api.services import Services
 from server.api.tool_reply import CallReader
 from server.tools.formats import ToolFormat, tool_format
 from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+
+BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
     required = choice.mode == "required"
     many = request.parallel_tool_calls is not False and not choice.single
     chosen = required or choice.names is not None or not many
-    if not (chosen or content or any(tool.strict for tool in use.offered)):
+    if not (chosen or content is not None or any(tool.strict for tool in use.offered)):
         return None
 
     def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
@@ -69,7 +73,9 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
     except ApiError as refused:
         if refused.status != 400:
             raise
-        await _name_the_strict(services, request, use)
+        with suppress(TimeoutError):  # a refusal for its time must not take many times as long
+            async with asyncio.timeout(BLAME_SECONDS):
+                await _name_the_strict(services, request, use)
         if all(tool.strict for tool in use.offered):
             raise
         # Of a tool that is not strict the schema is a hint: its arguments are some object.

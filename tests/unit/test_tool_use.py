@@ -1,0 +1,103 @@
+"""The grammar of a request with tools: what is asked of the compilers, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.messages import Grammar
+from server.admission import Admission
+from server.api.errors import ApiError, invalid
+from server.api.schema import parse
+from server.api.schema_chat import ChatRequest
+from server.api.services import Services
+from server.api.tool_use import grammar_of, tool_use
+from server.config import Config, ServerConfig
+from server.metrics import Metrics
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient
+
+
+class Picky:
+    """Refuses grammars that hold a word; schemas alone take for ever if they are `slow`."""
+
+    def __init__(self, word: str, *, slow: bool = False) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self._word, self._slow = word, slow
+
+    async def check(self, grammar: Grammar, *, param: str) -> None:
+        self.asked.append((grammar.kind, param))
+        if self._slow and grammar.kind == "json_schema":
+            await asyncio.Event().wait()
+        if self._word in grammar.source:
+            raise invalid(param, f"`{param}` cannot be honoured")
+
+
+def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | None:
+    """Four tools are required, of which one has the word in its schema."""
+    services = Services(
+        config=Config(ServerConfig(), EngineConfig()),
+        tokenizer=ByteTokenizer(),
+        client=FakeClient(),
+        metrics=Metrics(),
+        admission=Admission(FakeClient(), 9),
+        grammars=grammars,
+        version="0",
+        monotonic=lambda: 0.0,
+        wall=lambda: 0.0,
+        draw_seed=lambda: 0,
+    )
+    tools: list[dict[str, Any]] = []
+    for i in range(4):
+        parameters = {"type": "object", "properties": {"hard" if i == bad else "a": {}}}
+        function = {"name": f"t{i}", "parameters": parameters, "strict": strict(i)}
+        tools.append({"type": "function", "function": function})
+    body = {
+        "model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools,
+        "tool_choice": "required",
+    }  # fmt: skip
+    request = parse(json.dumps(body).encode(), ChatRequest, "chat")
+    use = tool_use(services, request)
+    assert use is not None
+    return asyncio.run(grammar_of(services, request, use))
+
+
+def test_one_look_where_nothing_is_wrong() -> None:
+    """The common case costs one compilation, which is remembered."""
+    grammars = Picky("nothing")
+    assert ask(grammars, lambda i: True, bad=2) is not None
+    assert grammars.asked == [("lark", "tools")]
+
+
+def test_the_strict_tool_at_fault_is_named() -> None:
+    """Found by compiling the strict ones alone, as long as that is quick."""
+    grammars = Picky("hard")
+    with pytest.raises(ApiError) as refused:
+        ask(grammars, lambda i: i > 0, bad=2)
+    assert refused.value.param == "tools[2].function.parameters"
+    assert [param for _, param in grammars.asked] == [
+        "tools", "tools[1].function.parameters", "tools[2].function.parameters"
+    ]  # fmt: skip
+
+
+def test_a_hint_is_let_go() -> None:
+    """A schema that is not strict gives way; strict ones beside it are kept."""
+    grammars = Picky("hard")
+    held = ask(grammars, lambda i: i == 1, bad=2)
+    assert held is not None
+    assert "hard" not in held.source
+    assert held.source.count('"a"') == 1
+
+
+def test_what_took_long_is_not_taken_apart() -> None:
+    """A hundred slow schemas would take a hundred deadlines."""
+    grammars = Picky("hard", slow=True)
+    with pytest.raises(ApiError) as refused:
+        ask(grammars, lambda i: True, bad=2)
+    assert refused.value.param == "tools"
+    assert len(grammars.asked) == 2
