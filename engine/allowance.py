@@ -9,26 +9,17 @@ which order, is the cascade's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.controller import KController, Load
-from engine.estimates import AcceptanceEstimate
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.step_plan import Chunk
 
-_RETRY = 64  # a free proposer that seemed not to pay is asked again after so many refusals
-_RETRY_K = 2
-
-
-class Forecast(Protocol):
-    """A free proposer that knows the chances of its next guesses (each with all before it), at most
-    `k` of them; none when it has nothing to say."""
-
-    def __call__(self, seq: Sequence, k: int) -> list[float]: ...
+Forecast = Callable[[Sequence, int], list[float]]  # see speculation.proposer.FreeProposer
 
 
 class Walked(Protocol):
@@ -55,7 +46,7 @@ class MainOutcomes:
 
 class Allowance:
     """`begin` a step, then `want` once per sequence that samples, `of` as often as needed, `learn`
-    at its end. `forecasts`: by name, of the free proposers that can tell."""
+    at its end. `forecasts`: by name, of the free proposers."""
 
     def __init__(
         self, controller: KController, main: str, forecasts: Mapping[str, Forecast]
@@ -63,8 +54,6 @@ class Allowance:
         self._controller = controller
         self._main = main
         self._forecasts = dict(forecasts)
-        self._estimates: dict[str, AcceptanceEstimate] = {}
-        self._refusals: dict[str, int] = {}
         self._limits: dict[Sequence, dict[str, int]] = {}
         self._missed: set[Sequence] = set()  # sampled last without the main proposer
         self._k = 0
@@ -89,7 +78,7 @@ class Allowance:
         return self._limits[seq].get(name, 0)
 
     def learn(self, walked: Seq[Walked]) -> MainOutcomes:
-        """Keep what tells of free proposers, and hand on what tells of the main one."""
+        """What tells of the main proposer. The free ones know their own chances."""
         if not self._limits:
             k = max((item.chunk.k for item in walked), default=0)
             return MainOutcomes(k, [_outcome(item) for item in walked], None)
@@ -105,7 +94,6 @@ class Allowance:
                 self._missed.discard(seq)
             else:
                 self._missed.add(seq)
-                self._learn_free(item)
         k = max((limit for limit, _ in asked), default=0)
         # A bound that is the request's own is no evidence that there was nothing more to say.
         told = [item for limit, item in asked if limit == k or item.chunk.seq.sources is None]
@@ -116,11 +104,6 @@ class Allowance:
         if item.proposal.source in (self._main, EMPTY.source):
             return min(self._limits[item.chunk.seq].get(self._main, 0), item.chunk.k)
         return 0
-
-    def _learn_free(self, item: Walked) -> None:
-        source = item.proposal.source
-        if len(item.proposal) and source not in self._forecasts:
-            self._estimate(source).update(len(item.proposal), [_outcome(item)])
 
     def forget(self, seq: Sequence) -> None:
         """It has ended, or starts over."""
@@ -134,27 +117,13 @@ class Allowance:
         most = self._controller.k_max if bound is None else min(self._controller.k_max, bound)
         assert seq.sources is not None
         instead = self._main in seq.sources
-        forecast = self._forecasts.get(name)
-        if forecast is not None:
-            return self._controller.worth(forecast(seq, most), instead=instead)
-        survival = [chance for _, chance in self._estimate(name).expected()[:most]]
-        k = self._controller.worth(survival, instead=instead)
-        if k == 0:
-            self._refusals[name] = self._refusals.get(name, 0) + 1
-            if self._refusals[name] % _RETRY == 0:
-                return min(_RETRY_K, most)
-        return k
+        return self._controller.worth(self._forecasts[name](seq, most), instead=instead)
 
     def _probe(self, k: int) -> int:
         if not k or not self._left:
             return 0
         self._left -= 1
         return k
-
-    def _estimate(self, name: str) -> AcceptanceEstimate:
-        if name not in self._estimates:
-            self._estimates[name] = AcceptanceEstimate(self._controller.k_max)
-        return self._estimates[name]
 
 
 def _outcome(item: Walked) -> tuple[int, int]:

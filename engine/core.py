@@ -42,7 +42,7 @@ from engine.speculation.cascade import Cascade
 from engine.speculation.grammar import within_grammars
 from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
-from engine.speculation.proposer import Feedback, Forecaster, Proposer
+from engine.speculation.proposer import Feedback, Proposer
 from engine.speculation.verify import MatchSampled
 from engine.step_metrics import Stopwatch, measure
 from engine.step_plan import StepPlan
@@ -90,7 +90,7 @@ class Engine:
         self._max_sequences = config.schedule.max_sequences
         self._controller = build_controller(config.speculation)
         free = build_free()
-        forecasts = {p.name: p.forecast for p in free if isinstance(p, Forecaster)}
+        forecasts = {p.name: p.forecast for p in free}
         self._allowance = Allowance(self._controller, main.name, forecasts)
         self._proposer = Cascade(main, free, limit=self._allowance.of)
         if config.speculation.controller.kind == "adaptive":

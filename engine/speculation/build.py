@@ -11,10 +11,10 @@ from engine.speculation.draft_model import DraftModelProposer, Runner
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.prediction import PredictionProposer
-from engine.speculation.proposer import NoProposer, Proposer
+from engine.speculation.proposer import FreeProposer, NoProposer, Proposer
 
 
-def build_free() -> list[Proposer]:
+def build_free() -> list[FreeProposer]:
     """The proposers that need no model: they cost nothing until a request has them asked."""
     ngram = NgramConfig()
     return [

@@ -3,14 +3,17 @@
 
 Owns one index per sequence over its own tokens, grown by appending: a few dictionary writes per new
 token, a few reads per proposal, whatever the length. Committed tokens never change, so preemption
-needs nothing. No torch, no model.
+needs nothing. As one of several proposers it tells the chances of its guesses (`evidence`). No
+torch, no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 from engine.sequence import Sequence
+from engine.speculation.evidence import Evidence, Record
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.proposer import Feedback, Needs
 from engine.step_plan import Chunk
@@ -18,6 +21,8 @@ from engine.step_plan import Chunk
 _MAX_SIZES = 4  # suffix lengths that are indexed
 _SHORT = 3  # a match of fewer tokens is weak evidence, and proposes at most ...
 _SHORT_LIMIT = 4  # ... this many
+_LONGEST = 16  # tokens of a match that count as evidence
+_PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
 
 class NgramProposer:
@@ -31,6 +36,8 @@ class NgramProposer:
         assert 1 <= n_min <= n_max
         self._sizes = suffix_sizes(n_min, n_max)
         self._indexes: dict[Sequence, _SuffixIndex] = {}
+        self._forecasts: dict[Sequence, _Forecast] = {}
+        self._everyone = Record(_PRIORS)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [
@@ -43,6 +50,27 @@ class NgramProposer:
 
     def forget(self, seq: Sequence) -> None:
         self._indexes.pop(seq, None)
+        self._forecasts.pop(seq, None)
+
+    def forecast(self, seq: Sequence, k: int) -> list[float]:
+        """As proposer.FreeProposer. What it would have guessed the last time is compared with what
+        was committed since, whoever guessed that."""
+        past = self._forecasts.get(seq)
+        if past is None:
+            past = self._forecasts[seq] = _Forecast(Evidence(self._everyone))
+        past.learn(seq.tokens)
+        guess = self._propose(seq, k).tokens
+        past.start, past.guess = seq.num_tokens, guess
+        past.run = self._agreed(seq) if guess else 0
+        return past.evidence.chances(past.run, len(guess))
+
+    def _agreed(self, seq: Sequence) -> int:
+        """Tokens before the end that equal those before the place that was found."""
+        tokens = seq.tokens
+        size, end = self._indexes[seq].find(tokens)
+        while size < min(_LONGEST, end) and tokens[end - size - 1] == tokens[-size - 1]:
+            size += 1
+        return size
 
     def _propose(self, seq: Sequence, k: int) -> Proposal:
         index = self._indexes.get(seq)
@@ -59,6 +87,26 @@ class NgramProposer:
         # sequence goes on from its own beginning.
         period = len(tokens) - end
         return chain([tokens[end + i % period] for i in range(k)], self.name)
+
+
+@dataclass(slots=True)
+class _Forecast:
+    """What was foretold of one sequence: `guess` from position `start` on, after `run` tokens that
+    agreed."""
+
+    evidence: Evidence
+    start: int = 0
+    run: int = 0
+    guess: list[int] = field(default_factory=list)
+
+    def learn(self, tokens: list[int]) -> None:
+        """What became of it; up to the first that was wrong."""
+        for i, token in enumerate(self.guess[: len(tokens) - self.start]):
+            hit = tokens[self.start + i] == token
+            self.evidence.learn(self.run + i, hit=hit)
+            if not hit:
+                break
+        self.guess = []
 
 
 class _SuffixIndex:

@@ -6,9 +6,8 @@ the longest match wins, the nearest among equals, and a match of a single token 
 the place that was lost. So insertions, deletions and replacements cost a few tokens each. Until
 anything is found it supposes once that one token was replaced by another.
 
-What is guessed next is as likely as guesses on the same evidence were before (how many tokens in a
-row agreed): `forecast` says so, and needs no experiments, since every committed token tells whether
-the prediction had it right. No torch, no model.
+What is guessed next is as likely as guesses on the same evidence were before (`evidence`). No
+torch, no model.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
+from engine.speculation.evidence import START, SUPPOSED, Evidence, Record, grown
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.proposer import Feedback, Needs
 from engine.step_plan import Chunk
@@ -28,11 +28,7 @@ _CANDIDATES = 24  # places looked at on either side of the one that was lost
 _NEAR = 8  # a single token must be found within so many (and those since the miss)
 _TRUSTED = 4  # a miss after so many matches is where the texts part; before, the place was wrong
 
-# Evidence for the next guess, and how often it holds before anything is known of it.
-_START, _SUPPOSED = -1, 0  # of `run`: the first token of all; one token taken for another
-_PRIORS = (0.8, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)
-_PRIOR_TRIALS = 4.0
-_MEMORY = 256.0  # trials that the past may weigh, over all sequences
+_PRIORS = (0.8, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)  # by grade of evidence
 
 
 class PredictionProposer:
@@ -44,10 +40,10 @@ class PredictionProposer:
 
     def __init__(self) -> None:
         self._followers: dict[Sequence, _Follower] = {}
-        self._everyone = _Record([p * _PRIOR_TRIALS for p in _PRIORS], _PRIOR_TRIALS)
+        self._everyone = Record(_PRIORS)
 
     def forecast(self, seq: Sequence, k: int) -> list[float]:
-        """As proposer.Forecaster."""
+        """As proposer.FreeProposer."""
         return self._follow(seq).chances(k)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
@@ -75,32 +71,16 @@ class PredictionProposer:
         return follower
 
 
-class _Record:
-    """Guesses by the evidence they stood on: how many there were, and how many were right."""
-
-    def __init__(self, right: Seq[float], trials: float) -> None:
-        self.right = list(right)
-        self.trials = [trials] * len(self.right)
-
-    def add(self, grade: int, *, hit: bool) -> None:
-        self.right[grade] += hit
-        self.trials[grade] += 1.0
-        if self.trials[grade] > _MEMORY:
-            self.right[grade] *= 0.5
-            self.trials[grade] *= 0.5
-
-
 class _Follower:
     """One sequence's place in its prediction. `at` is the index expected next, None while lost;
     `run` the evidence for it."""
 
-    def __init__(self, prediction: Seq[int], everyone: _Record) -> None:
+    def __init__(self, prediction: Seq[int], everyone: Record) -> None:
         self._tokens = prediction
-        self._everyone = everyone
-        self._own = _Record([0.0] * len(_PRIORS), 0.0)
+        self._evidence = Evidence(everyone)
         self._places: dict[int, list[int]] = {}  # token -> indexes behind it; made when needed
         self._at: int | None = 0
-        self._run = _START
+        self._run = START
         self._lost_at = 0  # the index that was expected where the texts parted
         self._since = 0  # tokens since then
         self._seen = 0  # tokens of the output that were looked at
@@ -111,13 +91,8 @@ class _Follower:
 
     def chances(self, k: int) -> list[float]:
         """For each of them, that it and all before it are right."""
-        chances: list[float] = []
-        run, survival = self._run, 1.0
-        for _ in range(0 if self._at is None else min(k, len(self._tokens) - self._at)):
-            survival *= self._rate(_grade(run))
-            chances.append(survival)
-            run = _grown(run)
-        return chances
+        left = 0 if self._at is None else len(self._tokens) - self._at
+        return self._evidence.chances(self._run, min(k, left))
 
     def extend(self, seq: Sequence) -> None:
         """Look at what was committed since the last time."""
@@ -132,18 +107,17 @@ class _Follower:
         self._since += 1
         if at is not None and at < len(self._tokens):
             hit = self._tokens[at] == token
-            for record in (self._own, self._everyone):
-                record.add(_grade(self._run), hit=hit)
+            self._evidence.learn(self._run, hit=hit)
             if hit:
-                self._at, self._run = at + 1, _grown(self._run)
+                self._at, self._run = at + 1, grown(self._run)
                 return
-        if at is not None and (self._run >= _TRUSTED or self._run == _START):
+        if at is not None and (self._run >= _TRUSTED or self._run == START):
             self._lost_at, self._since = at, 0
         size, place = self._find(tokens, start, end)
         if size:
             self._at, self._run = place, size
         elif self._since == 0 and self._lost_at < len(self._tokens):
-            self._at, self._run = self._lost_at + 1, _SUPPOSED
+            self._at, self._run = self._lost_at + 1, SUPPOSED
         else:
             self._at = None
 
@@ -173,19 +147,3 @@ class _Follower:
         while size < most and self._tokens[place - 1 - size] == tokens[end - 1 - size]:
             size += 1
         return size
-
-    def _rate(self, grade: int) -> float:
-        """How often guesses on such evidence were right: here, and elsewhere as a prior."""
-        elsewhere = self._everyone.right[grade] / self._everyone.trials[grade]
-        right = self._own.right[grade] + _PRIOR_TRIALS * elsewhere
-        return right / (self._own.trials[grade] + _PRIOR_TRIALS)
-
-
-def _grown(run: int) -> int:
-    """The evidence after one more token agreed."""
-    return max(run, 1) + 1
-
-
-def _grade(run: int) -> int:
-    """-1, 0, 1, 2-3, 4-7, 8-15, more: an index into the priors."""
-    return run + 1 if run < 1 else min(run.bit_length() + 1, len(_PRIORS) - 1)

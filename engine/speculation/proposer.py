@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
@@ -51,10 +51,9 @@ class Proposer(Protocol):
     def forget(self, seq: Sequence) -> None: ...
 
 
-@runtime_checkable
-class Forecaster(Protocol):
-    """A free proposer that knows the chances of its next guesses to be kept, each with all before
-    it; at most `k` of them, none when it has nothing to say."""
+class FreeProposer(Proposer, Protocol):
+    """A look-up: its guesses cost nothing to make. `forecast` tells the chances of the next ones to
+    be kept, each with all before it; at most `k` of them, none when it has nothing to say."""
 
     def forecast(self, seq: Sequence, k: int) -> list[float]: ...
 

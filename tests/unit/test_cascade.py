@@ -53,13 +53,21 @@ def sequence(name: str, sources: tuple[str, ...] | None, max_draft: int | None =
     return Sequence(id=name, params=params, tokens=[1], num_prompt=1, sources=sources)
 
 
+def allowance_of(controller: KController) -> Allowance:
+    forecasts = {
+        "ngram": lambda seq, k: [0.5**j for j in range(1, k + 1)],
+        "prediction": lambda seq, k: [0.9, 0.8, 0.7][:k],
+    }
+    return Allowance(controller, "draft_model", forecasts)
+
+
 class Trial:
     """A cascade of a draft and two look-ups, under a fixed K of 4."""
 
     def __init__(self, *, knows: Seq[str] | None = None) -> None:
         self.draft, self.ngram = Scripted("draft_model"), Scripted("ngram", knows=knows)
         self.other = Scripted("prediction", knows=())
-        self.allowance = Allowance(FixedK(4), "draft_model", {})
+        self.allowance = allowance_of(FixedK(4))
         self.cascade = Cascade(self.draft, [self.ngram, self.other], limit=self.allowance.of)
 
     def propose(self, *sequences: Sequence) -> list[Proposal]:
@@ -153,7 +161,7 @@ def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> 
 
 
 def wanted(controller: KController, *sequences: Sequence) -> Allowance:
-    allowance = Allowance(controller, "draft_model", {})
+    allowance = allowance_of(controller)
     allowance.begin(Load(len(sequences)))
     for seq in sequences:
         allowance.want(seq)
@@ -195,39 +203,33 @@ def test_without_wishes_the_controller_hears_all() -> None:
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 1), (0, 0)], None)
 
 
-def test_free_guesses_are_priced_by_their_own_acceptance() -> None:
-    """Law: each free proposer has its own statistics; a forecast goes before them."""
+def test_free_guesses_are_priced_by_their_forecasts() -> None:
+    """Law: each free proposer has its own chances, cut at the request's bound; the price is told
+    whether the main proposer may be asked instead."""
     spy = Spy(4)
-    seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("prediction",), 2)
-    forecast = {"prediction": lambda seq, k: [0.9, 0.8, 0.7][:k]}
-    allowance = Allowance(spy, "draft_model", forecast)
-    for accepted in [4] * 50 + [0] * 400:
-        allowance.begin(Load(1))
-        allowance.want(seq)
-        allowance.learn([walked(seq, 4, "ngram", 4, accepted)])
-    first, middle, last = (spy.priced[i][0] for i in (0, 50, -1))
-    assert middle[3] > first[3] > last[3]
-    assert spy.priced[0][1]
-    allowance.begin(Load(1))
-    assert allowance.want(alone) == 2
-    assert spy.priced[-1] == ([0.9, 0.8], False)
+    both, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("prediction",), 2)
+    allowance = allowance_of(spy)
+    allowance.begin(Load(2))
+    assert (allowance.want(both), allowance.want(alone)) == (4, 2)
+    assert spy.priced == [([0.5, 0.25, 0.125, 0.0625], True), ([0.9, 0.8], False)]
+    assert [allowance.of(both, name) for name in ("ngram", "draft_model", "prediction")] == [
+        4,
+        4,
+        0,
+    ]
 
 
-def test_who_seemed_not_to_pay_is_asked_again_now_and_then() -> None:
-    """Without a forecast nothing could be learnt otherwise."""
-    seq = sequence("a", ("ngram",))
-    allowance = Allowance(Spy(4, worth=0), "draft_model", {})
-    ks = []
-    for _ in range(200):
-        allowance.begin(Load(1))
-        ks.append(allowance.want(seq))
-    assert ks.count(2) == 3
-    assert ks.count(0) == 197
+def test_who_does_not_pay_is_not_asked() -> None:
+    allowance = allowance_of(Spy(4, worth=0))
+    seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("ngram",))
+    allowance.begin(Load(2))
+    assert (allowance.want(seq), allowance.want(alone)) == (4, 0)
+    assert allowance.of(seq, "ngram") == 0
 
 
 def test_a_probe_is_meant_for_a_few_sequences() -> None:
     sequences = [sequence(name, None) for name in "ab"] + [sequence("c", ("draft_model",))]
-    allowance = Allowance(Spy(4, probing=2), "draft_model", {})
+    allowance = allowance_of(Spy(4, probing=2))
     for order in (sequences, sequences[::-1]):
         allowance.begin(Load(3))
         assert [allowance.want(seq) for seq in order] == [4, 4, 0]

@@ -19,6 +19,7 @@ LEVELS = {
     "engine.controller": 1, "engine.estimates": 1, "engine.plan": 1, "engine.validation": 1,
     "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
     "engine.speculation.ngram": 1, "engine.speculation.prediction": 1,
+    "engine.speculation.evidence": 1,
     "engine.speculation.cascade": 1, "engine.allowance": 1,
     "engine.threads": 1,
     "engine.attention": 2.0, "engine.model": 2.1, "engine.sampling": 2.1,

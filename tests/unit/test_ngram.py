@@ -122,3 +122,24 @@ def test_sequences_do_not_see_each_other() -> None:
 )
 def test_few_sizes_cover_the_range(n_min: int, n_max: int, sizes: list[int]) -> None:
     assert suffix_sizes(n_min, n_max) == sizes
+
+
+@pytest.mark.parametrize("likely", [True, False])
+def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
+    """Law: chances follow what was committed, whoever guessed it: high in a text that repeats
+    itself, low in one whose repetitions lead nowhere."""
+    rng = random.Random(3)
+    seq = sequence(list(range(9)) * 3 if likely else [rng.randrange(4) for _ in range(60)])
+    proposer = NgramProposer(n_max=8, n_min=2)
+    for i in range(90):
+        assert len(proposer.forecast(seq, 4)) <= 4
+        seq.tokens.append(i % 9 if likely else rng.randrange(4))
+    chances = proposer.forecast(seq, 4)
+    assert chances == sorted(chances, reverse=True)
+    assert len(chances) == len(guess(proposer, seq, 4)) > 0
+    assert (chances[0] > 0.9) if likely else (chances[0] < 0.4)
+    proposer.forget(seq)
+
+
+def test_nothing_to_say_has_no_chances() -> None:
+    assert NgramProposer(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
