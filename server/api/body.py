@@ -20,12 +20,20 @@ BODY_SECONDS = 60.0
 
 
 async def read_body(http: HttpRequest, limit: int) -> bytes:
-    """The body, refused with 413 as soon as it is known to be longer than `limit` bytes."""
+    """The body, refused with 413 as soon as it is known to be longer than `limit` bytes, and with
+    415 if it is compressed: what it unpacks to could not be bounded by its length."""
     too_large = ApiError(
         413,
         f"the body is larger than {limit} bytes (`server.max_body_bytes`)",
         code="body_too_large",
     )
+    encoding = http.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("identity", ""):
+        raise ApiError(
+            415,
+            "the body is compressed (`Content-Encoding`); this server takes plain JSON",
+            code="unsupported_encoding",
+        )
     length = http.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
         raise too_large

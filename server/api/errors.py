@@ -102,7 +102,9 @@ def rejection(error: Exception) -> Rejection | None:
     if isinstance(error, NotReady):
         return "not_ready"
     known = as_api_error(error)
-    by_status: dict[int, Rejection] = {408: "invalid", 413: "too_large", 429: "queue_full"}
+    by_status: dict[int, Rejection] = {
+        408: "invalid", 413: "too_large", 415: "invalid", 429: "queue_full",
+    }  # fmt: skip
     by_code: dict[str | None, Rejection] = {
         "context_length_exceeded": "context_length",
         "model_not_found": "unknown_model",

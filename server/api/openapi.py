@@ -59,6 +59,7 @@ REFUSALS = {
     404: "there is no such model",
     408: "the body came too slowly",
     413: "the body is too large",
+    415: "the body is compressed",
     429: "too many sequences are in flight; try again after Retry-After seconds",
     500: "the engine or the server failed",
     503: "the engine takes no requests; try again after Retry-After seconds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 
 import pytest
@@ -55,6 +56,17 @@ def test_half_of_a_second_head_is_not_waited_for_either() -> None:
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     said = asyncio.run(asyncio.wait_for(dialogue(whole, b"", b"GET", until_closed=True), 30))
     assert said.endswith(b"ok")
+
+
+@pytest.mark.parametrize("head", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"{}\r\n\r\n"])
+def test_what_is_no_http_gets_the_envelope(head: bytes) -> None:
+    """TLS to a plain port, another protocol, JSON without a head: they got a line of text."""
+    said = asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30))
+    status, _, body = said.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 400")
+    error = json.loads(body)["error"]
+    assert error["code"] == "invalid_http"
+    assert set(error) == {"message", "type", "param", "code"}
 
 
 def test_slow_bodies_and_slow_answers_are_not_cut() -> None:

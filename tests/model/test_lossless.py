@@ -50,6 +50,7 @@ FIELDS: dict[str, SamplingParams] = {
     "no token": SamplingParams(seed=18, max_tokens=0),
     "urgent": SamplingParams(seed=19, max_tokens=LENGTH, priority=-7),
     "patient": SamplingParams(seed=20, max_tokens=LENGTH, priority=7),
+    "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
 DRAFTERS = ["none", "ngram", "draft_model"]
