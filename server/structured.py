@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import struct
 import sys
 from collections import OrderedDict
@@ -223,6 +225,9 @@ class _Child:
     async def kill(self) -> None:
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            # Not by `Process.kill`: that reaps a child that is dead already, whose exit asyncio
+            # then misses.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
         await self._process.communicate()  # closes the pipes, reaps
