@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from server.api.field_row import FieldRow
-from server.api.limits import MAX_MESSAGES
+from server.api.limits import MAX_MESSAGES, MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -92,7 +92,8 @@ def _own(chat: dict[str, FieldRow]) -> tuple[FieldRow, ...]:
         _like(
             chat["tools"],
             "tools",
-            'a list of objects with the type "function", name, description, parameters and strict',
+            f'a list of at most {MAX_TOOLS} objects with the type "function", name, description,'
+            " parameters and strict",
             "As for chat. There are no hosted tools.",
         ),
         _like(

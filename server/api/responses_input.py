@@ -115,7 +115,15 @@ def _content(value: Any, path: str) -> str | list[dict[str, str]]:
     if not isinstance(value, list) or not value:
         allowed = "a string or a list of at least one text part"
         raise invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
-    return [_part(part, f"{path}[{i}]") for i, part in enumerate(value)]
+    return [_plain(part) or _part(part, f"{path}[{i}]") for i, part in enumerate(value)]
+
+
+def _plain(part: Any) -> dict[str, str] | None:
+    """The usual part, read quickly: there may be very many."""
+    if type(part) is dict and len(part) == 2 and part.get("type") in ("input_text", "output_text"):
+        text = part.get("text")
+        return {"type": "text", "text": text} if isinstance(text, str) else None
+    return None
 
 
 def _part(part: Any, path: str) -> dict[str, str]:

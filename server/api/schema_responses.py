@@ -16,6 +16,7 @@ from server.api.errors import ApiError, invalid
 from server.api.explain import check_names, explain, must_be, shown
 from server.api.fields import ROWS
 from server.api.fields_responses import ENCRYPTED, LOGPROBS
+from server.api.limits import MAX_TOOLS
 from server.api.renames import Renames
 from server.api.responses_input import conversation
 from server.api.schema import Length, Part
@@ -146,6 +147,8 @@ def _tools(tools: list[Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Chat's `tools`, and where the parts of each stand here."""
     if not tools:
         return {}, {}
+    if len(tools) > MAX_TOOLS:
+        raise must_be("tools", tools, "responses")
     inner = []
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict):

@@ -402,6 +402,8 @@ BAD = [
     ({"tools": [{"type": 5}]}, "tools[0].type", "invalid_value"),
     ({"tools": ["a"]}, "tools[0]", "invalid_value"),
     ({"tools": {}}, "tools", "invalid_value"),
+    ({"tools": FLAT * 129}, "tools", "invalid_value"),
+    ({"input": [SAID] * 4097}, "input", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_field"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),
     ({"tools": [{**FLAT[0], "defer_loading": True}]}, "tools[0].defer_loading", "unknown_field"),
