@@ -333,5 +333,5 @@ def test_a_prediction_under_a_grammar(
     replies = Replies(run(engine))
     assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
     predicted = sum(last.predicted for last in replies.last.values())
-    assert (predicted > 0) or quality == "unlawful"
+    assert predicted > 0 or quality == "unlawful" or k == "adaptive"
     assert engine.gauges().blocks_used == 0
