@@ -39,6 +39,7 @@ class Sampled:
     finish: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    bad_request: bool = False  # as in Output
 
     @property
     def num_accepted(self) -> int:
@@ -125,12 +126,13 @@ class Acceptor:
         for item, result in zip(sampled, results, strict=True):
             constraint = item.chunk.seq.constraint
             if constraint is not None and constraint.error:
-                item.finish, item.error = "error", constraint.error
+                item.finish, item.error, item.bad_request = "error", constraint.error, True
             elif result.finite:
                 self._keep(item, result)
             else:
                 sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
                 item.finish, item.error = "error", sentence
+                item.bad_request = constraint is not None
         _record_logprobs(sampled, output)
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:

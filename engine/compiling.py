@@ -53,7 +53,8 @@ class Compiling:
                 ready.append(seq)
             except (GrammarRefused, ModelError) as error:
                 sentence = f"the grammar cannot be honoured: {error}"
-                ends.append(Output(id=seq.id, finish="error", error=sentence))
+                end = Output(id=seq.id, finish="error", error=sentence, bad_request=True)
+                ends.append(end)
         return ready, ends
 
     def abort(self, ids: Iterable[str]) -> list[Sequence]:

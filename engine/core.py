@@ -99,8 +99,7 @@ class Engine:
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
         )
         self._num_steps = 0
-        self._pending: list[Output] = []  # ends that happened between steps
-        self._ids: set[str] = set()
+        self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
         self.ready = Ready(
             pid=os.getpid(),
             target=config.target.path,

@@ -21,6 +21,7 @@ def report(item: Sampled) -> Output:
         finish=item.finish,
         stop_token=item.stop_token,
         error=item.error,
+        bad_request=item.bad_request,
         cached_tokens=seq.cached_tokens if first else None,
         rounds=seq.rounds,
         proposed=seq.proposed,

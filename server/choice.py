@@ -24,7 +24,12 @@ Finish = Literal["stop", "length"]
 
 
 class GenerationFailed(EngineError):
-    """The engine ended a sequence with an error; the message is its sentence."""
+    """The engine ended a sequence with an error; the message is its sentence. `bad_request`: the
+    request itself is to blame."""
+
+    def __init__(self, message: str, *, bad_request: bool = False) -> None:
+        super().__init__(message)
+        self.bad_request = bad_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,8 @@ class Choice:
         """
         self._closed = output.finish is not None
         if output.finish == "error":
-            raise GenerationFailed(output.error or "the engine refused the sequence")
+            sentence = output.error or "the engine refused the sequence"
+            raise GenerationFailed(sentence, bad_request=output.bad_request)
         if output.finish == "abort":
             raise EngineLost("the engine ended this request before it was finished")
         self._count(output)

@@ -87,6 +87,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(429, str(error), code="queue_full")
         case EngineLost():
             return ApiError(503, f"{error}", code="engine_unavailable")
+        case GenerationFailed(bad_request=True):
+            return ApiError(400, str(error), code="generation_failed")
         case GenerationFailed():
             return ApiError(500, str(error), code="engine_error")
         case _:
@@ -101,6 +103,8 @@ def rejection(error: Exception) -> Rejection | None:
     """The metric's reason when a request was refused before it reached the engine."""
     if isinstance(error, NotReady):
         return "not_ready"
+    if isinstance(error, GenerationFailed):
+        return None
     known = as_api_error(error)
     by_status: dict[int, Rejection] = {
         408: "invalid", 413: "too_large", 415: "invalid", 429: "queue_full",

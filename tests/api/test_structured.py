@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from engine.messages import Grammar
+from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
 
 SCHEMA = {
@@ -186,3 +187,13 @@ def test_strict_schemas_of_the_sdk_are_honoured(served: Served) -> None:
     assert grammar is not None
     assert grammar.kind == "json_schema"
     assert json.loads(grammar.source)["additionalProperties"] is False
+
+
+def test_what_explodes_in_the_engine_is_the_requests_own_error() -> None:
+    """Law: bad input is never a 5xx, also when it is found out in the middle of the reply."""
+    client = FakeClient(refusal="the grammar takes too long to follow", bad_request=True)
+    with serve(client) as served, httpx.Client(base_url=served.url, timeout=30) as http:
+        reply = post(http, structured_outputs={"regex": "[ab]+"})
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert (error["code"], error["type"]) == ("generation_failed", "invalid_request_error")

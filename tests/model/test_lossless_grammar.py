@@ -282,6 +282,7 @@ def test_a_grammar_that_cannot_be_followed_ends_its_own_sequence(
     for name in bad:
         assert replies.last[name].finish == "error", name
         assert replies.last[name].error
+        assert replies.last[name].bad_request
     for name in ("schema", "plain"):
         assert replies.tokens[name] == expected[name][0]
     assert engine.gauges().blocks_used == 0

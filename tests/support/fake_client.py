@@ -62,7 +62,8 @@ class FakeClient:
     """Obeys max_tokens, min_tokens, stop_token_ids, EOS, ignore_eos, logprobs, prompt_logprobs.
 
     `gate`: when given, one step is made each time the test releases it (`gate.release()`).
-    `refusal`: when given, every request ends with finish `error` and this sentence.
+    `refusal`: when given, every request ends with finish `error` and this sentence;
+    `bad_request` says whose fault it is.
     `score`: a token's log-probability; by default a half for each that is taken.
     `submitted`, `aborted` record what came in. `die(sentence)` fails every open stream.
     """
@@ -76,6 +77,7 @@ class FakeClient:
         tokens_per_step: int = 1,
         gate: asyncio.Semaphore | None = None,
         refusal: str | None = None,
+        bad_request: bool = False,
         score: Callable[[int], float] | None = None,
     ) -> None:
         self.state: EngineState = state
@@ -87,6 +89,7 @@ class FakeClient:
         self._tokens_per_step = tokens_per_step
         self._gate = gate
         self._refusal = refusal
+        self._bad_request = bad_request
         self._score = score
         self._streams: dict[str, Stream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -127,7 +130,14 @@ class FakeClient:
         while finish is None:
             await self._turn()
             if self._refusal is not None:
-                stream.put(Output(id=submit.id, finish="error", error=self._refusal))
+                stream.put(
+                    Output(
+                        id=submit.id,
+                        finish="error",
+                        error=self._refusal,
+                        bad_request=self._bad_request,
+                    )
+                )
                 break
             tokens, finish = self._step(submit, position)
             position += len(tokens)
