@@ -16,6 +16,7 @@ forward of more rows or of a tree, goes the other way (`engine.model.call`). Bot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import Tensor
 from engine.attention.interface import KVPlane
 from engine.model.batch import Segment, is_chain
 from engine.model.fused import is_plain
-from engine.model.kernels import forward
+from engine.model.kernels import chain, forward
 from engine.model.panels import Words, is_exact, pack, padded
 
 MOST_ROWS = 64  # in one forward; at 128 torch costs the same
@@ -35,6 +36,14 @@ LONGEST = 1 << 17  # positions whose angles are kept in a table
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a sequence's next token will stand, and the blocks that hold it and what follows."""
+
+    blocks: Sequence[int]
+    position: int
 
 
 class CompiledDecoder:
@@ -87,13 +96,44 @@ class CompiledDecoder:
         facts = np.array(rows, dtype=np.int64)
         asked = sum(segment.num_logits for segment in segments)
         logits = np.empty((asked, padded(self._vocab)), dtype=np.float32)
+        tables = _tables([(s.blocks, s.start + len(s.tokens)) for s in segments], plane.block_size)
         keys, values = (tensor.numpy() for tensor in plane.stacks[0])
         forward(
-            np.array(tokens, dtype=np.int64), facts, _tables(segments, plane.block_size),
-            plane.block_size, self._weights, self._angles, self._shape, self._numbers,
-            keys, values, logits,
+            np.array(tokens, dtype=np.int64), facts, tables, plane.block_size,
+            self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
         )  # fmt: skip
         return torch.from_numpy(logits)[:, : self._vocab]
+
+    def chain(
+        self,
+        logits: Tensor,
+        starts: Sequence[Start],
+        plane: KVPlane,
+        *,
+        steps: int,
+        scales: Sequence[float],
+        noise: Tensor | None,
+    ) -> list[list[int]]:
+        """`steps` tokens for each sequence, see `engine.model.runner.ModelRunner.chain`."""
+        assert logits.shape == (len(starts), self._vocab)
+        tokens = np.empty((len(starts), steps), dtype=np.int64)
+        positions = np.array([start.position for start in starts], dtype=np.int64)
+        assert positions.max() + steps <= len(self._angles[0])
+        given = np.empty((0, 0), np.float32) if noise is None else noise.numpy()
+        keys, values = (tensor.numpy() for tensor in plane.stacks[0])
+        tables = _tables([(s.blocks, s.position + steps) for s in starts], plane.block_size)
+        chain(
+            np.array(logits.numpy(), order="C"), positions, tables, plane.block_size,
+            self._weights, self._angles, self._shape, self._numbers, keys, values,
+            np.array(scales, dtype=np.float32), np.ascontiguousarray(given), tokens,
+        )  # fmt: skip
+        found: list[list[int]] = tokens.tolist()
+        return found
+
+    def warm(self, plane: KVPlane) -> None:
+        """Compile, or read the kept code, before anybody waits. Writes to the first block."""
+        logits = self([Segment([0], 0, [0], 1)], plane)
+        self.chain(logits, [Start([0], 1)], plane, steps=2, scales=[1.0], noise=None)
 
 
 def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:
@@ -128,10 +168,11 @@ def _angles(rotary: Any, like: Tensor, count: int) -> tuple[Floats, Floats]:
         return cosine[0].contiguous().numpy(), signed[0].contiguous().numpy()
 
 
-def _tables(segments: Sequence[Segment], block_size: int) -> Integers:
-    """`[sequences, blocks]`, rows filled up with zeros that are never read."""
-    counts = [-(-(s.start + len(s.tokens)) // block_size) for s in segments]
-    tables = np.zeros((len(segments), max(counts)), dtype=np.int64)
-    for row, segment, count in zip(tables, segments, counts, strict=True):
-        row[:count] = segment.blocks[:count]
+def _tables(needed: Sequence[tuple[Sequence[int], int]], block_size: int) -> Integers:
+    """`[sequences, blocks]` from each one's blocks and length; rows are filled up with zeros that
+    are never read."""
+    counts = [-(-length // block_size) for _, length in needed]
+    tables = np.zeros((len(needed), max(counts)), dtype=np.int64)
+    for row, (blocks, _), count in zip(tables, needed, counts, strict=True):
+        row[:count] = blocks[:count]
     return tables

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from engine.attention.interface import PreparedAttention
+from engine.model.few_rows import FewRows, Shape
 from engine.model.layers import FLIPPED_ROWS, flipped_product
 
 LARGEST_TURNED_HEAD = 1 << 26  # bytes; heads up to here are also held as [in, out]
@@ -63,6 +64,10 @@ class FusedDecoder:
         self._width = (int(self._norm.shape[0]),)
         self._rotary = body.rotary_emb
         self._table = self._angles(config.max_position_embeddings)
+        shape = Shape(self._width[0], self._heads, self._kv_heads, self._epsilon)
+        self._few = (
+            FewRows(self._layers, shape, self._table) if self._table and not turned else None
+        )
 
     def _angles(self, length: int) -> tuple[Tensor, Tensor] | None:
         """Cosine and signed sine `[length, dim]` of every position."""
@@ -80,6 +85,8 @@ class FusedDecoder:
         self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
     ) -> Tensor:
         rows = self._embed(input_ids[0])
+        if self._few is not None and len(rows) <= FLIPPED_ROWS:
+            return self._logits(self._few.run(rows, positions[0], prepared), keep)
         if self._table is None:
             cosine, sine = self._rotate(positions[0])
         else:
@@ -88,6 +95,9 @@ class FusedDecoder:
         for layer in self._layers:
             rows = rows + self._attend(layer, rows, angles, prepared)
             rows = rows + self._mlp(layer, rows)
+        return self._logits(rows, keep)
+
+    def _logits(self, rows: Tensor, keep: int | Tensor) -> Tensor:
         kept = rows[-keep:] if isinstance(keep, int) else rows.index_select(0, keep)
         normed = torch.rms_norm(kept, self._width, self._norm, self._epsilon)
         if self._turned_head is None:
@@ -126,7 +136,7 @@ class FusedDecoder:
     def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
         if self._turned:
             return torch.mm(rows, weight)
-        if rows.shape[0] <= FLIPPED_ROWS:
+        if rows.shape[0] <= FLIPPED_ROWS:  # only where angles are not kept
             return flipped_product(rows, weight)
         return linear(rows, weight)
 

@@ -1,20 +1,19 @@
-"""The compiled code of a small decoder: products with packed weights, and the forward around them.
-numba translates it for this processor, once; the result is kept beside the source.
+"""The compiled code of a small decoder: products with packed weights, the forward around them, and
+a chain of forwards. numba translates it for this processor once and keeps the result.
 
-A packed weight (`engine.model.panels`) is read as panels of 64 outputs, two bfloat16 to a word:
-half of the memory of float32, and unpacking is a shift and a mask. Each output is the sum over the
-inputs in order, one fused multiply-add at a time in float32, whoever the neighbours are: a row's
-result is the same to the bit however many rows share the product. (The usual kernels choose another
-order of summation for another number of rows; He et al., "Defeating Nondeterminism in LLM
-Inference", 2025.) The inner loop is written as LLVM vectors, since no loop over an array keeps its
-sums in registers. Products with all matrices of a 34 MB model (float32; 16 layers of width 192),
-one thread, ms:
+A packed weight (`engine.model.panels`) is read as panels of 64 outputs, two bfloat16 to a word.
+Each output is the sum over the inputs in order, one fused multiply-add at a time in float32,
+whoever the neighbours are: a row's result is the same to the bit however many rows share the
+product. (The usual kernels choose another order of summation for another number of rows; He et
+al., "Defeating Nondeterminism in LLM Inference", 2025.) The inner loop is written as LLVM vectors,
+since no loop over an array keeps its sums in registers. Products with all matrices of a 34 MB model
+(float32; 16 layers of width 192), one thread, ms:
 
     rows                       1     2     3     4     5
     torch, better of its two  2.4   2.6   2.7   2.9   3.1
     here                      0.41  0.43  0.67  0.79  1.26
 
-All compiled code is in this file, because numba's cache looks at one file's date only.
+Functions that call one another share this file: numba's cache looks at one file's date only.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
 
 
-def _fast(function: Callable[..., Any]) -> Any:
+def fast(function: Callable[..., Any]) -> Any:
     """Compiled at the first call. Where nothing can be written, the code is not kept."""
     options: dict[str, Any] = {
         "nogil": True,
@@ -117,7 +116,7 @@ def _spread(builder: Any, number: Any) -> Any:
 _one, _two, _three, _four = (_panel(rows) for rows in range(1, ROWS_AT_ONCE + 1))
 
 
-@_fast
+@fast
 def product(x: Any, words: Any, y: Any) -> None:
     """`x` float32 `[rows, in]`, `words` of `pack`, `y` float32 `[rows, padded(out)]`: y = x W'."""
     width, stride = x.shape[1], y.shape[1]
@@ -136,7 +135,7 @@ def product(x: Any, words: Any, y: Any) -> None:
                 _four(rows, width, words[panel], sums, stride)
 
 
-@_fast
+@fast
 def forward(
     tokens: Any, facts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
     shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
@@ -182,7 +181,7 @@ def forward(
     product(normed[:kept], head, logits)
 
 
-@_fast
+@fast
 def _normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
     """RMSNorm (arXiv:1910.07467) of each row."""
     for row in range(rows.shape[0]):
@@ -194,7 +193,7 @@ def _normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
             out[row, i] = rows[row, i] * scale * weight[i]
 
 
-@_fast
+@fast
 def _rotate(row: Any, angles: Any, position: Any, heads: Any, dim: Any) -> None:
     """Rotary embedding of the first `heads` heads, in place."""
     cosine, signed = angles[0][position], angles[1][position]
@@ -207,7 +206,7 @@ def _rotate(row: Any, angles: Any, position: Any, heads: Any, dim: Any) -> None:
             part[half + i] = high * cosine[half + i] + low * signed[half + i]
 
 
-@_fast
+@fast
 def _write(
     row: Any, fact: Any, tables: Any, block_size: Any, heads: Any, keys: Any, values: Any
 ) -> None:
@@ -222,7 +221,7 @@ def _write(
         values[head, slot] = row[first : first + dim]
 
 
-@_fast
+@fast
 def _attend(
     row: Any, fact: Any, tables: Any, block_size: Any, heads: Any, scaling: Any,
     keys: Any, values: Any, out: Any,
@@ -258,10 +257,42 @@ def _attend(
         mine /= weight
 
 
-@_fast
+@fast
 def _gate(wide: Any, inner: Any, out: Any) -> None:
     """silu(gate) * up; `wide` holds gate, then up."""
     for row in range(out.shape[0]):
         for i in range(inner):
             gate = wide[row, i]
             out[row, i] = gate / (np.float32(1) + np.exp(-gate)) * wide[row, inner + i]
+
+
+@fast
+def chain(
+    logits: Any, starts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, scales: Any, noise: Any, out: Any,
+) -> None:  # fmt: skip
+    """`out` `[sequences, steps]`: tokens, each the likeliest under `logits * scale + noise`, the
+    next step's logits being those after it; -1 where nothing is finite. `logits` `[sequences,
+    vocab]` are written over; `starts`: positions of the first tokens; `noise` `[sequences * steps,
+    vocab]`, or empty: without noise and scale. The last token is not run."""
+    count, steps = out.shape
+    vocab = logits.shape[1]
+    facts = np.ones((count, 3), np.int64)
+    wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
+    for step in range(steps):
+        for i in range(count):
+            best, token = np.float32(-np.inf), -1
+            for v in range(vocab):
+                x = logits[i, v]
+                if len(noise):
+                    x = x * scales[i] + noise[i * steps + step, v]
+                if x > best:
+                    best, token = x, v
+            out[i, step] = token if np.isfinite(best) else -1
+            facts[i, 0], facts[i, 1] = i, starts[i] + step
+        if step + 1 < steps:
+            forward(
+                np.maximum(out[:, step], 0), facts, tables, block_size, weights, angles,
+                shape, numbers, keys, values, wide,
+            )  # fmt: skip
+            logits[:] = wide[:, :vocab]

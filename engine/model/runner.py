@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.attention.interface import AttentionBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.model.batch import Batch, Segment
+from engine.model.compiled import MOST_ROWS, Start
 from engine.model.kv_cache import KVCache
 from engine.model.loader import LoadedModel
 
@@ -47,6 +48,8 @@ class ModelRunner:
         self._clock = clock
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
         self._compiled = model.compiled
+        if self._compiled is not None:
+            self._compiled.warm(self._plane)
         self._synchronize = model.device.type == "cuda"
 
     def forward(self, segments: Sequence[Segment]) -> ModelOutput:
@@ -67,3 +70,28 @@ class ModelRunner:
             torch.cuda.synchronize(self.model.device)
         self.seconds = self._clock() - started
         return ModelOutput(logits)
+
+    def chain(
+        self,
+        logits: Tensor,
+        starts: Sequence[Start],
+        *,
+        steps: int,
+        scales: Sequence[float],
+        noise: Tensor | None,
+    ) -> list[list[int]] | None:
+        """`steps` tokens for each sequence in one call: the likeliest under `logits * scale +
+        noise`, the logits of the next step being those after it; -1 where nothing is finite. The
+        keys and values of all but the last are in the cache afterwards. None if this model cannot.
+
+        `logits` `[sequences, vocab]` follow each sequence's last token; `noise` `[sequences *
+        steps, vocab]`, or None for neither noise nor scale.
+        """
+        if self._compiled is None or len(starts) > MOST_ROWS:
+            return None
+        started = self._clock()
+        tokens = self._compiled.chain(
+            logits, starts, self._plane, steps=steps, scales=scales, noise=noise
+        )
+        self.seconds = self._clock() - started
+        return tokens

@@ -118,6 +118,15 @@ class LogitsProcessor:
         filtered = [run for run in runs if _is_filtered(run.seq.params)]
         return _filter(out, filtered) if filtered else out
 
+    @staticmethod
+    def scale_of(seq: Sequence) -> float | None:
+        """What multiplies the next logits of `seq` if that is all that its fields ask for now and
+        later, else None."""
+        run = _Run(seq, 0, [RowContext(seq, [])])
+        if _is_adjusted(run) or _is_filtered(seq.params):
+            return None
+        return _scale(seq.params.temperature)
+
     def forget(self, seq: Sequence) -> None:
         """Optional: what is kept per sequence is bounded and only saves work."""
         self._histories.pop(id(seq), None)

@@ -40,6 +40,11 @@ class Sampler:
         and on the same device as `log_probs`. Changes no result."""
         self._for(log_probs).prefetch(keys)
 
+    def noise(self, like: Tensor, keys: Seq[Key | None]) -> Tensor | None:
+        """[len(keys), vocab] noise as `sample` adds it, zeros for None; None if all are None.
+        Valid until the next call of anything here."""
+        return self._for(like).rows(keys) if any(keys) else None
+
     def _for(self, log_probs: Tensor) -> KeyedNoise:
         if self._noise is None:
             self._noise = KeyedNoise(log_probs.shape[1], device=log_probs.device)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from engine.model.batch import Segment
+from engine.model.compiled import Start
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.sampler import NOT_FINITE, Sampler
@@ -41,6 +42,16 @@ class Runner(Protocol):
     vocab_size: int
 
     def forward(self, segments: Seq[Segment]) -> ModelOutput: ...
+
+    def chain(
+        self,
+        logits: Tensor,
+        starts: Seq[Start],
+        *,
+        steps: int,
+        scales: Seq[float],
+        noise: Tensor | None,
+    ) -> list[list[int]] | None: ...
 
 
 @dataclass(slots=True)
@@ -110,7 +121,8 @@ class DraftModelProposer:
         if live:
             logits = self._catch_up(live)
             self._sampler.prefetch(logits, _noise_keys(live))
-            self._draw(live, logits)
+            if not self._draw_chains(live, logits):
+                self._draw(live, logits)
         while live := [draft for draft in live if draft.wants_more]:
             self._draw(live, self._extend(live))
         return [
@@ -187,14 +199,45 @@ class DraftModelProposer:
         log_probs = self._processor.finalize(logits, contexts)
         tokens: list[int] = self._sampler.sample(log_probs, contexts).tolist()
         for draft, token in zip(drafts, tokens, strict=True):
-            if token == NOT_FINITE:
-                draft.ended = True
-                continue
-            draft.tokens.append(token)
-            params = draft.seq.params
-            is_eos = token in self._processor.eos_ids and not params.ignore_eos
-            draft.ended = is_eos or token in params.stop_token_ids
+            self._take(draft, token)
             draft.follow_grammar()
+
+    def _take(self, draft: _Draft, token: int) -> None:
+        """One more guess, or the end: nothing could be drawn, or it would stop the sequence."""
+        if token == NOT_FINITE:
+            draft.ended = True
+            return
+        draft.tokens.append(token)
+        params = draft.seq.params
+        is_eos = token in self._processor.eos_ids and not params.ignore_eos
+        draft.ended = is_eos or token in params.stop_token_ids
+
+    def _draw_chains(self, drafts: list[_Draft], logits: Tensor) -> bool:
+        """All that is left of the proposals in one call, if the fields of all these requests allow
+        it and the model can. Draws what `_draw` and `_extend` would in turn."""
+        steps = drafts[0].k
+        scales = [self._processor.scale_of(draft.seq) for draft in drafts]
+        usual = self._runner.vocab_size == self._vocab_size and None not in scales
+        if not usual or any(draft.tokens or draft.k != steps for draft in drafts):
+            return False
+        found = self._runner.chain(
+            logits,
+            [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts],
+            steps=steps,
+            scales=[scale or 1.0 for scale in scales],
+            noise=self._sampler.noise(logits, _chain_keys(drafts)),
+        )
+        if found is None:
+            return False
+        self.forward_seconds += self._runner.seconds
+        for draft, tokens in zip(drafts, found, strict=True):
+            for token in tokens:
+                self._take(draft, token)
+                if draft.ended:
+                    break
+            draft.seq.num_draft_computed += max(len(draft.tokens) - 1, 0)
+            draft.ended = True
+        return True
 
     def _forward(self, segments: list[Segment]) -> Tensor:
         logits = self._runner.forward(segments).logits
@@ -223,4 +266,13 @@ def _noise_keys(drafts: list[_Draft]) -> list[tuple[int, int]]:
         for draft in drafts
         if draft.seq.params.temperature > 0
         for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k + 1)
+    ]
+
+
+def _chain_keys(drafts: list[_Draft]) -> list[tuple[int, int] | None]:
+    """What each guess is drawn with, sequence by sequence; None at temperature 0."""
+    return [
+        (draft.seq.params.seed, position) if draft.seq.params.temperature > 0 else None
+        for draft in drafts
+        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k)
     ]

@@ -3,21 +3,28 @@ not offered where it would not."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.messages import SamplingParams
 from engine.model.batch import Segment
 from engine.model.compiled import MOST_ROWS, CompiledDecoder, compiled_decoder
 from engine.model.kernels import product
 from engine.model.kv_cache import KVCache
 from engine.model.loader import LoadedModel, load_model
 from engine.model.panels import PANEL, is_exact, pack, padded
-from engine.model.runner import ModelRunner
+from engine.model.runner import ModelOutput, ModelRunner
+from engine.sampling.logits import LogitsProcessor
+from engine.sampling.sampler import Sampler
+from engine.sequence import Sequence
+from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.step_plan import Chunk
 from tests.support import tiny
 
 BLOCK_SIZE = 4
@@ -93,6 +100,70 @@ def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
         found, expected = with_it.forward(segments).logits, without.forward(segments).logits
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+class Stepwise:
+    """The same runner, but every guess is drawn and run by itself."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.seconds, self.vocab_size = 0.0, runner.vocab_size
+
+    def forward(self, segments: list[Segment]) -> ModelOutput:
+        return self._runner.forward(segments)
+
+    def chain(self, *_given: object, **_more: object) -> None:
+        return None
+
+
+MIXES: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{"temperature": 0.0}, {"temperature": 0.0}],
+    "sampled": [{"temperature": 1.0}, {"temperature": 0.6}, {"temperature": 0.6}],
+    "both": [{"temperature": 0.0}, {"temperature": 1.3}],
+    "ends": [{"ignore_eos": False}, {"stop_token_ids": tuple(range(0, 128, 9))}],
+    "not usual": [{"top_p": 0.9}, {"temperature": 0.8}],
+    "not usual either": [{"frequency_penalty": 1.0}, {"min_tokens": 99}],
+}
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Law: all guesses in one call are the guesses made one by one, and leave the same behind,
+    through rounds of acceptance, rejection and an end."""
+    loaded, rng = load(tmp_path, initializer_range=0.3), random.Random(5)
+    proposers: list[DraftModelProposer] = []
+    groups: list[list[Sequence]] = []
+    for stepwise in (False, True):
+        runner = ModelRunner(loaded, KVCache(64, BLOCK_SIZE, "cpu"), "draft")
+        proposers.append(
+            DraftModelProposer(
+                cast("Runner", Stepwise(runner) if stepwise else runner),
+                processor=LogitsProcessor([2, 3]),
+                sampler=Sampler(),
+                vocab_size=runner.vocab_size,
+                max_step_tokens=64,
+            )
+        )
+        groups.append([sequence(i, fields) for i, fields in enumerate(mix)])
+    for _ in range(6):
+        answers = [
+            proposer.propose([Chunk(seq, seq.num_tokens - 1, 1, 5) for seq in group])
+            for proposer, group in zip(proposers, groups, strict=True)
+        ]
+        assert [p.tokens for p in answers[0]] == [p.tokens for p in answers[1]]
+        for one, other, proposal in zip(*groups, answers[0], strict=True):
+            assert one.num_draft_computed == other.num_draft_computed
+            kept = proposal.tokens[: rng.randint(0, len(proposal.tokens))]
+            for seq in (one, other):
+                seq.tokens += [*kept, 7 + len(kept)]
+                seq.num_draft_computed = min(seq.num_draft_computed, one.num_tokens - 1)
+
+
+def sequence(index: int, fields: dict[str, Any]) -> Sequence:
+    settings = {"seed": index, "max_tokens": 99, "ignore_eos": True, **fields}
+    prompt = [40 + index, 5, 6, 7]
+    blocks = [i * 3 + index for i in range(20)]
+    return Sequence(str(index), SamplingParams(**settings), prompt, len(prompt), blocks=blocks)
 
 
 def test_both_ways_share_one_cache(tmp_path: Path) -> None:

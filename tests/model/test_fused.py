@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.model.call import front_door
 from engine.model.fused import FusedDecoder, fused_decoder
+from engine.model.kernels_rows import gate
 from engine.model.loader import LoadedModel, load_model
 from engine.model.proof import sample_tokens, whole_sequence
 from tests.support import tiny
@@ -50,6 +52,19 @@ def test_it_equals_the_model(turned: bool, shape: dict[str, Any], tmp_path: Path
         expected = door(ids, positions, count, with_spans())
         found = fused(ids, positions, count, with_spans())
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [2, 5])
+def test_the_gate_is_silu_at_any_size(columns: int) -> None:
+    """Law: silu(gate) * up to the last bits, from where exp underflows to where it would overflow,
+    and no number becomes none."""
+    gates = torch.cat([torch.linspace(-12, 12, 500), torch.tensor([-3e38, -200.0, 0.0, 90.0])])
+    gates, ups = gates.repeat(columns, 1).T, torch.linspace(-2, 2, 504 * columns).view(504, columns)
+    wide = torch.cat([gates, ups]).contiguous().numpy()
+    found = np.empty((columns, 504), np.float32)
+    gate(wide, np.empty(504 * columns, np.float32), found)
+    expected = (torch.nn.functional.silu(gates.double()) * ups.double()).T
+    np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6, atol=1e-35)
 
 
 def short_attention(loaded: LoadedModel, count: int) -> Any:

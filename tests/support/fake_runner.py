@@ -41,6 +41,9 @@ class FakeRunner:
         empty = torch.empty(0, self.vocab_size)
         return ModelOutput(torch.stack(rows) if rows else empty)
 
+    def chain(self, *_given: object, **_more: object) -> None:
+        """It cannot: every forward is asked for by itself."""
+
     def _slot(self, blocks: Seq[int], position: int) -> int:
         return blocks[position // self._block_size] * self._block_size + (
             position % self._block_size
