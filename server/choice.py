@@ -25,11 +25,12 @@ Finish = Literal["stop", "length"]
 
 class GenerationFailed(EngineError):
     """The engine ended a sequence with an error; the message is its sentence. `bad_request`: the
-    request itself is to blame."""
+    request itself is to blame, and `param` the field with its grammar."""
 
     def __init__(self, message: str, *, bad_request: bool = False) -> None:
         super().__init__(message)
         self.bad_request = bad_request
+        self.param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.messages import Output, SamplingParams, Submit, TokenLogprobs
-from server.choice import Choice, Delta, Echo
+from server.choice import Choice, Delta, Echo, GenerationFailed
 from server.engine_client import EngineHandle
 from server.metrics import Finish, Metrics, RequestTimes
 from server.tokenizer import Tokenizer
@@ -67,6 +67,7 @@ class GenerationSpec:
     show_logprobs: bool = True
     show_tokens: bool = False
     guessing: Guessing = Guessing()  # what `params` come to in this engine
+    grammar_param: str | None = None  # the field that the grammar came of
 
     @property
     def fan_out(self) -> int:
@@ -172,8 +173,10 @@ class Generation:
                         self._client.abort([choice.stream.id])  # a stop string; the engine goes on
                     if delta is not None:
                         yield delta
-        except Exception:
+        except Exception as error:
             self._failed = True
+            if isinstance(error, GenerationFailed) and error.bad_request:
+                error.param = self.spec.grammar_param
             raise
         finally:
             for task in reading.values():

@@ -35,6 +35,8 @@ def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
             if len(walker.compute_ff_bytes()) > MAX_FORCED_BYTES:
                 raise GrammarRefused(f"it forces more than {MAX_FORCED_BYTES} bytes at once")
             going_on = [token for token in allowed.tolist() if token not in ends]
+            if len(going_on) < len(allowed) and not walker.is_accepting():
+                raise GrammarRefused("it has an end-of-text token in it, where no text may end")
             if not going_on:
                 break
             walker.consume_token(rng.choice(going_on))

@@ -24,6 +24,7 @@ ANNOTATIONS = frozenset({
     "$comment", "$schema", "$id", "contentEncoding", "contentMediaType", "discriminator",
 })  # fmt: skip
 MAX_DEPTH = 64
+MAX_DIGITS = 15  # of a decimal fraction, which every double holds
 
 
 class SchemaRefused(ValueError):
@@ -75,6 +76,8 @@ def _check_values(schema: dict[str, Any], path: str) -> None:
     step = schema.get("multipleOf", 1)
     if isinstance(step, int | float) and step <= 0:
         raise SchemaRefused(f"`multipleOf`{where} must be above 0, but {step} was given")
+    for name in (*_LOW, *_HIGH, "multipleOf", "const", "enum"):
+        _check_numbers(schema.get(name), f"`{name}`{where}")
     least, required = schema.get("minProperties", 0), schema.get("required", [])
     named = len(required) if isinstance(required, list) else 0
     # Further names may repeat each other, and would be counted as often.
@@ -83,6 +86,25 @@ def _check_values(schema: dict[str, Any], path: str) -> None:
             f"`minProperties`{where} is {least}, but only {named} are required; more than one"
             " property that is not named in `required` cannot be enforced"
         )
+
+
+def _check_numbers(value: Any, what: str) -> None:
+    """llguidance computes with doubles and 64-bit integers, and rounds what is neither exactly."""
+    many = isinstance(value, dict | list)
+    for part in value.values() if isinstance(value, dict) else value if many else ():
+        _check_numbers(part, what)
+    if many or isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    exact = value == int(value) if math.isfinite(value) else False
+    if abs(value) > 2**53 if exact else len(_digits(value)) > MAX_DIGITS:
+        raise SchemaRefused(
+            f"{what} has a number that cannot be enforced exactly: at most {MAX_DIGITS} digits, or"
+            " an integer from -2**53 to 2**53"
+        )
+
+
+def _digits(value: float) -> str:
+    return repr(abs(value)).split("e")[0].replace(".", "").strip("0")
 
 
 def _check_bounds(schema: Any) -> None:

@@ -32,8 +32,13 @@ JSON_STYLE: JsonCompileOptions = {
     "lenient": False,
 }
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_EMBEDDED_SCHEMA = re.compile(r"%json\b\s*")
-_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|temperature)\s*=")
+# What is read of Lark, by llguidance's own lexical rules: a word inside of a string, a comment or a
+# regular expression says nothing.
+_LARK = re.compile(
+    r"""(?P<skipped> "(?:\\.|[^"\\])*" | (?:\#|//)[^\n]* | /(?:\\.|[^/\\])+/ )
+    | (?P<json> %(?:json|regex)\b\s* ) | \b(?P<attribute> max_tokens|temperature|stop)\s*=""",
+    re.VERBOSE | re.DOTALL,
+)
 _SENTENCE = 240  # characters of a library's message that are worth repeating
 
 
@@ -94,14 +99,14 @@ def _source(grammar: Grammar) -> str:
             check_schema(schema)
             return _schema_source(schema)
         case "regex":
+            if re.search(r"(?<!\\)(\\\\)*\\\Z", grammar.source):
+                raise GrammarRefused("it ends with a backslash that escapes nothing")
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
-            choices = json.loads(grammar.source)
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+            choices = " | ".join(map(json.dumps, json.loads(grammar.source)))
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case "lark":
-            if found := _ATTRIBUTE.search(grammar.source):
-                raise GrammarRefused(f"`{found[1]}` in a grammar is not supported")
-            return LLMatcher.grammar_from_lark(_with_checked_schemas(_as_lark(grammar.source)))
+            return LLMatcher.grammar_from_lark(_as_enforced(_as_lark(grammar.source)))
 
 
 def _schema_source(schema: dict[str, Any]) -> str:
@@ -118,14 +123,19 @@ def _as_lark(source: str) -> str:
         raise GrammarRefused(sentence(str(error))) from None
 
 
-def _with_checked_schemas(lark: str) -> str:
-    """The grammar with every `%json {...}` in it checked and in our style."""
+def _as_enforced(lark: str) -> str:
+    """The grammar with every `%json {...}` in it checked and in our style. What would change how
+    tokens are drawn, or hide a part of the text, is refused."""
     parts, start = [], 0
-    for found in _EMBEDDED_SCHEMA.finditer(lark):
-        if found.start() < start:
-            continue  # the word stands inside a schema
-        schema, end = json.JSONDecoder().raw_decode(lark, found.end())
-        check_schema(schema)
-        parts += [lark[start : found.end()], json.dumps({**schema, "x-guidance": JSON_STYLE})]
-        start = end
+    while found := _LARK.search(lark, start):
+        parts.append(lark[start : found.end()])
+        start = found.end()
+        if name := found["attribute"]:
+            raise GrammarRefused(f"the attribute `{name}` in a grammar is not supported")
+        if keyword := found["json"]:
+            value, start = json.JSONDecoder().raw_decode(lark, start)
+            if keyword.startswith("%json"):
+                check_schema(value)
+                value = {**value, "x-guidance": JSON_STYLE}
+            parts.append(json.dumps(value))
     return "".join([*parts, lark[start:]])

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.messages import Grammar
+from server.api.body import num_values
 from server.api.errors import ApiError, invalid
 from server.api.explain import shown
-from server.api.limits import MAX_CHOICES, MAX_DESCRIPTION, MAX_SCHEMA_NAME
+from server.api.limits import MAX_CHOICES, MAX_DESCRIPTION, MAX_SCHEMA_NAME, MAX_VALUES
 
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_SCHEMA_NAME}}}")
 REFUSED_OUTPUTS = (
@@ -97,6 +98,8 @@ def _schema(value: Any, path: str) -> Grammar:
 def _json(value: Any, path: str) -> Grammar:
     """A schema, or its text, as vLLM takes it."""
     if isinstance(value, str):
+        if num_values(value.encode()) > MAX_VALUES:
+            raise invalid(path, f"`{path}` holds more than {MAX_VALUES} JSON values")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

@@ -88,7 +88,7 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineLost():
             return ApiError(503, f"{error}", code="engine_unavailable")
         case GenerationFailed(bad_request=True):
-            return ApiError(400, str(error), code="generation_failed")
+            return ApiError(400, str(error), param=error.param, code="generation_failed")
         case GenerationFailed():
             return ApiError(500, str(error), code="engine_error")
         case _:

@@ -131,8 +131,10 @@ def _spec(
     params = sampling_params(
         request, seed, ready, echo=echo, ends=prompts.ends, prediction=prediction
     )
+    grammar_param = request.constraint.param if request.constraint is not None else None
     if prompts.grammar is not None:
         params = msgspec.structs.replace(params, grammar=prompts.grammar)
+        grammar_param = "tools"
     return GenerationSpec(
         id=id,
         prompts=prompts.ids,
@@ -148,6 +150,7 @@ def _spec(
         echoes=prompts.echoes,
         show_logprobs=request.alternatives is not None,
         show_tokens=request.return_token_ids,
+        grammar_param=grammar_param,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from server.api.errors import ApiError, as_api_error
+from server.choice import GenerationFailed
 from server.generation import ContextLengthExceeded
 from server.tokenizer import ChatTemplateError
 
@@ -35,6 +36,10 @@ class Renames:
         """Errors of callers leave renamed; all others as they are."""
         try:
             yield
+        except GenerationFailed as error:
+            if error.param is not None:
+                error.param = self.path(error.param)
+            raise
         except (ApiError, ContextLengthExceeded, ChatTemplateError) as error:
             raise self._renamed(as_api_error(error)) from None
 

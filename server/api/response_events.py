@@ -79,7 +79,8 @@ class ResponseEvents:
 
     def fail(self, error: ApiError) -> Event:
         """The end of a reply that was cut off: what is open stays unfinished."""
-        told = {"code": "server_error", "message": error.message}
+        code = "invalid_prompt" if error.status == 400 else "server_error"  # the API's own names
+        told = {"code": code, "message": error.message}
         return self._event("response.failed", response=self.response("failed", error=told))
 
     @property

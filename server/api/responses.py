@@ -49,7 +49,8 @@ def responses_router(services: Services) -> APIRouter:
         events = _events(services, call, chunks, telling)
         if asked.chat.stream:
             return EventStream(call, _stream(call, events, telling))
-        last = await while_there(http, call.generation, _last(events))
+        with asked.renames.applied():
+            last = await while_there(http, call.generation, _last(events))
         return JSONResponse(last["response"], headers={"x-request-id": call.id})
 
     @router.post("/v1/responses/input_tokens")

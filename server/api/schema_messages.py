@@ -10,7 +10,7 @@ from server.api.errors import ApiError, invalid
 from server.api.explain import shown
 from server.api.limits import MAX_LABEL_LENGTH, MAX_MESSAGES
 from server.api.schema import Part
-from server.api.schema_tool_calls import as_tool_calls, in_call_order
+from server.api.schema_tool_calls import as_tool_calls, in_call_order, read_arguments
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = {"role", "content", "name", "refusal", "tool_calls", "tool_call_id"}
@@ -42,6 +42,7 @@ def as_messages(value: Any) -> list[Message]:
             " was given",
         )
     messages = [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    read_arguments(messages)
     return [Message(**message) for message in in_call_order(messages)]
 
 

@@ -6,18 +6,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from server.api.body import num_values
 from server.api.errors import ApiError, invalid
 from server.api.explain import shown
-from server.api.limits import MAX_CALLS, MAX_LABEL_LENGTH
+from server.api.limits import MAX_CALLS, MAX_LABEL_LENGTH, MAX_VALUES
 from server.api.schema_tools import checked, function_name, missing
 
 ECHOED = {"parsed_arguments"}  # what the SDK's `parse` adds to calls, which come back as they are
+MAX_ARGUMENT_DEPTH = 64
 
 
 def as_tool_calls(value: Any, path: str) -> list[dict[str, Any]]:
-    """An assistant's calls. Arguments that are a JSON object become one, as the templates of
-    transformers expect; any other text stays the string it is, so that a broken call can be told
-    to the model."""
+    """An assistant's calls, their arguments still a text (`read_arguments`)."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_CALLS:
         raise invalid(
             path, f"`{path}` must be a list of 1 to {MAX_CALLS} calls, but {shown(value)} was given"
@@ -45,11 +45,20 @@ def _call(item: Any, path: str) -> dict[str, Any]:
     if not isinstance(arguments, str):
         said = f"`{where}.arguments` must be a string with a JSON object in it"
         raise invalid(f"{where}.arguments", f"{said}, but {shown(arguments)} was given")
-    return {
-        "id": id,
-        "type": "function",
-        "function": {"name": name, "arguments": _arguments(arguments)},
-    }
+    function = {"name": name, "arguments": arguments}
+    return {"id": id, "type": "function", "function": function}
+
+
+def read_arguments(messages: Sequence[dict[str, Any]]) -> None:
+    """Arguments that are a JSON object become one, as the templates of transformers expect; any
+    other text stays the string it is, so that a broken call can be told to the model. Counted
+    first, since what texts hold is not part of the count of the body. Raises ApiError."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    if sum(num_values(call["arguments"].encode()) for call in calls) > MAX_VALUES:
+        said = f"the arguments of the calls in `messages` hold more than {MAX_VALUES} JSON values"
+        raise invalid("messages", said)
+    for call in calls:
+        call["arguments"] = _arguments(call["arguments"])
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
@@ -57,7 +66,18 @@ def _arguments(text: str) -> dict[str, Any] | str:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, dict) else text
+    return value if isinstance(value, dict) and _is_plain(value, 0) else text
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether a template can write it: no half of a surrogate pair, no endless nesting."""
+    match value:
+        case str():
+            return value.isascii() or value.encode("utf-8", "ignore").decode() == value
+        case dict() | list():
+            parts = value if isinstance(value, list) else (*value, *value.values())
+            return depth < MAX_ARGUMENT_DEPTH and all(_is_plain(part, depth + 1) for part in parts)
+    return True
 
 
 def in_call_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

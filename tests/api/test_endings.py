@@ -164,6 +164,35 @@ def test_engine_refuses_a_sequence() -> None:
         assert client.inflight == 0
 
 
+GRAMMARS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        COMPLETIONS,
+        {"prompt": "a", "structured_outputs": {"regex": "a+"}},
+        "structured_outputs.regex",
+    ),
+    (
+        "/v1/responses",
+        {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}},
+        "text.format.schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), GRAMMARS)
+def test_a_grammar_that_leaves_no_way_on(path: str, body: dict[str, Any], param: str) -> None:
+    """It is the caller's error: a 400 that names the field, which it did not, or an event that does
+    not blame the server."""
+    client = FakeClient(refusal="the grammar allows nothing here", bad_request=True)
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        reply = http.post(path, json={"model": MODEL, **body})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+        assert reply.json()["error"]["message"] == "the grammar allows nothing here"
+        text = http.post(path, json={"model": MODEL, **body, "stream": True}).text
+        assert "allows nothing" in text
+        assert "server_error" not in text
+        assert client.inflight == 0
+
+
 @pytest.mark.parametrize("state", ["starting", "draining", "lost", "failed", "stopped"])
 def test_states_that_take_no_requests(state: Any) -> None:
     """503 with Retry-After for work; /ready is red; /health only when it failed for good."""

@@ -40,6 +40,7 @@ BODIES: dict[str, bytes] = {
     "metadata": numbered(HEAD + '"metadata":{', '"%d":1', "}}"),
     "a long integer": (HEAD + '"n":' + "9" * (SIZE - 100) + "}").encode(),
     "a long fraction": (HEAD + '"temperature":3.' + "9" * (SIZE - 100) + "}").encode(),
+    "a schema as a text": filled(HEAD + '"structured_outputs":{"json":"[', "[]", ']"}}'),
     "a long text": (f'{{"model":"{MODEL}","prompt":"' + "a, b" * (SIZE // 5) + '"}').encode(),
 }
 

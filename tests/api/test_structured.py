@@ -132,6 +132,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({SO: {"choice": ["x"] * 4097}}, f"{SO}.choice"),
     ({SO: {"json": "{"}}, f"{SO}.json"),
     ({SO: {"json": 5}}, f"{SO}.json"),
+    ({SO: {"json": "[" + "[]," * 2**18 + "[]]"}}, f"{SO}.json"),
     ({SO: {"grammar": "start: undefined"}}, f"{SO}.grammar"),
     ({SO: {"grammar": "root ::= undefined"}}, f"{SO}.grammar"),
     ({SO: {"grammar": "start: <|no_such_token|>"}}, f"{SO}.grammar"),

@@ -332,6 +332,28 @@ def test_arguments_that_are_no_object_are_told_as_they_are() -> None:
     assert '"arguments": {}' in told
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 80 + "]" * 80, "[" * 900 + "]" * 900])
+def test_arguments_that_no_template_can_write(value: str) -> None:
+    """Half of a surrogate pair and deep nesting were a 500; they are told as they are."""
+    arguments = f'{{"city": {value}}}'
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call("a", "f", arguments)]}]
+    with serve(scripted("ok")) as served:
+        body = {"model": MODEL, "messages": messages}
+        reply = httpx.post(served.url + CHAT, json=body)
+        assert reply.is_success, reply.text
+        told = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
+    assert json.dumps(arguments) in told
+
+
+def test_arguments_count_as_values_of_the_body(http: httpx.Client) -> None:
+    """Eight megabytes of lists, written as the text of arguments, held every other stream."""
+    calls = [call(str(i), "f", '{"a": [' + "[]," * 70_000 + "[]]}") for i in range(4)]
+    messages = [*HELLO, {"role": "assistant", "tool_calls": calls}]
+    reply = http.post(CHAT, json={"model": MODEL, "messages": messages})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
+    assert "JSON values" in reply.json()["error"]["message"]
+
+
 def bad_tool(**fields: Any) -> list[Any]:
     return [{**tool(), **fields}]
 

@@ -1,0 +1,57 @@
+"""What users write as grammars: read whole, or refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.config import model_folder
+from engine.grammar_check import verdict
+from engine.messages import Grammar, GrammarKind
+from engine.sampling.vocabulary import load_vocabulary
+
+VOCABULARY = load_vocabulary(model_folder("demo", "target"))
+
+REFUSED: list[tuple[GrammarKind, str, str]] = [
+    ("lark", 'start[capture="]", temperature=0.5]: "a"', "`temperature`"),
+    ("lark", "start: x\nx[ max_tokens = 3]: /.*/", "`max_tokens`"),
+    ("lark", 'start: x\nx[stop="q"]: /.*/', "`stop`"),
+    ("lark", "start: <|endoftext|>", "end-of-text"),
+    ("lark", 'start: "a" <|endoftext|> "b"', "end-of-text"),
+    ("lark", '# %json\nstart: %json {"uniqueItems": true}', "`uniqueItems`"),
+    ("regex", "a\\", "backslash"),
+    ("regex", "a\\\\\\", "backslash"),
+    ("json_schema", '{"type": "integer", "enum": [1e20]}', "exactly"),
+    ("json_schema", '{"type": "integer", "const": -9223372036854775809}', "exactly"),
+    ("json_schema", '{"items": {"const": {"a": [9007199254740993]}}}', "exactly"),
+    ("json_schema", '{"type": "integer", "maximum": 9007199254740995}', "exactly"),
+    ("json_schema", '{"const": 123456789.12345679}', "exactly"),
+]
+
+
+@pytest.mark.parametrize(("kind", "source", "word"), REFUSED)
+def test_what_is_refused(kind: GrammarKind, source: str, word: str) -> None:
+    """Each of these was let through and then not, or not exactly, kept: an attribute behind a
+    bracket in a string, a text that ends where none may, numbers rounded to the next double."""
+    assert word in verdict(Grammar(kind, source), VOCABULARY)
+
+
+HONOURED: list[tuple[GrammarKind, str]] = [
+    ("lark", 'start: "[max_tokens=5] %json"  // temperature=2 %json'),
+    ("lark", 'start: /stop=[0-9]/ "\\"stop="  # stop=1'),
+    ("lark", 'start: %json {"const": "stop=1 %json {"} "!"'),
+    ("lark", 'start: %regex {"substring_chars": "stop="}'),
+    ("regex", "a\\\\"),
+    ("choice", json.dumps([f"choice {7919 * i} of é {i}" for i in range(4096)])),
+    ("choice", json.dumps(["a", "ab", 'a"\\\n/', "\U0001f600", "a"])),
+    ("json_schema", '{"type": "integer", "minimum": -9007199254740992, "maximum": 0}'),
+    ("json_schema", '{"enum": [0.1, 1e-7, 123456789.125, true]}'),
+]
+
+
+@pytest.mark.parametrize(("kind", "source"), HONOURED)
+def test_what_is_honoured(kind: GrammarKind, source: str) -> None:
+    """Words in strings, patterns, comments and schemas are no attributes; as many choices as the
+    API allows are compiled (more than a thousand were "too complex")."""
+    assert verdict(Grammar(kind, source), VOCABULARY) == ""
