@@ -67,6 +67,8 @@ class Allowance:
 
     def want(self, seq: Sequence) -> int:
         """Rows to keep for guesses about `seq`."""
+        if seq.constraint is not None and seq.constraint.is_slow:
+            seq.sources = ()
         if seq.sources is None:
             return self._k if self._left is None else self._probe(self._k)
         limits = {name: self._limit(seq, name) for name in seq.sources}

@@ -16,9 +16,11 @@ Bits = npt.NDArray[np.uint8]  # one bit per token id, the lowest bit of a byte f
 class Constraint(Protocol):
     """State of one sequence. Every question is about the text that ends with `path`, proposed
     tokens behind the committed ones; the answer is a function of the tokens alone. Once `error` is
-    set the sequence cannot go on, and answers mean nothing."""
+    set the sequence cannot go on, and answers mean nothing. `is_slow`: guesses about it cost more
+    time than they may, and there should be no more of them."""
 
     error: str | None
+    is_slow: bool
 
     def allowed(self, path: Seq[int]) -> Bits | None:
         """What may follow; None if `path` itself is not allowed. EOS is in it where the text may

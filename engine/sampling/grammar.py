@@ -2,8 +2,10 @@
 
 Promises: what is allowed after some tokens depends on the grammar and those tokens alone, whether
 they are committed or only proposed; a sequence whose grammar takes more than its share of the
-step's time, or turns out too complex, is ended, and no other notices. The matcher walks along with
-the questions: it is rolled back to where two proposals part, and never fed what was rejected.
+step's time, or turns out too complex, is ended, and no other notices. Neither depends on guesses:
+what those cost is no part of the share (too much of it ends the guessing), and what breaks over one
+is made anew. The matcher walks along with the questions: it is rolled back to where two proposals
+part.
 
 An id that the tokenizer lacks is never allowed. EOS is allowed where the grammar accepts; when
 nothing else may follow, the sequence is complete and ends (see acceptance) without sampling it.
@@ -33,6 +35,7 @@ MAX_COMPILED = 16  # grammars kept for the next request
 STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check had much less
 GRACE_SECONDS = 0.5  # CPU time that a sequence's grammar may take, and ...
 SECONDS_PER_TOKEN = 0.02  # ... this much more for each token
+GUESSES_SHARE = 0.25  # of both, for guesses that were not kept; then there are no more guesses
 
 TOO_SLOW = "the grammar takes too long to follow"
 NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
@@ -48,7 +51,7 @@ class Compiled:
     def state(self, seq: Sequence, *, can_end: bool) -> GrammarState:
         """`can_end`: whether the target has an EOS at all, by which a text may end."""
         return GrammarState(
-            self.matcher.deep_copy(),
+            self.matcher,
             seq,
             eos=_bits(self.vocabulary.eos_tokens, self.vocabulary.vocab_size),
             may_end=can_end and not seq.params.ignore_eos,
@@ -98,12 +101,12 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """A Constraint: one sequence's matcher. `eos` are the bits of the ids that end a text; without
-    `may_end` they are never allowed, and only what is complete ends."""
+    """A Constraint: one sequence's matcher, a copy of `fresh`. `eos` are the bits of the ids that
+    end a text; without `may_end` they are never allowed, and only what is complete ends."""
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        fresh: LLMatcher,
         seq: Sequence,
         *,
         eos: Bits,
@@ -111,12 +114,17 @@ class GrammarState:
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.error: str | None = None
-        self._matcher = matcher
+        self.is_slow = False
+        self._fresh = fresh
+        self._matcher = fresh.deep_copy()
         self._seq = seq
         self._eos = eos
         self._may_end = may_end
         self._clock = clock
-        self._spent = 0.0
+        self._spent = 0.0  # on what was committed
+        self._wasted = 0.0  # on guesses that were not kept
+        self._costs: dict[tuple[int, ...], float] = {}  # of guesses whose fate is open
+        self._tried = False  # whether the matcher has been where the text did not go
         self._committed = 0  # output tokens that the matcher has behind it
         self._path: list[int] = []  # proposed ones that it consumed after them
         self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}  # allowed, complete
@@ -135,7 +143,7 @@ class GrammarState:
             return []
         started = self._clock()
         tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
-        self._charge(started)
+        self._waste(self._clock() - started)
         return tokens
 
     def _row(self, path: Seq[int]) -> tuple[Bits, bool] | None:
@@ -150,22 +158,48 @@ class GrammarState:
         if self.error:
             return None
         started = self._clock()
-        if not self._go(path):
-            return None
-        # Where the vocabulary's size is a multiple of 32 the library's mask has a word too many.
-        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        bits: Bits = mask[: len(self._eos)]
-        self._charge(started)
+        bits = self._mask(path)
         if self._matcher.is_error():
-            self.error = sentence(self._matcher.get_error())
+            bits = self._recover(path)
+        self._charge(tuple(path), self._clock() - started)
+        if bits is None:
             return None
         going_on = bits & ~self._eos
         if going_on.any():
             return (bits if self._may_end else going_on), False
-        complete = self._matcher.is_accepting()
+        complete = self._path == list(path) and self._matcher.is_accepting()
         if not complete and not path:
             self.error = NOTHING_ALLOWED
         return bits, complete
+
+    def _mask(self, path: Seq[int]) -> Bits | None:
+        if not self._go(path):
+            return None
+        # Where the vocabulary's size is a multiple of 32 the library's mask has a word too many.
+        return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(self._eos)]
+
+    def _recover(self, path: Seq[int]) -> Bits | None:
+        """The matcher broke at its limits, for good. If it had been elsewhere that may be why, so a
+        new one is asked. Behind guesses nothing may follow: they are not gone beyond, and whoever
+        stands there asks again."""
+        reason = sentence(self._matcher.get_error())
+        if path:
+            self.is_slow = True
+            self._renew()
+            return np.zeros_like(self._eos)
+        if self._tried and self._renew():
+            bits = self._mask(path)
+            if not self._matcher.is_error():
+                return bits
+        self.error = reason
+        return None
+
+    def _renew(self) -> bool:
+        """A matcher that has been nowhere but at the committed text; False if it cannot be."""
+        start = self._seq.num_prompt
+        output = self._seq.tokens[start : start + self._committed]
+        self._matcher, self._path, self._tried = self._fresh.deep_copy(), [], False
+        return self._matcher.try_consume_tokens(output) == len(output)
 
     def _catch_up(self) -> None:
         """Take in what was committed since the last question; most of it was asked about."""
@@ -173,13 +207,15 @@ class GrammarState:
         if not output or self.error:
             return
         started = self._clock()
-        if not self._go(output):
-            self.error = NOTHING_ALLOWED
-        self._charge(started)
-        known = self._rows.get(tuple(output))
-        self._rows = {} if known is None else {(): known}
         self._committed += len(output)
+        if not self._go(output) and not (self._tried and self._renew()):
+            self.error = NOTHING_ALLOWED
         self._path = []
+        known = self._rows.get(tuple(output))
+        # Where nothing seemed to be allowed it is looked again, for the reason.
+        self._rows = {(): known} if known is not None and (known[1] or known[0].any()) else {}
+        self._settle(tuple(output))
+        self._charge((), self._clock() - started)
 
     def _go(self, path: Seq[int]) -> bool:
         """Move the matcher to behind `path`; False if it cannot get there."""
@@ -187,6 +223,7 @@ class GrammarState:
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if back := len(self._path) - common:
             self._matcher.rollback(back)
+            self._tried = True
             del self._path[common:]
         missing = list(path[common:])
         if missing:
@@ -195,10 +232,30 @@ class GrammarState:
             return taken == len(missing)
         return True
 
-    def _charge(self, started: float) -> None:
-        self._spent += self._clock() - started
-        if self._spent > GRACE_SECONDS + SECONDS_PER_TOKEN * self._seq.num_output:
+    def _charge(self, path: tuple[int, ...], seconds: float) -> None:
+        if path:
+            self._costs[path] = self._costs.get(path, 0.0) + seconds
+            return
+        self._spent += seconds
+        if self._spent > self._share():
             self.error = self.error or TOO_SLOW
+
+    def _settle(self, output: tuple[int, ...]) -> None:
+        """`output` is what became of the guesses."""
+        for path, seconds in self._costs.items():
+            if path == output[: len(path)]:
+                self._spent += seconds
+            else:
+                self._waste(seconds)
+        self._costs = {}
+
+    def _waste(self, seconds: float) -> None:
+        self._wasted += seconds
+        if self._wasted > GUESSES_SHARE * self._share():
+            self.is_slow = True
+
+    def _share(self) -> float:
+        return GRACE_SECONDS + SECONDS_PER_TOKEN * self._seq.num_output
 
 
 def _bits(ids: Seq[int], size: int) -> Bits:
