@@ -188,7 +188,7 @@ def check_size(services: Services, text: str, *, ready: Ready, param: str) -> No
     size = len(text.encode("utf-8"))
     if size > ready.max_model_len * services.longest_token:
         raise ContextLengthExceeded(
-            f"`{param}` has {size} bytes, which is more than the {ready.max_model_len} tokens"
-            " of this model's context can hold",
+            f"This model's maximum context length is {ready.max_model_len} tokens, but"
+            f" `{param}` has {size} bytes, which is more than they can hold",
             param=param,
         )

@@ -76,22 +76,21 @@ def _bad_id(param: str, token: int, ready: Ready) -> ApiError:
 
 
 def check_length(size: int, request: CommonRequest, ready: Ready) -> None:
-    """Only a `max_tokens` that the client named is held against it; a default is clipped."""
+    """Only a `max_tokens` that the client named is held against it; a default is clipped. The words
+    are OpenAI's: litellm and langchain know a full context by them."""
     param = "messages" if hasattr(request, "messages") else "prompt"
     context = ready.max_model_len
+    known = f"This model's maximum context length is {context} tokens, prompt and output together"
     if size == 0:
         raise invalid(param, f"`{param}` is empty; a prompt needs at least one token")
     if size > context or (size == context and request.length != 0):
         raise ContextLengthExceeded(
-            f"this model's context holds {context} tokens, prompt and output together, but the"
-            f" prompt alone has {size}",
-            param=param,
+            f"{known}; the prompt is too long: it alone has {size}", param=param
         )
     named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
     if named and request.length is not None and size + request.length > context:
         raise ContextLengthExceeded(
-            f"this model's context holds {context} tokens, prompt and output together, but"
-            f" {size + request.length} were asked for: {size} in the prompt and {request.length}"
-            f" of `{min(named)}`",
+            f"{known}, but {size + request.length} were asked for: {size} in the prompt and"
+            f" {request.length} of `{min(named)}`",
             param=min(named) if request.length >= context else param,
         )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from openai import BadRequestError
@@ -107,3 +108,9 @@ def test_errors_arrive_as_the_sdk_s() -> None:
     with chat("hi", temperature=3) as model, pytest.raises(BadRequestError) as refused:
         model.bind_tools([Unused]).invoke("hello")
     assert refused.value.param == "temperature"
+
+
+def test_a_full_context_is_told_apart() -> None:
+    """langchain has a class for it, and knows it by the sentence."""
+    with chat("hi") as model, pytest.raises(ContextOverflowError):
+        model.invoke("x" * 20_000)

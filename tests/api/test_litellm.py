@@ -95,5 +95,9 @@ def test_errors(litellm: Any) -> None:
     with serve(scripted("hi")) as served:
         with pytest.raises(litellm.BadRequestError, match="temperature"):
             litellm.completion(**options(served.url, temperature=3))
+        for text in ("x" * 20_000, "x" * 900_000):  # too many tokens; too many to be tokenised
+            fields = options(served.url, messages=[{"role": "user", "content": text}])
+            with pytest.raises(litellm.ContextWindowExceededError):  # known by its sentence
+                litellm.completion(**fields)
         with pytest.raises(litellm.NotFoundError):
             litellm.completion(**options(served.url, model="openai/other"))
