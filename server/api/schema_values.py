@@ -40,6 +40,8 @@ def as_logit_bias(value: Any) -> dict[int, float]:
     for key, number in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
             raise invalid("logit_bias", f"`logit_bias`: {key[:20]!r} is not a token id")
+        if int(key) in bias:  # by another spelling, such as 07
+            raise invalid("logit_bias", f"`logit_bias` names the token id {int(key)} twice")
         if type(number) not in (int, float) or not -100 <= number <= 100:
             raise invalid(
                 f"logit_bias.{key}",

@@ -65,6 +65,7 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     ("logit_bias", {"-1": 1}, "logit_bias"),
     ("logit_bias", {"258": 1}, "logit_bias"),
     ("logit_bias", {"99999999999": 1}, "logit_bias"),
+    ("logit_bias", {"7": 1, "007": -1}, "logit_bias"),
     ("logit_bias", {"1": 101}, "logit_bias.1"),
     ("logit_bias", {"1": "5"}, "logit_bias.1"),
     ("logit_bias", {"1": False}, "logit_bias.1"),
