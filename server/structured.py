@@ -76,7 +76,7 @@ class GrammarChecker:
         self._max_bytes = max_bytes
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
         self._asking: dict[Grammar, asyncio.Task[str]] = {}
-        self._free: asyncio.Queue[_Child] = asyncio.Queue()
+        self._free: asyncio.Queue[_Child | None] = asyncio.Queue()  # None: there will be none
         self._children: set[_Child] = set()
         self._starting: set[asyncio.Task[None]] = set()
         self._unusable: str | None = None  # why no child can work with this model
@@ -150,13 +150,15 @@ class GrammarChecker:
         wait = WAIT_SECONDS if self._served else START_SECONDS
         try:
             async with asyncio.timeout(wait):
-                return await self._free.get()
+                child = await self._free.get()
         except TimeoutError:
-            if self._unusable is not None:
-                raise ApiError(400, self._unusable, code="unsupported_field") from None
             raise ApiError(
                 429, "too many grammars are being compiled; try again", code="queue_full"
             ) from None
+        if child is None:
+            self._free.put_nowait(None)  # whoever waits behind learns it too
+            raise ApiError(400, self._unusable or "", code="unsupported_field")
+        return child
 
     async def _lose(self, child: _Child) -> None:
         self._replace()
@@ -185,6 +187,7 @@ class GrammarChecker:
                     self._free.put_nowait(child)
                     return
                 logger.warning("%s", self._unusable)
+                self._free.put_nowait(None)
             except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
                 logger.warning("a grammar compiler did not start: %r", error)
                 await asyncio.sleep(RETRY_SECONDS)

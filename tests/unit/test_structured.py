@@ -129,12 +129,14 @@ def test_a_long_source_never_reaches_a_child(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_tokenizer_cannot_be_read_has_no_grammars(tmp_path: Path) -> None:
+    """Bug: the first request waited for a child until its patience ended, a minute."""
     child = CHILD.replace('say("")\n    while', 'say("no tokenizer")\n    while')
 
     async def work(checker: GrammarChecker) -> None:
-        for _ in range(2):
-            error = await refusal(checker, "x")
-            assert (error.status, error.message) == (400, "no tokenizer")
+        async with asyncio.timeout(30):
+            for _ in range(2):
+                error = await refusal(checker, "x")
+                assert (error.status, error.message) == (400, "no tokenizer")
 
     assert run(tmp_path, work, child=child) == []
 
