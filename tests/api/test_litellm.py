@@ -18,7 +18,10 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def litellm() -> Iterator[Any]:
-    """Imported with its own copy of the price list: it would fetch that one over the network."""
+    """Imported with its own copy of the price list: it would fetch that one over the network. With
+    an event loop: it would make one and never close it, which failed whatever test came next."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         import litellm
@@ -26,6 +29,8 @@ def litellm() -> Iterator[Any]:
         litellm.telemetry = False
         litellm.suppress_debug_info = True
         yield litellm
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def options(url: str, **fields: Any) -> dict[str, Any]:
