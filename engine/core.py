@@ -149,6 +149,7 @@ class Engine:
             num_prompt=len(submit.prompt),
             arrival=submit.arrival,
             sources=self._sources(submit.params),
+            follows_grammar=GRAMMAR in proposers_of(submit.params, self.ready),
         )
         if submit.params.grammar is None:
             self._scheduler.add(seq)

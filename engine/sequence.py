@@ -39,6 +39,7 @@ class Sequence:
     predicted: int = 0  # of the proposed tokens, those taken from the request's prediction
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     constraint: Constraint | None = None  # what its text must satisfy
+    follows_grammar: bool = False  # the grammar may guess for it
     sources: tuple[str, ...] | None = None  # who may guess, in order; None: the main one, freely
 
     @property

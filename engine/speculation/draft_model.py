@@ -70,12 +70,14 @@ class _Draft:
         return not self.ended and len(self.tokens) < self.k
 
     def follow_grammar(self) -> None:
-        """Add what the grammar forces next: nobody needs to be asked for it."""
+        """Add what the grammar forces next, where it may guess: nobody needs to be asked for it."""
         constraint = self.seq.constraint
         if constraint is None or not self.wants_more:
             return
         if constraint.is_complete(self.tokens):
             self.ended = True
+            return
+        if not self.seq.follows_grammar:
             return
         forced = constraint.forced(self.k - len(self.tokens), self.tokens)
         self.forced.update(range(len(self.tokens), len(self.tokens) + len(forced)))

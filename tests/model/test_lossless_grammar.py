@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from engine.core import Engine
-from engine.messages import Grammar, SamplingParams
+from engine.messages import Grammar, SamplingParams, Speculation
 from engine.pair import Pair, load_pair
 from server.tools.formats import Marker, ToolFormat
 from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
@@ -255,6 +255,37 @@ def test_the_draft_is_not_asked_for_what_is_forced(pair: Pair, paths: tuple[str,
     assert counts["grammar"] == accepted >= 4
     assert counts.get("draft_model", 0) + counts["target"] >= 4
     assert proposed >= accepted
+
+
+def test_a_grammar_that_is_not_named_does_not_guess(pair: Pair, paths: tuple[str, str]) -> None:
+    """Bug: with "speculation": {"proposers": ["draft_model"]} the grammar guessed all the same, by
+    way of the draft model's chain, which the reply said it did not."""
+    grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')
+    wishes = {
+        "draft": Speculation(proposers=("draft_model",)),
+        "both": Speculation(proposers=("draft_model", "grammar")),
+        "neither": Speculation(max_draft=0),
+    }
+    fields = {
+        name: SamplingParams(
+            seed=1, max_tokens=60, grammar=grammar, provenance=True, speculation=wish
+        )
+        for name, wish in wishes.items()
+    }
+    engine = Engine(config_for(*paths, "draft_model", 8, {}), pair=pair)
+    submit_all(engine, PROMPT, fields)
+    outputs = list(run(engine))
+    guessed = {
+        name: {
+            source for output in outputs if output.id == name for source, _ in output.sources or ()
+        }
+        for name in fields
+    }
+    assert guessed["draft"] <= {"draft_model", "target"}
+    assert "grammar" in guessed["both"]
+    assert guessed["neither"] == {"target"}
+    tokens = Replies(iter(outputs)).tokens
+    assert tokens["draft"] == tokens["both"] == tokens["neither"]
 
 
 @pytest.mark.parametrize("k", [0, 4])
