@@ -165,8 +165,8 @@ class GrammarChecker:
         await self._end(child)
 
     async def _end(self, child: _Child) -> None:
-        self._children.discard(child)
         await child.kill()
+        self._children.discard(child)  # last: `close` may cut this short, and finds it then
 
     def _replace(self) -> None:
         if not self._closed:
