@@ -3,7 +3,7 @@
 What a draft of one layer costs through torch is the time between its operations, and the reading of
 its weights from memory, since a larger target has swept the caches in between. Here a forward is
 one call and reads half the bytes, with all sums in float32. The built-in draft at 300 tokens of
-context, one thread, ms, its weights still in the caches:
+context, one thread, least of 30, ms, its weights still in the caches:
 
     sequences, one row each   1     8     16    32    64
     torch                   0.40  1.58  2.66  4.74  8.93

@@ -7,11 +7,11 @@ whoever the neighbours are: a row's result is the same to the bit however many r
 product. (The usual kernels choose another order of summation for another number of rows; He et
 al., "Defeating Nondeterminism in LLM Inference", 2025.) The inner loop is written as LLVM vectors,
 since no loop over an array keeps its sums in registers. Products with all matrices of a 34 MB model
-(float32; 16 layers of width 192), one thread, ms:
+(float32; 16 layers of width 192), one thread, least of 40, ms:
 
     rows                       1     2     3     4     5
-    torch, better of its two  2.4   2.6   2.7   2.9   3.1
-    here                      0.41  0.43  0.67  0.79  1.26
+    torch, better of its two  2.62  2.52  3.15  3.64  4.09
+    here                      0.35  0.43  0.51  0.65  0.89
 
 Functions that call one another share this file: numba's cache looks at one file's date only.
 """

@@ -85,7 +85,7 @@ def gate(wide: Any, space: Any, out: Any) -> None:
 
 @fast
 def _exp(x: Any) -> Any:
-    """To the last two bits, and in a form that runs in vectors: 2**n times a polynomial (Cephes,
+    """To some 2e-6, and in a form that runs in vectors: 2**n times a polynomial (Cephes,
     expf). numba's own calls the C library once per number."""
     x = min(max(x, np.float32(-87)), np.float32(88))
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
