@@ -37,7 +37,7 @@ check: $(VENV)/.dev  ## format, lint, types, import rule
 	$(BIN)/python -m pytest tests/unit/test_layers.py
 
 bench: $(VENV)/.serve  ## what speculation gains on this machine (ARGS="--quick" for less)
-	$(BIN)/foretoken bench $(ARGS)
+	$(BIN)/foretoken bench suite $(ARGS)
 
 lock: $(VENV)/.dev  ## write requirements.lock from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check \

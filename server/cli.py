@@ -22,7 +22,11 @@ EXIT_INTERRUPTED = 130
 
 # Offline commands are the engine's; they run as programs of their own, so that the front end's
 # modules need not import them.
-PROGRAMS = {("bench",): "engine.bench", ("train", "demo"): "engine.demo.train"}
+PROGRAMS = {
+    ("bench", "suite"): "engine.bench.suite",
+    ("bench",): "engine.bench.suite",
+    ("train", "demo"): "engine.demo.train",
+}
 
 SERVE = """\
 Serves an OpenAI-compatible API. Without arguments: the built-in pair on 127.0.0.1:8000.

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench import build_contenders, facts, main
-from engine.bench_json import Task, schema_of, structured
-from engine.bench_measures import concurrency, overhead, race
-from engine.bench_prediction import old_file, prediction
-from engine.bench_result import (
+from engine.bench.suite.__main__ import build_contenders, facts, main
+from engine.bench.suite.contenders import EngineContender, TransformersContender, load_plain
+from engine.bench.suite.json_replies import Task, schema_of, structured
+from engine.bench.suite.measures import concurrency, overhead, race
+from engine.bench.suite.prediction import old_file, prediction
+from engine.bench.suite.result import (
     ADAPTIVE,
     HF_PLAIN,
     K_MAX,
@@ -26,7 +27,6 @@ from engine.bench_result import (
     card,
     json_lines,
 )
-from engine.bench_runs import EngineContender, TransformersContender, load_plain
 from engine.config import EngineConfig
 from engine.messages import Grammar
 from engine.pair import Pair, load_pair
@@ -104,7 +104,7 @@ def test_a_pair_that_cannot_be_loaded_is_a_sentence(capsys: pytest.CaptureFixtur
     assert main(["--target", "/nowhere"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("foretoken bench: ")
+    assert said.err.startswith("foretoken bench suite: ")
     assert said.err.count("\n") == 1
 
 

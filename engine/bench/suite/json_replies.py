@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from engine.bench_measures import progress
-from engine.bench_result import ADAPTIVE, PLAIN, SEED, TEMPERATURES, Result, Size
-from engine.bench_runs import EngineContender
+from engine.bench.suite.contenders import EngineContender
+from engine.bench.suite.measures import progress
+from engine.bench.suite.result import ADAPTIVE, PLAIN, SEED, TEMPERATURES, Result, Size
 from engine.config import model_folder
 from engine.messages import Grammar
 from engine.pair import Pair

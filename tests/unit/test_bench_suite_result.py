@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from engine.bench_result import (
+from engine.bench.suite.result import (
     ADAPTIVE,
     HF_ASSISTED,
     HF_PLAIN,

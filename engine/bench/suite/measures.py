@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from statistics import median
 
-from engine.bench_result import (
+from engine.bench.suite.contenders import Contender, EngineContender
+from engine.bench.suite.result import (
     ADAPTIVE,
     CONCURRENT,
     HF_PLAIN,
@@ -19,7 +20,6 @@ from engine.bench_result import (
     Result,
     Size,
 )
-from engine.bench_runs import Contender, EngineContender
 from engine.pair import Pair
 
 

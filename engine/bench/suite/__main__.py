@@ -1,4 +1,4 @@
-"""`foretoken bench`: what speculation gains on this machine, offline, in one run.
+"""`make bench`: what speculation gains on this machine, in one run, with transformers beside it.
 
 Prints a card for people and, as the last line, one JSON object; progress goes to stderr. Exit
 code 1 if speculation changed a single token, 2 if the pair cannot be loaded.
@@ -16,10 +16,17 @@ from typing import Any
 
 import torch
 
-from engine.bench_json import json_tasks, structured
-from engine.bench_measures import concurrency, overhead, progress, race
-from engine.bench_prediction import prediction
-from engine.bench_result import (
+from engine.bench.suite.contenders import (
+    LONGEST_PROMPT,
+    Contender,
+    EngineContender,
+    TransformersContender,
+    load_plain,
+)
+from engine.bench.suite.json_replies import json_tasks, structured
+from engine.bench.suite.measures import concurrency, overhead, progress, race
+from engine.bench.suite.prediction import prediction
+from engine.bench.suite.result import (
     ADAPTIVE,
     CONCURRENT,
     HF_ASSISTED,
@@ -34,14 +41,7 @@ from engine.bench_result import (
     json_lines,
     prediction_lines,
 )
-from engine.bench_runs import (
-    LONGEST_PROMPT,
-    Contender,
-    EngineContender,
-    TransformersContender,
-    load_plain,
-)
-from engine.bench_served import measure_served
+from engine.bench.suite.served import measure_served
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.errors import EngineError
 from engine.pair import Pair, load_pair
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return alone(parsed)
         result = run(parsed, size_of(parsed))
     except EngineError as error:
-        print(f"foretoken bench: {error}", file=sys.stderr)
+        print(f"foretoken bench suite: {error}", file=sys.stderr)
         return 2
     print(card(result))
     print(result.as_json())
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="foretoken bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="foretoken bench suite", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
     parser.add_argument(
         "--only", choices=["json", "prediction"], help="one part, and its lines of the card alone"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from engine.bench_measures import progress
-from engine.bench_result import (
+from engine.bench.suite.contenders import EngineContender
+from engine.bench.suite.measures import progress
+from engine.bench.suite.result import (
     ADAPTIVE,
     LOOKUP,
     PLAIN,
@@ -21,7 +22,6 @@ from engine.bench_result import (
     Result,
     Size,
 )
-from engine.bench_runs import EngineContender
 from engine.pair import Pair
 
 _EVERY = 28  # tokens from one edit to the next

@@ -1,0 +1,1 @@
+"""Benchmarks of the engine: the suite that `make bench` runs."""
