@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from engine.config import SpeculationConfig
 from engine.estimates import AcceptanceEstimate, CostCurve, HostCost, Points
+from engine.messages import Estimates, Reason
 
 _HYSTERESIS = 1.02
 _PROBE_K = 2
@@ -58,6 +60,7 @@ class StepObservation:
 class KController(Protocol):
     """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
     measurements: target seconds by rows, seconds of one draft step by sequences, host seconds.
+    `reason`: why the last choice; see messages.Estimates.
     `max_speculating`: for how many sequences the last choice is meant; None means all of them.
     `worth` prices guesses that cost nothing to make, for one sequence of the same step: given their
     chances to be kept (each with all before it), how many pay; 0 also where the main proposer, if
@@ -65,6 +68,9 @@ class KController(Protocol):
 
     name: str
     k_max: int
+
+    @property
+    def reason(self) -> Reason: ...
 
     @property
     def max_speculating(self) -> int | None: ...
@@ -77,7 +83,7 @@ class KController(Protocol):
 
     def update(self, observation: StepObservation) -> None: ...
 
-    def estimates(self) -> dict[str, float]: ...
+    def estimates(self) -> Estimates: ...
 
 
 class FixedK:
@@ -88,6 +94,7 @@ class FixedK:
 
     def __init__(self, k: int) -> None:
         self.k_max = k
+        self.reason: Reason = "fixed" if k else "off"
 
     def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None:
         return None
@@ -101,8 +108,8 @@ class FixedK:
     def update(self, observation: StepObservation) -> None:
         return None
 
-    def estimates(self) -> dict[str, float]:
-        return {}
+    def estimates(self) -> Estimates:
+        return Estimates(k=self.k_max, reason=self.reason)
 
 
 class _Probe:
@@ -152,6 +159,7 @@ class AdaptiveK:
 
     def __init__(self, k_max: int) -> None:
         self.k_max = k_max
+        self.reason: Reason = "off"
         self._acceptance = AcceptanceEstimate(k_max)
         self._target = CostCurve(((1, 1e-3), (65, 2e-3)))
         self._draft = CostCurve()
@@ -218,7 +226,9 @@ class AdaptiveK:
             self._probe.restart()
         elif rates[best] > _HYSTERESIS * rates[self._k]:
             self._k = best
+        self.reason = "pays" if self._k else "off"
         if self._k == 0 and self._probe.due():
+            self.reason = "probe"
             return min(_PROBE_K, self.k_max)
         return self._check(size) if self._k else 0
 
@@ -226,8 +236,10 @@ class AdaptiveK:
         """The present K, or now and then what it must be compared with."""
         rounds = self._speculated[size] = self._speculated.get(size, 0) + 1
         if rounds in _BASELINE_FIRST or rounds % _BASELINE_LATER == 0:
+            self.reason = "baseline"
             return 0
         if rounds % _NEIGHBOUR == 0:
+            self.reason = "neighbour"
             return min(self._k + 1, self.k_max) if rounds % (2 * _NEIGHBOUR) else self._k - 1
         return self._k
 
@@ -250,15 +262,19 @@ class AdaptiveK:
         if seen.outcomes:
             self._drafted = seen.k > 0
 
-    def estimates(self) -> dict[str, float]:
-        """`acceptance` of a guess, pooled over depths; `speedup` predicted against K = 0 at the
-        last choice; `tokens_per_second` predicted for it."""
-        baseline, present = self._rates[0], self._rates[self._k]
-        return {
-            "acceptance": 1.0 - self._acceptance.rejection,
-            "speedup": present / baseline if baseline else 1.0,
-            "tokens_per_second": present,
-        }
+    def estimates(self) -> Estimates:
+        """As of the last choice."""
+        sequences, k = self._chosen
+        rates, tokens = self._rates, [each[0] for each in self._each]
+        return Estimates(
+            k=k,
+            reason=self.reason,
+            acceptance=1.0 - self._acceptance.rejection,
+            survival=[after - before for before, after in pairwise(tokens)],
+            rates=list(rates),
+            speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,
+            num_sequences=sequences,
+        )
 
     def _predict(self, sequences: int) -> list[float]:
         """Expected tokens per second for each K."""

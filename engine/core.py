@@ -16,9 +16,10 @@ from engine.acceptance import Acceptor, Sampled, segments
 from engine.allowance import Allowance
 from engine.block_pool import BlockPool
 from engine.compiling import Compiling
-from engine.config import EngineConfig, ScheduleConfig
+from engine.config import EngineConfig
 from engine.controller import Load, StepObservation, build_controller
 from engine.messages import (
+    Mode,
     Output,
     Outputs,
     Ready,
@@ -29,8 +30,9 @@ from engine.messages import (
     proposers_of,
 )
 from engine.model.runner import ModelRunner
+from engine.modes import Modes
 from engine.pair import Pair, build_cache, load_pair, vocabulary_of
-from engine.profile import profile_draft, profile_target
+from engine.profile import profile_pair
 from engine.report import ending, report
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
@@ -88,13 +90,15 @@ class Engine:
             processor, MatchSampled(sampler), eos_ids=target.eos_ids, room=self._scheduler.room
         )
         self._max_sequences = config.schedule.max_sequences
-        self._controller = build_controller(config.speculation)
+        self._controller = Modes(build_controller(config.speculation))
         free = build_free()
         forecasts = {p.name: p.forecast for p in free}
         self._allowance = Allowance(self._controller, main.name, forecasts)
         self._proposer = Cascade(main, free, limit=self._allowance.of)
         if config.speculation.controller.kind == "adaptive":
-            self._profile(draft, config.schedule)
+            self._controller.profile(
+                *profile_pair(self._runner, draft, self._cache, config.schedule)
+            )
         self._compiling = Compiling(
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
         )
@@ -116,14 +120,6 @@ class Engine:
             k_max=self._controller.k_max,
             proposers=self._proposer.names if self._controller.k_max else (),
             default_proposers=(*config.speculation.companions, main.name),
-        )
-
-    def _profile(self, draft: ModelRunner | None, schedule: ScheduleConfig) -> None:
-        rows = min(schedule.max_step_tokens, schedule.max_sequences)
-        self._controller.profile(
-            profile_target(self._runner, self._cache, max_rows=rows),
-            profile_draft(draft, self._cache, max_sequences=rows) if draft else [],
-            0.0,
         )
 
     # -- between steps -----------------------------------------------------------------------
@@ -171,6 +167,10 @@ class Engine:
             self._leave(seq)
             self._pending.append(ending(seq, "abort"))
 
+    def set_speculation(self, mode: Mode, k: int = 0) -> None:
+        """From the next step on; raises ConfigError. See messages.SetSpeculation."""
+        self._controller.set(mode, k)
+
     def gauges(self) -> StepMetrics:
         """The present state without a step: the idle heartbeat."""
         return StepMetrics(
@@ -179,6 +179,7 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             blocks_used=self._pool.num_used,
             blocks_total=self._pool.num_total,
+            estimates=self._controller.estimates(),
         )
 
     # -- the step ----------------------------------------------------------------------------

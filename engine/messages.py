@@ -18,6 +18,9 @@ MAX_LOGPROBS = 20
 PROPOSERS = ("draft_model", "ngram", "grammar", "prediction")
 TARGET = "target"  # in `Output.sources`: the target drew the token itself, nobody had guessed it
 
+Mode = Literal["auto", "fixed", "off"]
+Reason = Literal["pays", "off", "probe", "baseline", "neighbour", "fixed"]
+
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
@@ -105,7 +108,16 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Exit with code 0 after the present step."""
 
 
-Command = Submit | Abort | Drain | Stop
+class SetSpeculation(msgspec.Struct, frozen=True, tag=True):
+    """From the next step on, K is chosen by the configured controller (`auto`), is `k` in every
+    round (`fixed`; free guesses get up to `k`), or 0 for everybody (`off`). `k` is for `fixed`
+    alone. The text of no request depends on it."""
+
+    mode: Mode
+    k: int = 0
+
+
+Command = Submit | Abort | Drain | Stop | SetSpeculation
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +153,25 @@ class StepSeconds(msgspec.Struct, array_like=True):
     verify_forward: float = 0.0
 
 
+class Estimates(msgspec.Struct, kw_only=True):
+    """What the controller believed when it last chose, and what it chose. A controller that does
+    not estimate leaves `survival` and `rates` empty.
+
+    Reasons. `pays`: this K promises the most tokens per second; `off`: K = 0 does. Experiments:
+    `probe` asks for guesses while K is 0, `baseline` plays K = 0 and `neighbour` a K one off, to
+    compare. `fixed`: somebody said so.
+    """
+
+    mode: Mode = "auto"
+    k: int = 0
+    reason: Reason = "off"
+    acceptance: float = 0.0  # chance that a guess which the target reaches is kept, all depths
+    survival: list[float] = []  # [d-1]: chance that d guesses in a row are kept
+    rates: list[float] = []  # [k]: expected tokens/s of the whole batch at K = k; [0] is plain
+    speedup: float = 1.0  # rates[k] / rates[0]
+    num_sequences: int = 0  # that the choice was made for
+
+
 class StepMetrics(msgspec.Struct, kw_only=True):
     """Sums over one step; the front end makes counters and histograms, PromQL makes rates."""
 
@@ -162,6 +193,7 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     queried_tokens: int = 0  # prompt tokens looked up in it
     preemptions: int = 0
+    estimates: Estimates = msgspec.field(default_factory=Estimates)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -213,3 +245,17 @@ def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
         named = said.proposers
     idle = {"prediction": not params.prediction, "grammar": params.grammar is None}
     return tuple(name for name in named if not idle.get(name))
+
+
+def mode_refusal(said: SetSpeculation, k_max: int) -> tuple[str, str] | None:
+    """Why an engine with this bound on K cannot obey: the field, and a sentence. For both
+    processes."""
+    if said.mode != "fixed":
+        word = f"`k` is for the mode `fixed`, not for `{said.mode}`"
+        return ("k", word) if said.k else None
+    if k_max == 0:
+        return "mode", "`mode` cannot be `fixed`: the configuration has no guesses (K is 0)"
+    if not 1 <= said.k <= k_max:
+        word = f"`k` is {said.k}; it must be from 1 to {k_max}, and no guesses are the mode `off`"
+        return "k", word
+    return None

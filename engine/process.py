@@ -33,9 +33,11 @@ from engine.messages import (
     Drain,
     Event,
     Fatal,
+    Mode,
     Output,
     Outputs,
     Ready,
+    SetSpeculation,
     StepMetrics,
     Stop,
     Submit,
@@ -66,6 +68,8 @@ class StepEngine(Protocol):
     def step(self) -> Outputs: ...
 
     def gauges(self) -> StepMetrics: ...
+
+    def set_speculation(self, mode: Mode, k: int = 0) -> None: ...
 
 
 class EngineProcess:
@@ -155,10 +159,20 @@ class EngineProcess:
                 engine.add(command)
             case Abort():
                 engine.abort(command.ids)
+            case SetSpeculation():
+                self._switch(engine, command)
             case Drain():
                 self._draining = True
             case Stop():
                 self._stopping = True
+
+    def _switch(self, engine: StepEngine, said: SetSpeculation) -> None:
+        """Obey, and show it at once, also while idle. The front end has checked it before."""
+        try:
+            engine.set_speculation(said.mode, said.k)
+        except EngineError as error:
+            logger.warning("speculation stays as it was: %s", _one_line(error))
+        self._send(Outputs([], engine.gauges()))
 
     def _send(self, event: Event) -> None:
         self._events.send(self._encode(event))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from engine.config import ScheduleConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
@@ -16,6 +17,18 @@ CONTEXT = 64  # tokens before the timed rows
 REPEATS = 3
 
 Points = list[tuple[int, float]]
+
+
+def profile_pair(
+    target: ModelRunner, draft: ModelRunner | None, cache: KVCache, schedule: ScheduleConfig
+) -> tuple[Points, Points, float]:
+    """What KController.profile takes, for the sizes that this schedule can reach."""
+    rows = min(schedule.max_step_tokens, schedule.max_sequences)
+    return (
+        profile_target(target, cache, max_rows=rows),
+        profile_draft(draft, cache, max_sequences=rows) if draft else [],
+        0.0,
+    )
 
 
 def profile_target(runner: ModelRunner, cache: KVCache, *, max_rows: int) -> Points:

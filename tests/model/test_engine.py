@@ -7,7 +7,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.messages import Output, SamplingParams, StepMetrics, Submit
+from engine.errors import ConfigError
+from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
 from engine.model.runner import ModelOutput
 from engine.pair import Pair, load_pair
 
@@ -170,3 +171,34 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
     assert "finite" in (ends["nan"].error or "")
     assert [t for o in items if o.id == "ok" for t in o.tokens] == want
     assert engine.gauges().blocks_used == 0
+
+
+def test_modes_switched_while_it_runs_change_no_text(config: EngineConfig, pair: Pair) -> None:
+    """Law: the token at a position knows nothing of K, whoever chose it, and whenever."""
+
+    def texts(switches: dict[int, tuple[Mode, int]]) -> tuple[dict[str, list[int]], list[int]]:
+        engine = Engine(config, pair=pair)
+        for i in range(3):
+            engine.add(Submit(str(i), [5 + i, 7, 9], params(seed=i, max_tokens=40), 0.0))
+        found: dict[str, list[int]] = {}
+        ks: list[int] = []
+        while engine.has_work:
+            if len(ks) in switches:
+                engine.set_speculation(*switches[len(ks)])
+            result = engine.step()
+            ks.append(result.metrics.estimates.k)
+            for item in result.items:
+                found.setdefault(item.id, []).extend(item.tokens)
+        return found, ks
+
+    off, plain = texts({0: ("off", 0)})
+    mixed, ks = texts({0: ("fixed", 1), 3: ("off", 0), 8: ("fixed", 2), 12: ("auto", 0)})
+    assert mixed == off
+    assert set(plain) == {0}
+    assert ks[:13] == [1] * 3 + [0] * 5 + [2] * 4 + [3]
+
+
+def test_a_mode_beyond_the_configuration_is_refused(config: EngineConfig, pair: Pair) -> None:
+    """Law: the K of the configuration is the bound, for those who may switch, too."""
+    with pytest.raises(ConfigError, match="from 1 to 3"):
+        Engine(config, pair=pair).set_speculation("fixed", 4)

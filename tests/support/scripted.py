@@ -20,7 +20,16 @@ from pathlib import Path
 
 from engine.__main__ import parse, read_config
 from engine.errors import ModelError
-from engine.messages import FinishReason, Output, Outputs, Ready, StepMetrics, Submit
+from engine.messages import (
+    Estimates,
+    FinishReason,
+    Mode,
+    Output,
+    Outputs,
+    Ready,
+    StepMetrics,
+    Submit,
+)
 from engine.process import EngineProcess, follow_parent
 
 VARIABLE = "FORETOKEN_SCRIPT"
@@ -65,6 +74,7 @@ class _Running:
     submit: Submit
     tokens: list[int]
     rounds: int = 0
+    proposed: int = 0
 
     @property
     def num_output(self) -> int:
@@ -81,6 +91,8 @@ class ScriptedEngine:
     ended: list[Output] = field(default_factory=list)
     num_steps: int = 0
     num_tokens: int = 0
+    mode: Mode = "auto"
+    k: int = 0  # of the mode fixed
 
     @property
     def has_work(self) -> bool:
@@ -95,7 +107,23 @@ class ScriptedEngine:
                 self.ended.append(Output(id=id, finish="abort"))
 
     def gauges(self) -> StepMetrics:
-        return StepMetrics(step=self.num_steps, num_running=len(self.running), blocks_total=64)
+        return StepMetrics(
+            step=self.num_steps,
+            num_running=len(self.running),
+            blocks_total=64,
+            estimates=Estimates(
+                mode=self.mode, k=self.draft, reason="fixed" if self.draft else "off"
+            ),
+        )
+
+    def set_speculation(self, mode: Mode, k: int = 0) -> None:
+        self.mode, self.k = mode, k
+
+    @property
+    def draft(self) -> int:
+        """Guesses of a step, all of them right."""
+        k_max = self.script.tokens_per_step - 1
+        return {"auto": k_max, "fixed": self.k, "off": 0}[self.mode]
 
     def step(self) -> Outputs:
         self._trouble()
@@ -113,7 +141,7 @@ class ScriptedEngine:
         params = running.submit.params
         tokens: list[int] = []
         finish: FinishReason | None = None
-        while finish is None and len(tokens) < self.script.tokens_per_step:
+        while finish is None and len(tokens) < 1 + self.draft:
             tokens.append(next_token(running.tokens, self.script.vocab_size))
             running.tokens.append(tokens[-1])
             if tokens[-1] in params.stop_token_ids:
@@ -121,6 +149,7 @@ class ScriptedEngine:
             elif running.num_output >= params.max_tokens:
                 finish = "length"
         running.rounds += 1
+        running.proposed += self.draft
         self.num_tokens += len(tokens)
         return Output(
             id=running.submit.id,
@@ -129,7 +158,7 @@ class ScriptedEngine:
             stop_token=tokens[-1] if finish == "stop" else None,
             cached_tokens=0 if running.rounds == 1 else None,
             rounds=running.rounds,
-            proposed=running.rounds * (self.script.tokens_per_step - 1),
+            proposed=running.proposed,
             accepted=running.num_output - running.rounds,
         )
 

@@ -260,7 +260,7 @@ def test_short_proposals_are_no_evidence_against_depth() -> None:
     controller = AdaptiveK(4)
     for _ in range(100):
         controller.update(StepObservation(1, 3, 4, [(2, 2)], 1e-4, 1e-3, 1e-4, pure_decode=True))
-    assert controller.estimates()["acceptance"] > 0.95
+    assert controller.estimates().acceptance > 0.95
 
 
 def test_prompt_steps_do_not_train_the_costs() -> None:
@@ -290,8 +290,8 @@ def test_estimates_say_what_speculation_is_worth() -> None:
     controller = adaptive(world)
     trace = play(controller, world, 500)
     said = controller.estimates()
-    assert said["acceptance"] == pytest.approx(0.9, abs=0.05)
-    assert said["speedup"] == pytest.approx(trace.rate / world.rate(0), rel=0.15)
+    assert said.acceptance == pytest.approx(0.9, abs=0.05)
+    assert said.speedup == pytest.approx(trace.rate / world.rate(0), rel=0.15)
 
 
 def test_fixed_k_is_deaf() -> None:

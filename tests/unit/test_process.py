@@ -19,15 +19,17 @@ from engine.messages import (
     Drain,
     Event,
     Fatal,
+    Mode,
     Output,
     Outputs,
     Ready,
     SamplingParams,
+    SetSpeculation,
     Stop,
     Submit,
 )
 from engine.process import EngineProcess, StepEngine
-from tests.support.scripted import Script, expected_tokens, make_engine
+from tests.support.scripted import Script, ScriptedEngine, expected_tokens, make_engine
 
 
 class FrontEnd:
@@ -247,3 +249,40 @@ def test_a_missing_configuration_is_a_sentence(tmp_path: Path) -> None:
     """It names the file."""
     with pytest.raises(ConfigError, match="nowhere.toml: No such file"):
         read_config(tmp_path / "nowhere.toml")
+
+
+def test_a_mode_is_obeyed_and_shown_at_once(front_end: FrontEnd) -> None:
+    """Law: each step after the command plays it, the text is the same, and the next event says so,
+    also of an idle engine."""
+    script = Script(tokens_per_step=4)
+    code, events = front_end.run(
+        scripted(script),
+        SetSpeculation("fixed", 2),
+        submit("a", [1, 2], 12),
+        SetSpeculation("off"),
+        submit("b", [1, 2], 3),
+        Drain(),
+    )
+    outputs = [event for event in events if isinstance(event, Outputs)]
+    said = [(o.metrics.estimates.mode, o.metrics.estimates.k) for o in outputs]
+    assert said[:2] == [("fixed", 2), ("off", 0)]
+    assert code == 0
+    items = [item for event in outputs for item in event.items]
+    assert {item.id: item.rounds for item in items} == {"a": 12, "b": 3}
+    assert [t for i in items if i.id == "a" for t in i.tokens] == expected_tokens([1, 2], 12)
+
+
+def test_a_mode_that_cannot_be_is_passed_over(front_end: FrontEnd) -> None:
+    """Law: an engine does not die of a word that the front end should not have said."""
+
+    class Strict(ScriptedEngine):
+        def set_speculation(self, mode: Mode, k: int = 0) -> None:
+            raise ConfigError("`k` is 9")
+
+    def make() -> StepEngine:
+        plain = make_engine(Script())
+        return Strict(plain.script, plain.ready)
+
+    code, events = front_end.run(make, SetSpeculation("fixed", 9), submit("a", [1], 2), Drain())
+    assert code == 0
+    assert sum(len(i.tokens) for e in events if isinstance(e, Outputs) for i in e.items) == 2

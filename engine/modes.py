@@ -1,0 +1,71 @@
+"""Modes: a controller that its operator may overrule while it runs.
+
+Owns the mode and nothing else. In every mode the configured controller sees each step and is asked
+for its choice, so that its estimates stay fresh and it goes on from there when it is obeyed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from engine.controller import FixedK, KController, Load, StepObservation
+from engine.errors import ConfigError
+from engine.estimates import Points
+from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
+
+
+class Modes:
+    """A KController: the configured one in the mode `auto`, which is the first; see
+    messages.SetSpeculation for the others."""
+
+    def __init__(self, configured: KController) -> None:
+        self.name = configured.name
+        self.k_max = configured.k_max
+        self._configured = configured
+        self._present = configured  # who is obeyed
+        self._mode: Mode = "auto"
+
+    def set(self, mode: Mode, k: int = 0) -> None:
+        """From the next choice on. Raises ConfigError for a K that is not allowed."""
+        refusal = mode_refusal(SetSpeculation(mode, k), self.k_max)
+        if refusal is not None:
+            raise ConfigError(refusal[1])
+        self._mode = mode
+        self._present = self._configured if mode == "auto" else FixedK(k)
+
+    @property
+    def reason(self) -> Reason:
+        return self._present.reason
+
+    @property
+    def max_speculating(self) -> int | None:
+        return self._present.max_speculating
+
+    def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None:
+        self._configured.profile(target_points, draft_points, host_seconds)
+
+    def choose(self, load: Load) -> int:
+        chosen = self._configured.choose(load)
+        return chosen if self._mode == "auto" else self._present.choose(load)
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        return self._present.worth(survival, instead=instead)
+
+    def update(self, observation: StepObservation) -> None:
+        self._configured.update(observation)
+
+    def estimates(self) -> Estimates:
+        """The configured controller's, with the K that was played and why."""
+        said = self._configured.estimates()
+        if self._mode == "auto":
+            return said
+        k, rates = self._present.k_max, said.rates
+        return replace(
+            said,
+            mode=self._mode,
+            k=k,
+            reason=self.reason,
+            speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,
+        )

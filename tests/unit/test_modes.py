@@ -1,0 +1,83 @@
+"""Modes: who is obeyed, and that the configured controller goes on learning meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.controller import AdaptiveK, FixedK, Load
+from engine.errors import ConfigError
+from engine.messages import Mode
+from engine.modes import Modes
+from tests.unit.test_controller import K_MAX, World, play
+
+
+def modes(world: World) -> Modes:
+    controller = Modes(AdaptiveK(K_MAX))
+    world.profile(controller)
+    return controller
+
+
+def test_auto_is_the_configured_controller() -> None:
+    """Law: without a word from the operator the wrapper is not there."""
+    alone = AdaptiveK(K_MAX)
+    World(alpha=0.8).profile(alone)
+    trace = play(modes(World(alpha=0.8)), World(alpha=0.8), 300)
+    assert trace.ks == play(alone, World(alpha=0.8), 300).ks
+
+
+@pytest.mark.parametrize(("mode", "k", "played"), [("off", 0, 0), ("fixed", 3, 3), ("fixed", 1, 1)])
+def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> None:
+    """Law: no probe, no neighbour, no baseline, nobody left out; and it says so."""
+    world = World(alpha=0.0, batch=8)
+    controller = modes(world)
+    play(controller, world, 50)
+    controller.set(mode, k)
+    assert set(play(controller, world, 300).ks) == {played}
+    assert controller.max_speculating is None
+    said = controller.estimates()
+    assert (said.mode, said.k, said.reason) == (mode, played, "fixed" if played else "off")
+    assert said.speedup == pytest.approx(said.rates[played] / said.rates[0])
+    assert said.num_sequences == 8
+
+
+def test_free_guesses_follow_the_mode() -> None:
+    """Law: off is off for predictions and grammars, too; fixed bounds them."""
+    controller = modes(World(alpha=0.9))
+    controller.choose(Load(1))
+    controller.set("off")
+    assert controller.worth([0.99] * 8, instead=False) == 0
+    controller.set("fixed", 2)
+    assert controller.worth([0.99] * 8, instead=False) == 2
+
+
+def test_it_learns_while_it_is_not_obeyed() -> None:
+    """Law: back from fixed, it knows what the guesses of that time were worth."""
+    world = World(alpha=0.05)
+    controller = modes(world)
+    play(controller, world, 200)
+    world.alpha = 0.95
+    controller.set("fixed", 4)
+    play(controller, world, 300)
+    assert controller.estimates().acceptance > 0.85
+    controller.set("auto")
+    assert controller.choose(Load(1)) > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "k", "k_max"),
+    [
+        ("fixed", 0, 8),
+        ("fixed", 9, 8),
+        ("fixed", -1, 8),
+        ("fixed", 1, 0),
+        ("off", 3, 8),
+        ("auto", 3, 8),
+    ],
+)
+def test_what_is_not_allowed_changes_nothing(mode: Mode, k: int, k_max: int) -> None:
+    """Law: one sentence that names the bound, and the mode stays."""
+    controller = Modes(FixedK(k_max))
+    with pytest.raises(ConfigError, match="`(k|mode)` "):
+        controller.set(mode, k)
+    assert controller.estimates().mode == "auto"
+    assert controller.choose(Load(1)) == k_max
