@@ -1,0 +1,66 @@
+"""What a step costs, in seconds: a simulated machine, for which every figure is exact."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.estimates import Points
+
+# Graphs are captured for these numbers of rows; a step is padded to the next one.
+BUCKETS = (
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
+)  # fmt: skip
+# Sizes measured at start, as engine.profile does.
+PROFILED_ROWS = (1, 2, 3, 5, 9, 16, 64)
+PROFILED_SEQUENCES = (1, 4, 16, 64)
+
+
+class Costs(Protocol):
+    """Seconds of the parts of a step. `rows`: positions in a forward; `sequences` of them were
+    committed, the others are guesses; `context`: tokens that they attend to, all sequences."""
+
+    def target(self, rows: int, sequences: int, context: int) -> float: ...
+
+    def draft(self, rows: int) -> float: ...
+
+    def host(self, rows: int) -> float: ...
+
+
+@dataclass(slots=True)
+class Roofline:
+    """A device that reads its weights in `weights` seconds and computes as long at `ridge` rows;
+    launches and the KV cache come on top. All in seconds."""
+
+    weights: float = 5e-3
+    ridge: float = 42.0
+    launch: float = 0.8e-3
+    kv_token: float = 4e-8
+    draft_step: float = 0.7e-3
+    draft_row: float = 4e-6
+    _forward: list[float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        row = self.weights / self.ridge
+        self._forward = [
+            self.launch + (self.weights**4 + (row * BUCKETS[bisect_left(BUCKETS, n)]) ** 4) ** 0.25
+            for n in range(BUCKETS[-1] + 1)
+        ]
+
+    def target(self, rows: int, sequences: int, context: int) -> float:
+        return self._forward[rows] + self.kv_token * context
+
+    def draft(self, rows: int) -> float:
+        return self.draft_step + self.draft_row * rows
+
+    def host(self, rows: int) -> float:
+        return 0.0
+
+    def profile(self) -> tuple[Points, Points, float]:
+        """What a start-up profile of this machine says: target, draft, host."""
+        return (
+            [(rows, self.target(rows, rows, 0)) for rows in PROFILED_ROWS],
+            [(n, self.draft(n)) for n in PROFILED_SEQUENCES],
+            0.0,
+        )

@@ -1,0 +1,33 @@
+"""Policies by name: what `--policy` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from engine.config import AdaptiveConfig, FixedConfig, SpeculationConfig
+from engine.controller import KController, build_controller
+from engine.errors import ConfigError
+
+ALLOWED = "adaptive, fixed:K (0 to 16), or module:callable, which is called with k_max"
+
+
+def build_policy(name: str, k_max: int) -> KController:
+    """A fresh controller. Raises ConfigError for a name that is none."""
+    kind, _, rest = name.partition(":")
+    if name == "adaptive":
+        config = AdaptiveConfig(k_max=k_max)
+        return build_controller(SpeculationConfig(controller=config))
+    if kind == "fixed" and rest.isdecimal() and int(rest) <= 16:
+        return build_controller(SpeculationConfig(controller=FixedConfig(k=int(rest))))
+    if kind.isidentifier() or "." in kind:
+        return _found(name, kind, rest)(k_max)
+    raise ConfigError(f"policy {name!r} is unknown; allowed: {ALLOWED}")
+
+
+def _found(name: str, module: str, attribute: str) -> Callable[[int], KController]:
+    try:
+        found: Callable[[int], KController] = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError):
+        raise ConfigError(f"policy {name!r} is unknown; allowed: {ALLOWED}") from None
+    return found

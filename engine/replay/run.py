@@ -1,0 +1,239 @@
+"""The step loop without models: the controller's protocol as the engine uses it, against streams.
+
+Owns the order of one round: choose, draft (asking `goes_on` after each forward), keep, verify,
+update. The clock counts the true costs; the controller sees them with the noise of a measurement.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from engine.controller import KController, Load, StepObservation
+from engine.replay.costs import Costs
+from engine.replay.streams import Live, Workload
+
+Confidences = list[Sequence[float]]  # by sequence, of its guesses so far
+
+_SEEN = {field.name for field in fields(StepObservation)}
+
+
+@dataclass(slots=True)
+class Round:
+    """What one step did. `k` was chosen, `depth` draft forwards were run; `controller_seconds` were
+    spent in the controller and are part of `seconds` where they are charged."""
+
+    k: int
+    depth: int
+    reason: str
+    sequences: int
+    rows: int
+    proposed: int
+    accepted: int
+    tokens: int
+    seconds: float
+    controller_seconds: float
+
+
+class Timed:
+    """A controller, its time taken. What it does not know of the protocol is left out: without
+    `goes_on` all of K is drafted, without `keep` all of it is verified."""
+
+    def __init__(self, controller: KController, clock: Callable[[], float]) -> None:
+        self.controller = controller
+        self.clock = clock
+        self.seconds = 0.0
+        self.goes_on: Callable[[Confidences], bool] | None = getattr(controller, "goes_on", None)
+        self.keep: Callable[[Confidences], list[int]] | None = getattr(controller, "keep", None)
+
+    def __call__(self, function: Callable[..., Any], *given: object) -> Any:
+        begin = self.clock()
+        answer = function(*given)
+        self.seconds += self.clock() - begin
+        return answer
+
+
+class Noise:
+    """Factors of mean about one, drawn in blocks."""
+
+    def __init__(self, deviation: float, seed: int) -> None:
+        self._deviation = deviation
+        self._rng = np.random.default_rng([seed, 10**6])
+        self._left: list[float] = []
+
+    def __call__(self) -> float:
+        if not self._left:
+            drawn = self._rng.normal(0.0, self._deviation, 4096)
+            self._left = np.exp(drawn).tolist()
+        return self._left.pop()
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """What drafting did: by sequence of the batch, guesses made and guesses kept."""
+
+    made: list[int]
+    kept: list[int]
+    depth: int = 0
+    seconds: float = 0.0
+    agreements: list[tuple[float, bool]] = field(default_factory=list)
+
+
+class Player:
+    """One controller through any number of workloads, learning all the while.
+
+    `noise`: of the timings that it sees. `charge`: how many times its own time counts.
+    """
+
+    def __init__(
+        self,
+        controller: KController,
+        costs: Costs,
+        *,
+        noise: Noise | None = None,
+        charge: float = 0.0,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._controller = controller
+        self._costs = costs
+        self._noise: Callable[[], float] = noise or _exact
+        self._charge = charge
+        self._timed = Timed(controller, clock)
+
+    def rounds(self, workload: Workload) -> Iterator[Round]:
+        """Play until the workload is over."""
+        batch: list[Live] = []
+        tokens = count = 0
+        while not workload.over(tokens, count):
+            workload.admit(batch, tokens)
+            done = self._round(batch)
+            tokens += done.tokens
+            count += 1
+            batch = [live for live in batch if not live.ended]
+            yield done
+
+    def _round(self, batch: list[Live]) -> Round:
+        timed, costs, controller = self._timed, self._costs, self._controller
+        timed.seconds = 0.0
+        sequences = len(batch)
+        context = sum(live.request.context + live.position for live in batch)
+        k: int = timed(controller.choose, Load(sequences, context, 0))
+        reason: str = getattr(controller, "reason", "")
+        drafted = self._draft(batch, k)
+        rows = sequences + sum(drafted.kept)
+        target = costs.target(rows, sequences, context)
+        host = costs.host(rows)
+        outcomes, confidences, tokens = _verify(batch, drafted)
+        host += self._charge * timed.seconds
+        noise = self._noise
+        observation = StepObservation(
+            num_sequences=sequences,
+            rows=rows,
+            k=k,
+            outcomes=outcomes,
+            draft_seconds=drafted.seconds * noise() if drafted.depth else 0.0,
+            target_seconds=target * noise(),
+            host_seconds=host,
+            pure_decode=True,
+            **_evidence(confidences, drafted.agreements),
+        )
+        timed(controller.update, observation)
+        seconds = costs.host(rows) + self._charge * timed.seconds + drafted.seconds + target
+        accepted = sum(pair[1] for pair in outcomes)
+        return Round(
+            k, drafted.depth, reason, sequences, rows, rows - sequences, accepted, tokens,
+            seconds, timed.seconds,
+        )  # fmt: skip
+
+    def _draft(self, batch: list[Live], k: int) -> _Drafted:
+        """Guess, until the controller has enough; drop what it does not want verified."""
+        none = [0] * len(batch)
+        limit = self._controller.max_speculating if k else 0
+        asked = batch if limit is None else batch[:limit]
+        wants = [live.room(k) for live in asked]
+        if not any(wants):
+            return _Drafted(none, none)
+        drafted = _Drafted(none, none)
+        rows = 0
+        for live in asked:
+            rows += live.position - live.scored + 1
+            drafted.agreements += _agreements(live)
+        drafted.seconds = self._costs.draft(rows)
+        drafted.depth = depth = self._stop(asked, wants, drafted)
+        made = [min(want, depth) for want in wants]
+        keep = self._timed.keep
+        kept = made
+        if keep is not None:
+            found = [live.confidences(n) for live, n in zip(asked, made, strict=True)]
+            kept = self._timed(keep, found)
+            assert all(0 <= a <= b for a, b in zip(kept, made, strict=True)), (kept, made)
+        rest = none[len(asked) :]
+        drafted.made, drafted.kept = made + rest, list(kept) + rest
+        return drafted
+
+    def _stop(self, asked: list[Live], wants: list[int], drafted: _Drafted) -> int:
+        """Draft forwards after which no more are wanted; adds their seconds."""
+        goes_on, depth = self._timed.goes_on, 1
+        while True:
+            live = [one for one, want in zip(asked, wants, strict=True) if want > depth]
+            if not live:
+                return depth
+            if goes_on is not None:
+                found = [one.confidences(depth) for one in live]
+                if not self._timed(goes_on, found):
+                    return depth
+            drafted.seconds += self._costs.draft(len(live))
+            depth += 1
+
+
+def _evidence(confidences: list[Sequence[float]], agreements: list[tuple[float, bool]]) -> Any:
+    """Fields that the protocol is about to have."""
+    known = {"confidences": confidences, "agreements": agreements}
+    return {name: value for name, value in known.items() if name in _SEEN}
+
+
+def _agreements(live: Live) -> list[tuple[float, bool]]:
+    """Of the positions that the drafter is now run over: it would have guessed these."""
+    span = slice(live.scored, live.position)
+    request = live.request
+    return list(zip(request.confidences[span], request.hits[span], strict=True))
+
+
+def _verify(
+    batch: list[Live], drafted: _Drafted
+) -> tuple[list[tuple[int, int]], list[Sequence[float]], int]:
+    """Walk the guesses and move on: (verified, accepted) and confidences of each sequence, and the
+    tokens generated. A guess that was dropped is compared with the token that came instead."""
+    outcomes: list[tuple[int, int]] = []
+    confidences: list[Sequence[float]] = []
+    tokens = 0
+    for live, made, kept in zip(batch, drafted.made, drafted.kept, strict=True):
+        request, begin = live.request, live.position
+        accepted = min(kept, request.runs[begin])
+        outcomes.append((kept, accepted))
+        confidences.append(request.confidences[begin : begin + kept])
+        end = begin + accepted
+        if made:
+            live.scored = end
+            if accepted < made:
+                live.scored += 1
+                if accepted == kept and end < request.length:
+                    drafted.agreements.append((request.confidences[end], request.hits[end]))
+        live.position = min(end + 1, request.length)
+        live.scored = min(live.scored, live.position)
+        tokens += live.position - begin
+    return outcomes, confidences, tokens
+
+
+def _exact() -> float:
+    return 1.0
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
