@@ -98,6 +98,7 @@ def test_unknown_host_is_a_sentence() -> None:
     ("arguments", "program"),
     [
         (["bench", "--quick"], ["engine.bench.suite", "--quick"]),
+        (["plan", "--examples"], ["engine.plan", "--examples"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
     ],
 )
@@ -109,7 +110,7 @@ def test_offline_commands_are_programs(arguments: list[str], program: list[str])
         called.append(command)
         return 7
 
-    words = 1 if arguments[0] == "bench" else 2
+    words = 2 if arguments[0] == "train" else 1
     assert run_program(program[0], arguments[words:], call=call) == 7
     assert called == [[sys.executable, "-m", *program]]
 
@@ -132,5 +133,5 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             main(arguments)
         assert ended.value.code == 0
     said = capsys.readouterr().out
-    for word in ("serve", "bench", "train", "foretoken 0", "--target", "n-gram"):
+    for word in ("serve", "bench", "plan", "train", "foretoken 0", "--target", "n-gram"):
         assert word in said

@@ -45,6 +45,8 @@ DOORS = {
     "tokenizers": ["engine.demo", "engine.sampling.vocabulary", "server.tokenizer"],
     "llguidance": ["engine.sampling.grammar", "engine.sampling.vocabulary", "engine.grammar_check",
                    "engine.pair"],
+    "matplotlib": ["engine.plan.plots"],
+    "huggingface_hub": ["engine.plan.find_model"],
     "safetensors": ["engine.demo", "engine.model.loader"],
     "zmq": ["engine.process", "server.engine_client"],
     "prometheus_client": ["server.metrics"],

@@ -1,0 +1,93 @@
+"""`python -m engine.plan` is `foretoken plan`. Exit code 0; 2 for a mistake of the caller."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from engine.config import BUILTIN
+from engine.errors import ConfigError, EngineError
+from engine.plan.arguments import build_parser, one_line
+from engine.plan.card import card, device_line, model_line
+from engine.plan.device import CUSTOM, DEVICES, choose_device
+from engine.plan.examples import examples
+from engine.plan.files import writable, write_json
+from engine.plan.find_model import find_model
+from engine.plan.outcome import Settings, work_out
+from engine.plan.presets import PRESETS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints what was asked for; the exit code."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        text = answer(parsed)
+    except EngineError as error:
+        sys.stderr.write(f"foretoken plan: {one_line(str(error))}\n")
+        return 2
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def answer(parsed: argparse.Namespace) -> str:
+    """The text to print; files are written on the way. Raises EngineError."""
+    if parsed.list:
+        return presets()
+    if parsed.examples:
+        return examples()
+    for file in (parsed.json, parsed.plot):
+        if file is not None:
+            writable(file)
+    outcome = work_out(settings(parsed))
+    if parsed.plot is not None:
+        from engine.plan.plots import draw  # only here: matplotlib is optional
+
+        draw(outcome, parsed.plot)
+    if parsed.json is not None:
+        write_json(outcome.as_json(), parsed.json)
+    return card(outcome)
+
+
+def settings(parsed: argparse.Namespace) -> Settings:
+    """What the options mean. Raises EngineError."""
+    if parsed.target is None:
+        raise ConfigError("say which model with --target (--list shows the presets), or --examples")
+    device = parsed.device
+    if device is None and None not in (parsed.bandwidth, parsed.tflops):
+        device = CUSTOM
+    if device is None:
+        raise ConfigError(
+            f"say where with --device ({', '.join(DEVICES)}), or with --bandwidth and --tflops"
+        )
+    return Settings(
+        target=find_model(parsed.target, "target"),
+        draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
+        device=choose_device(
+            device,
+            bandwidth=parsed.bandwidth,
+            tflops=parsed.tflops,
+            memory=parsed.memory,
+            count=parsed.devices,
+        ),
+        precisions=parsed.precision,
+        draft_precision=parsed.draft_precision,
+        kv=parsed.kv,
+        launch=parsed.launch_overhead * 1e-6,
+        acceptance=parsed.acceptance,
+        batches=parsed.batch,
+        contexts=parsed.context,
+        k_max=parsed.k_max,
+    )
+
+
+def presets() -> str:
+    """Models and devices that can be named."""
+    models = [model_line(find_model(name, "target")) for name in PRESETS]
+    models.append(f"{BUILTIN}: the built-in target as --target, the built-in draft as --draft")
+    devices = [device_line(device) for device in DEVICES.values()]
+    return "\n".join(["models", *models, "", "devices", *devices])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

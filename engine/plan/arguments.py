@@ -1,0 +1,157 @@
+"""The options of `foretoken plan`, and what their values may be."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Collection
+from typing import NoReturn
+
+from engine.plan.device import CUSTOM, DEVICES
+from engine.plan.numerics import KV_BYTES, PRECISIONS
+
+DESCRIPTION = """\
+Does speculation pay for a pair of models on a device? On paper: from the shapes in their
+config.json and the device's data sheet. Needs no weights, and downloads nothing.
+
+  foretoken plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 4
+  foretoken plan --target DIR/config.json --device cpu --bandwidth 80 --tflops 2
+  foretoken plan --examples
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one sentence and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {one_line(message)}\n")
+        raise SystemExit(2)
+
+
+def one_line(text: str) -> str:
+    """What can be printed on a line, the rest escaped: names come from anywhere."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="foretoken plan",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--list", action="store_true", help="the presets: models and devices")
+    parser.add_argument("--examples", action="store_true", help="worked examples, with arithmetic")
+    _add_models(parser)
+    _add_device(parser)
+    _add_load(parser)
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw it, too (foretoken[plots])")
+    return parser
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    models = "preset, config.json, folder with one, or hub name in the local cache"
+    parser.add_argument("--target", metavar="MODEL", help=models)
+    parser.add_argument("--draft", metavar="MODEL", help="the same; without: guesses are free")
+    parser.add_argument(
+        "--precision", type=names_of(PRECISIONS), default=tuple(PRECISIONS), metavar="LIST",
+        help=f"of the weights, any of {','.join(PRECISIONS)} (all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draft-precision", choices=PRECISIONS, help="of the draft's weights (the target's)"
+    )
+    parser.add_argument("--kv", choices=KV_BYTES, default="bf16", help="of the KV cache (bf16)")
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", metavar="NAME", help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine"
+    )
+    parser.add_argument(
+        "--devices", type=whole(1, 4096), default=1, metavar="N", help="tensor parallel over N (1)"
+    )
+    above = number(0, 1e9, above=True)
+    parser.add_argument("--bandwidth", type=above, metavar="GB/S", help="of one device's memory")
+    parser.add_argument("--tflops", type=above, metavar="N", help="dense, for every precision")
+    parser.add_argument("--memory", type=above, metavar="GB", help="of one device")
+    parser.add_argument(
+        "--launch-overhead", type=number(0, 1e6), default=0.0, metavar="US",
+        help="microseconds that each layer of a forward pass takes besides its work (0)",
+    )  # fmt: skip
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--acceptance", type=number(0, 1), default=0.8, metavar="A",
+        help="chance that a guess is kept, given those before it were (0.8)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=lists_of(whole(1, 2**20)), metavar="LIST",
+        default=tuple(2**i for i in range(9)), help="sequences at once (1,2,4,...,256)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=lists_of(whole(1, 2**30)), metavar="LIST",
+        default=(2048, 8192, 32_768, 131_072), help="tokens of each (2k,8k,32k,128k; k is 1024)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--k-max", type=whole(0, 64), default=16, metavar="K", help="most guesses a round (16)"
+    )
+
+
+def number(least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
+    """A type for argparse: a number from `least` (or above it) to `most`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (above and value == least):
+            begin = "above" if above else "from"
+            wanted = f"a number {begin} {least:g}, at most {most:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return parse
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """A type for argparse: a whole number, `8k` being 8192."""
+
+    def parse(text: str) -> int:
+        digits, scale = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+        plain = digits.isascii() and digits.isdecimal() and len(digits) <= 12
+        value = int(digits) * scale if plain else least - 1
+        if not least <= value <= most:
+            wanted = f"a whole number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return parse
+
+
+def lists_of(parse: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+    """A type for argparse: numbers with commas between them, at most 32."""
+
+    def parse_list(text: str) -> tuple[int, ...]:
+        parts = text.split(",")
+        if len(parts) > 32:
+            raise argparse.ArgumentTypeError(f"{len(parts)} values are given; 32 is the most")
+        return tuple(parse(part.strip()) for part in parts)
+
+    return parse_list
+
+
+def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """A type for argparse: some of the known names, with commas between them."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(part.strip() for part in text.split(","))
+        for name in given:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        return tuple(dict.fromkeys(given))
+
+    return parse

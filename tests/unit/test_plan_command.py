@@ -1,0 +1,197 @@
+"""`foretoken plan` as a program: what it prints and writes, and one sentence per mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.plan.__main__ import main
+from engine.plan.device import DEVICES
+from engine.plan.presets import PRESETS
+from tests.support.readme import section
+
+PAIR = ["--target", "llama-3.1-70b", "--draft", "llama-3.2-1b"]
+ON_FOUR = [*PAIR, "--device", "h100-sxm", "--devices", "4"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one sentence of a mistake."""
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:  # argparse's way
+        code = ended.code
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.out == ""
+    assert said.err.startswith("foretoken plan: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_card(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: the card shows the load in detail, then the best K by batch, context and precision."""
+    card = printed(capsys, *ON_FOUR)
+    for precision in ("bf16: weights 141 GB + 2.47 GB", "fp8: weights", "int4: weights"):
+        assert precision in card
+    assert card.count("best K and speed-up at acceptance 0.8") == 3
+    assert re.search(r"^ +1 +11  3\.88x", card, re.MULTILINE)
+    assert "KV too large" in card
+    assert max(map(len, card.splitlines())) <= 130
+
+
+def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: weights beyond the memory give no figures but the devices it takes; contexts beyond a
+    model's positions are marked."""
+    card = printed(capsys, *PAIR, "--device", "h100-sxm", "--precision", "bf16")
+    assert "they do not fit 80 GB: --devices 2 or more" in card
+    assert "break-even " not in card.split("\n\n")[1]
+    card = printed(capsys, "--target", "gemma-2-2b", "--device", "l4", "--context", "2k,16k")
+    assert "too long" in card
+
+
+def test_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: a draft that is too large or speaks another vocabulary is said, and so is what differs
+    from the defaults."""
+    card = printed(
+        capsys, "--target", "llama-3.2-1b", "--draft", "qwen3-8b", "--device", "h200",
+        "--kv", "fp8", "--launch-overhead", "5", "--draft-precision", "int4",
+    )  # fmt: skip
+    assert "a draft should be far smaller" in card
+    assert "vocabularies differ: 128256 rows in llama-3.2-1b, 151936 in qwen3-8b" in card
+    for note in ("KV cache in fp8", "draft weights in int4", "5 us of overhead a layer"):
+        assert f"note: {note}" in card
+    assert "guesses cost nothing" in printed(capsys, "--target", "demo", "--device", "l4")
+
+
+def test_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: two figures make a device; without its memory nothing is said about what fits."""
+    card = printed(
+        capsys, "--target", "demo", "--draft", "demo", "--bandwidth", "20", "--tflops", "0.1"
+    )
+    assert "1 x cpu: 20 GB/s, 0.1 TFLOP/s\n" in card
+    assert "too large" not in card
+    assert "memory holds" not in card
+
+
+def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Law: everything on the card is in the file, and no temporary file stays."""
+    file = tmp_path / "plan.json"
+    printed(capsys, *ON_FOUR, "--json", str(file), "--batch", "1,8", "--context", "2k,3000")
+    content = json.loads(file.read_text())
+    assert content["settings"]["target"]["parameters"] == pytest.approx(70.55e9, rel=1e-3)
+    assert [block["precision"] for block in content["blocks"]] == ["bf16", "fp8", "int4"]
+    cells = content["blocks"][0]["cells"]
+    assert [(cell["batch"], cell["context"]) for cell in cells] == [
+        (1, 2048), (1, 3000), (8, 2048), (8, 3000),
+    ]  # fmt: skip
+    assert cells[0]["best_k"] == 11
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Law: a PNG, written whole."""
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plan.png"
+    printed(capsys, *ON_FOUR, "--plot", str(file))
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(tmp_path) == ["plan.png"]
+
+
+def test_plot_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: the extra is named, and nothing is written, the JSON file neither."""
+    for module in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, module, None)
+    plot, file = str(tmp_path / "a.png"), str(tmp_path / "a.json")
+    said = refused(capsys, *ON_FOUR, "--plot", plot, "--json", file)
+    assert "install foretoken[plots]" in said
+    assert os.listdir(tmp_path) == []
+
+
+def test_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: the four claims come with their arithmetic. (Their truth: test_plan_roofline.)"""
+    said = printed(capsys, "--examples")
+    for part in (
+        "139.0 + 10 x 0.67 =  145.7 GB",
+        "the second is 1.04 times the first",
+        "the second is 3.12 times the first",
+        "2. Speculation fades as batches grow",
+        "n=1: 8.0, n=2: 15.5",
+        "best by the formula: K = 11, 3.88x",
+    ):
+        assert part in said
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: every preset and every device has its line."""
+    said = printed(capsys, "--list")
+    for name in [*PRESETS, "demo", *DEVICES]:
+        assert f"{name}:" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "say which model with --target"),
+        (PAIR, "say where with --device (h100-sxm, "),
+        ([*PAIR, "--device", "abacus"], "--device abacus is not known; known are h100-sxm"),
+        ([*PAIR, "--device", "cpu"], "give --bandwidth in GB/s and --tflops"),
+        (["--target", "llama-9", "--device", "l4"], "presets: demo, llama-3.1-8b"),
+        (["--target", "/nowhere/config.json", "--device", "l4"], "/nowhere/config.json is neither"),
+        (["--target", "org/model", "--device", "l4"], "plan downloads nothing"),
+        (["--target", "a\nb\0", "--device", "l4"], "a\\nb\\x00 is neither"),
+        (["--target", "x" * 5000, "--device", "l4"], "is neither"),
+        ([*ON_FOUR, "--acceptance", "1.2"], "'1.2' is not a number from 0, at most 1"),
+        ([*ON_FOUR, "--acceptance", "nan"], "'nan' is not a number from 0"),
+        ([*ON_FOUR, "--bandwidth", "0"], "'0' is not a number above 0"),
+        ([*ON_FOUR, "--tflops", "inf"], "'inf' is not"),
+        ([*ON_FOUR, "--launch-overhead", "-1"], "'-1' is not a number from 0"),
+        ([*ON_FOUR, "--batch", "1,,2"], "'' is not a whole number from 1"),
+        ([*ON_FOUR, "--batch", "0"], "'0' is not a whole number from 1"),
+        ([*ON_FOUR, "--context", "2m"], "'2m' is not a whole number"),
+        ([*ON_FOUR, "--context", "9" * 5000], "is not a whole number"),
+        ([*ON_FOUR, "--batch", ",".join(["1"] * 33)], "33 values are given; 32 is the most"),
+        ([*ON_FOUR, "--devices", "0"], "'0' is not a whole number from 1 to 4096"),
+        ([*ON_FOUR, "--k-max", "65"], "'65' is not a whole number from 0 to 64"),
+        ([*ON_FOUR, "--precision", "bf16,fp4"], "'fp4' is not one of bf16, fp8, int4"),
+        ([*ON_FOUR, "--kv", "int2"], "invalid choice: 'int2'"),
+        ([*ON_FOUR, "--plot", "plan.svg"], "plan.svg does not end in .png"),
+        ([*ON_FOUR, "--json", "/nowhere/plan.json"], "there is no folder /nowhere"),
+        ([*ON_FOUR, "--json", "/"], "/ is a folder"),
+        ([*ON_FOUR, "--json", "x" * 5000], "cannot be written: File name too long"),
+        ([*ON_FOUR, "--unheard-of"], "unrecognized arguments: --unheard-of"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: exit code 2, one line on stderr with what was given and what is allowed, nothing on
+    stdout."""
+    assert said in refused(capsys, *arguments)
+
+
+def test_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: the README's commands work, and its excerpts are what they print."""
+    commands = 0
+    output: list[str] = []
+    for line in section("plan").splitlines():
+        if line.startswith("$ foretoken plan "):
+            output = printed(capsys, *shlex.split(line)[3:]).splitlines()
+            commands += 1
+        elif line not in ("```", "```console", "", "..."):
+            assert line in output, line
+    assert commands >= 2
