@@ -169,7 +169,7 @@ class Estimates(msgspec.Struct, kw_only=True):
     survival: list[float] = []  # [d-1]: chance that d guesses in a row are kept
     rates: list[float] = []  # [k]: expected tokens/s of the whole batch at K = k; [0] is plain
     speedup: float = 1.0  # rates[k] / rates[0]
-    num_sequences: int = 0  # that the choice was made for
+    num_sequences: int = 0  # that the choice was made for; 0: none was made yet
 
 
 class StepMetrics(msgspec.Struct, kw_only=True):

@@ -26,6 +26,7 @@ class Modes:
         self._configured = configured
         self._present = configured  # who is obeyed
         self._mode: Mode = "auto"
+        self._num_sequences = 0
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """From the next choice on. Raises ConfigError for a K that is not allowed."""
@@ -47,6 +48,7 @@ class Modes:
         self._configured.profile(target_points, draft_points, host_seconds)
 
     def choose(self, load: Load) -> int:
+        self._num_sequences = load.num_sequences
         chosen = self._configured.choose(load)
         return chosen if self._mode == "auto" else self._present.choose(load)
 
@@ -58,7 +60,7 @@ class Modes:
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played and why."""
-        said = self._configured.estimates()
+        said = replace(self._configured.estimates(), num_sequences=self._num_sequences)
         if self._mode == "auto":
             return said
         k, rates = self._present.k_max, said.rates

@@ -26,6 +26,7 @@ from server.api.openapi import openapi_router
 from server.api.ops import OPEN_PATHS, ops_router
 from server.api.responses import responses_router
 from server.api.services import Services
+from server.api.speculation import speculation_router
 from server.api.tokenize import tokenize_router
 from server.config import Config
 from server.engine_client import EngineHandle
@@ -40,6 +41,7 @@ ROUTERS = (
     tokenize_router,
     models_router,
     capabilities_router,
+    speculation_router,
     openapi_router,
     ops_router,
 )
@@ -89,7 +91,7 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router(services))
     errors.install(app, metrics)
-    key = config.server.api_key
-    if key is not None:
-        app.add_middleware(ApiKey, key=key, open_paths=OPEN_PATHS, metrics=metrics)
+    if config.server.api_key is not None:
+        keys = [config.server.api_key, *filter(None, [config.server.admin_key])]
+        app.add_middleware(ApiKey, keys=keys, open_paths=OPEN_PATHS, metrics=metrics)
     return app

@@ -3,7 +3,7 @@
 Layers, later wins: defaults, the TOML file, the environment (two underscores between the parts of
 a key: `FORETOKEN__SPECULATION__CONTROLLER__K=4`), `--set key=value`. The [server] table is ours,
 all others are the engine's. Every mistake is a ConfigError of one sentence: the key, what was
-given, what is allowed. The API key is never repeated.
+given, what is allowed. Keys are never repeated.
 """
 
 from __future__ import annotations
@@ -71,6 +71,13 @@ class ServerConfig(BaseModel):
         repr=False,
         description="everything but /health, /ready, /metrics and /version then asks for"
         " `Authorization: Bearer ...`",
+    )
+    admin_key: str | None = Field(
+        None,
+        min_length=1,
+        repr=False,
+        description="`POST /speculation` asks for it, and is closed without one; it opens"
+        " everything that `api_key` opens, too",
     )
     tool_parser: Literal["auto", "hermes", "llama3_json", "none"] = Field(
         "auto",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "admin_key"})
 LONGEST_SHOWN = 80
 
 

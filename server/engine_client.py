@@ -20,11 +20,13 @@ from engine.errors import EngineLost
 from engine.messages import (
     Abort,
     Command,
+    Estimates,
     Event,
     Fatal,
     Output,
     Outputs,
     Ready,
+    SetSpeculation,
     StepMetrics,
     Submit,
     TokenLogprobs,
@@ -58,6 +60,14 @@ class EngineHandle(Protocol):
     def submit(self, submit: Submit) -> Stream: ...
 
     def abort(self, ids: Iterable[str]) -> None: ...
+
+    @property
+    def speculation(self) -> SetSpeculation: ...
+
+    @property
+    def estimates(self) -> Estimates | None: ...
+
+    def set_speculation(self, said: SetSpeculation) -> None: ...
 
 
 class Stream:
@@ -153,6 +163,8 @@ class EngineClient:
         self.state: EngineState = "starting"
         self.ready: Ready | None = None  # of the present incarnation, or the last one's
         self.on_metrics = on_metrics
+        self.speculation = SetSpeculation("auto")  # as last set
+        self.estimates: Estimates | None = None  # as the engine last told
         self._streams: dict[str, Stream] = {}
         self._link: _Link | None = None
 
@@ -179,6 +191,12 @@ class EngineClient:
         if open_ids and self._link is not None:
             self._link.send(Abort(open_ids))
 
+    def set_speculation(self, said: SetSpeculation) -> None:
+        """For this incarnation and all later ones. What is submitted after this call is served in
+        that mode. The K must be one that the engine allows (messages.mode_refusal)."""
+        self.speculation = said
+        self.send(said)
+
     # -- for the supervisor ------------------------------------------------------------------
 
     def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
@@ -194,7 +212,7 @@ class EngineClient:
             await link.close()
 
     def send(self, command: Command) -> None:
-        """Drain, Stop: what concerns the incarnation, not a request."""
+        """What concerns the incarnation, not a request."""
         if self._link is not None:
             self._link.send(command)
 
@@ -208,7 +226,10 @@ class EngineClient:
         match event:
             case Ready():
                 self.ready = event
+                if self.speculation.mode != "auto":  # ahead of all requests to this incarnation
+                    self.send(self.speculation)
             case Outputs():
+                self.estimates = event.metrics.estimates
                 self.on_metrics(event.metrics)
                 for output in event.items:
                     self._deliver(output)

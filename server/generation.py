@@ -22,7 +22,8 @@ from engine.errors import EngineError
 from engine.messages import Output, SamplingParams, Submit, TokenLogprobs
 from server.choice import Choice, Delta, Echo, GenerationFailed
 from server.engine_client import EngineHandle
-from server.metrics import Finish, Metrics, RequestTimes
+from server.metrics import Metrics, RequestTimes
+from server.metrics_table import Finish
 from server.tokenizer import Tokenizer
 
 MASK = 2**64 - 1

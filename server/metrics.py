@@ -1,16 +1,15 @@
 """The Prometheus registry: what is counted, under which name. One registry per instance.
 
 Counters live here, in the front end, so they survive an engine restart. Sums only: rates and
-ratios are PromQL's. Label values come from fixed sets, so no request can add a series. The table
-METRICS is the only place where a metric is declared; README's table is its rendering.
+ratios are PromQL's. Label values come from fixed sets, so no request can add a series. What there
+is, is declared in `metrics_table`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,126 +21,12 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from engine.messages import PROPOSERS, StepMetrics
+from engine.messages import Estimates, Mode, StepMetrics
 from server.engine_client import EngineState
+from server.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
+from server.regret import Regret
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-Finish = Literal["stop", "length", "abort", "error"]
-Rejection = Literal[
-    "invalid", "context_length", "unauthorized", "unknown_model", "too_large", "queue_full",
-    "not_ready",
-]  # fmt: skip
-PARTS = ("schedule", "propose", "verify", "accept", "commit", "emit", "forward")
-MAX_DEPTH = 16  # the largest K a config may name
-
-LATENCY = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
-BETWEEN = (0.0001, 0.00025, 0.0005, *LATENCY[:-3])
-DURATION = (*LATENCY[3:], 120.0, 300.0, 600.0)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """`name` is without the prefix, as on the wire. `labels`: each label and its values."""
-
-    name: str
-    type: Literal["counter", "gauge", "histogram"]
-    meaning: str
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    buckets: tuple[float, ...] = ()
-
-
-_POSITIONS = {"position": tuple(str(i) for i in range(MAX_DEPTH))}
-
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        "time_to_first_token_seconds",
-        "histogram",
-        "from the arrival of a request to its first token",
-        buckets=LATENCY,
-    ),
-    Metric(
-        "inter_token_latency_seconds",
-        "histogram",
-        "time since the previous delivery divided by the tokens delivered, once per token",
-        buckets=BETWEEN,
-    ),
-    Metric(
-        "e2e_request_latency_seconds",
-        "histogram",
-        "from the arrival of a request to its end",
-        buckets=DURATION,
-    ),
-    Metric("prompt_tokens_total", "counter", "prompt tokens of ended requests, cached ones too"),
-    Metric("generation_tokens_total", "counter", "tokens generated, by the engine's count"),
-    Metric(
-        "requests_total",
-        "counter",
-        "ended requests by how they ended; `abort`: the client went away",
-        {"reason": get_args(Finish)},
-    ),
-    Metric(
-        "rejected_requests_total",
-        "counter",
-        "requests that never reached the engine, by reason",
-        {"reason": get_args(Rejection)},
-    ),
-    Metric("requests_running", "gauge", "sequences in the batch"),
-    Metric("requests_waiting", "gauge", "sequences queued in the engine"),
-    Metric("kv_cache_usage_ratio", "gauge", "blocks in use, of all blocks"),
-    Metric("prefix_cache_queried_tokens_total", "counter", "prompt tokens looked up"),
-    Metric("prefix_cache_hit_tokens_total", "counter", "of those, found and not computed again"),
-    Metric("preemptions_total", "counter", "sequences put back into the queue for want of blocks"),
-    Metric("steps_total", "counter", "engine steps"),
-    Metric("prefill_tokens_total", "counter", "prompt positions computed"),
-    Metric(
-        "step_seconds_total",
-        "counter",
-        "seconds by part of a step; `forward` is the time in model forwards, contained in propose"
-        " and verify",
-        {"part": PARTS},
-    ),
-    Metric("spec_decode_num_drafts_total", "counter", "rounds: sequences that sampled, K = 0 too"),
-    Metric(
-        "spec_decode_num_draft_tokens_total",
-        "counter",
-        "tokens proposed and verified, by who guessed them",
-        {"proposer": PROPOSERS},
-    ),
-    Metric(
-        "spec_decode_num_accepted_tokens_total",
-        "counter",
-        "of those, kept",
-        {"proposer": PROPOSERS},
-    ),
-    Metric(
-        "spec_decode_num_draft_tokens_per_pos_total",
-        "counter",
-        "proposals that reached this position; 0 is the first guess",
-        _POSITIONS,
-    ),
-    Metric(
-        "spec_decode_num_accepted_tokens_per_pos_total",
-        "counter",
-        "proposals kept at this position",
-        _POSITIONS,
-    ),
-    Metric(
-        "spec_decode_chosen_k_total",
-        "counter",
-        "rounds by the K that the controller chose",
-        {"k": tuple(str(k) for k in range(MAX_DEPTH + 1))},
-    ),
-    Metric(
-        "engine_state",
-        "gauge",
-        "1 for the present state of the engine, 0 for the others",
-        {"state": get_args(EngineState)},
-    ),
-    Metric("engine_restarts_total", "counter", "times the engine process was started again"),
-)
 
 
 @dataclass(frozen=True)
@@ -165,6 +50,7 @@ class Metrics:
         self._gauges = {n: m for n, m in made.items() if isinstance(m, Gauge)}
         self._histograms = {n: m for n, m in made.items() if isinstance(m, Histogram)}
         self._state: EngineState | None = None
+        self.regret = Regret()
 
     def render(self) -> bytes:
         """The exposition format, of CONTENT_TYPE."""
@@ -190,6 +76,7 @@ class Metrics:
             for name, amount in (
                 ("spec_decode_num_draft_tokens_total", proposed),
                 ("spec_decode_num_accepted_tokens_total", accepted),
+                ("spec_decode_num_wasted_tokens_total", proposed - accepted),
             ):
                 self._counters[name].labels(proposer).inc(amount)
         self._add_each("spec_decode_num_draft_tokens_per_pos_total", metrics.proposed_at)
@@ -197,6 +84,7 @@ class Metrics:
         self._add_each("spec_decode_chosen_k_total", metrics.k_counts)
         if metrics.num_sampling or metrics.num_prompt_tokens:
             self._observe_seconds(metrics)
+        self._observe_estimates(metrics.estimates, metrics)
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
         """`count` tokens arrived together, `gap_seconds` after the delivery before. Not for the
@@ -239,21 +127,23 @@ class Metrics:
     def _observe_seconds(self, metrics: StepMetrics) -> None:
         seconds = metrics.seconds
         self._counters["steps_total"].inc()
+        drafting, verifying = seconds.propose_forward, seconds.verify_forward
         for part in PARTS:
-            forward = seconds.propose_forward + seconds.verify_forward
-            value = forward if part == "forward" else getattr(seconds, part)
+            value = drafting + verifying if part == "forward" else getattr(seconds, part)
             self._counters["step_seconds_total"].labels(part).inc(value)
+        whole = sum(getattr(seconds, part) for part in PARTS if part != "forward")
+        rest = max(0.0, whole - drafting - verifying)
+        for share, value in zip(SHARES, (drafting, verifying, rest), strict=True):
+            self._counters["spec_decode_seconds_total"].labels(share).inc(value)
 
-
-def markdown() -> str:
-    """README's table: one line per metric."""
-    head = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    rows = [
-        f"| `foretoken_{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)}"
-        f" | {m.meaning} |"
-        for m in METRICS
-    ]
-    return "\n".join([*head, *rows])
+    def _observe_estimates(self, estimates: Estimates, metrics: StepMetrics) -> None:
+        if metrics.num_sampling:
+            self._counters["spec_decode_decisions_total"].labels(estimates.reason).inc()
+            self.regret.observe(estimates, metrics.num_generated_tokens)
+        self._gauges["spec_decode_estimated_speedup_ratio"].set(estimates.speedup)
+        self._gauges["spec_decode_estimated_regret_ratio"].set(self.regret.value)
+        for mode in get_args(Mode):
+            self._gauges["spec_decode_mode"].labels(mode).set(float(mode == estimates.mode))
 
 
 def _build(metric: Metric, registry: CollectorRegistry) -> Collector:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,12 +24,14 @@ import uvicorn
 
 from engine.config import model_folder
 from engine.errors import ConfigError, EngineError
+from engine.messages import StepMetrics
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.engine_client import EngineClient, EngineState
 from server.lifecycle import RestartPolicy
 from server.metrics import Metrics
+from server.regimes import Regimes
 from server.structured import grammar_checker
 from server.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
 from server.tokenizer import Tokenizer, load_tokenizer
@@ -59,7 +62,8 @@ class Service:
         self._load = load or load_for
         self._say = say or _say
         self._metrics = Metrics()
-        self._client = EngineClient(on_metrics=self._metrics.observe_step)
+        self._regimes = Regimes(time.monotonic)
+        self._client = EngineClient(on_metrics=self._on_metrics)
         self._supervisor = EngineSupervisor(
             config.engine,
             self._client,
@@ -157,6 +161,10 @@ class Service:
         self._metrics.set_engine_state(state)
         if state == "ready":
             self._ready.set()
+
+    def _on_metrics(self, metrics: StepMetrics) -> None:
+        self._metrics.observe_step(metrics)
+        self._regimes.observe(metrics.estimates)
 
 
 class _Http(uvicorn.Server):

@@ -16,7 +16,8 @@ from engine.errors import EngineLost
 from server.admission import QueueFull
 from server.choice import GenerationFailed
 from server.generation import ContextLengthExceeded
-from server.metrics import Metrics, Rejection
+from server.metrics import Metrics
+from server.metrics_table import Rejection
 from server.tokenizer import ChatTemplateError
 
 RETRY_SECONDS = {429: 1, 503: 2}

@@ -6,21 +6,32 @@ in it. A test walks the routes of the app, another sends what the description al
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import APIRouter
 from pydantic import BaseModel, create_model
 
+from engine.messages import Mode
 from server.api.field_row import Endpoint
 from server.api.fields import ROWS
 from server.api.openapi_fields import told
 from server.api.openapi_replies import REPLIES
-from server.api.openapi_terms import COUNT, STRING, Schema, or_null, record
+from server.api.openapi_terms import (
+    COUNT,
+    STRING,
+    Schema,
+    closed,
+    enum,
+    integer,
+    or_null,
+    record,
+)
 from server.api.schema_chat import ChatRequest
 from server.api.schema_completions import CompletionRequest
 from server.api.schema_responses import ResponsesRequest
 from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
 from server.api.services import Services
+from server.metrics_table import MAX_DEPTH
 
 REQUESTS: Mapping[Endpoint, type[BaseModel]] = {
     "completions": CompletionRequest,
@@ -45,6 +56,7 @@ GETS: Mapping[str, Mapping[int, str]] = {
     "/v1/models": {200: "Models"},
     "/v1/models/{name}": {200: "Model", 404: "Error"},
     "/v1/capabilities": {200: "Capabilities"},
+    "/speculation": {200: "Speculation", 503: "Error"},
     "/health": {200: "Health", 503: "Health"},
     "/ready": {200: "Readiness", 503: "Readiness"},
     "/version": {200: "Version"},
@@ -76,25 +88,38 @@ def openapi_router(services: Services) -> APIRouter:
             version=services.version,
             vocab_size=None if services.facts.ready is None else services.facts.ready.vocab_size,
             keyed=services.config.server.api_key is not None,
+            k_max=None if services.facts.ready is None else services.facts.ready.k_max,
         )
 
     return router
 
 
 def document(
-    models: Iterable[str], *, version: str, vocab_size: int | None, keyed: bool
+    models: Iterable[str],
+    *,
+    version: str,
+    vocab_size: int | None,
+    keyed: bool,
+    k_max: int | None = None,
 ) -> dict[str, Any]:
-    """`vocab_size`: None until the engine has said it. `keyed`: whether a key is asked for."""
+    """`vocab_size`, `k_max`: None until the engine has said it. `keyed`: whether a key is asked
+    for, but for the admin key, which the one route that asks for it tells of."""
     schemas = {f"{name}Request": _request(name, list(models)) for name in REQUESTS}
     token_id = COUNT if vocab_size is None else {**COUNT, "maximum": vocab_size - 1}
-    key = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+    bearer = {"type": "http", "scheme": "bearer"}
+    keys = {"AdminKey": bearer, **({"ApiKey": bearer} if keyed else {})}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Foretoken", "version": version},
         "paths": _paths(keyed),
         "components": {
-            "schemas": {**REPLIES, **schemas, "TokenId": token_id},
-            **({"securitySchemes": key} if keyed else {}),
+            "schemas": {
+                **REPLIES,
+                **schemas,
+                "SpeculationRequest": _switch(k_max),
+                "TokenId": token_id,
+            },
+            "securitySchemes": keys,
         },
         **({"security": [{"ApiKey": []}]} if keyed else {}),
     }
@@ -119,9 +144,30 @@ def _paths(keyed: bool) -> dict[str, Any]:
         paths[path] = {"get": {"responses": replies}}
     parameter = {"name": "name", "in": "path", "required": True, "schema": STRING}
     paths["/v1/models/{name}"]["get"]["parameters"] = [parameter]
+    paths["/speculation"]["post"] = _switching()
     text = {"description": "Prometheus", "content": {"text/plain": {"schema": STRING}}}
     paths["/metrics"] = {"get": {"responses": {"200": text}}}
     return paths
+
+
+def _switching() -> dict[str, Any]:
+    """The one route of the operator."""
+    told = {status: REFUSALS[status] for status in (400, 408, 413, 415, 503)} | {
+        401: "the admin key is missing or wrong",
+        403: "this server has no admin key, or the key is a client's",
+    }
+    replies = {str(status): _reply(said, "Error") for status, said in told.items()}
+    body = {"application/json": {"schema": _ref("SpeculationRequest")}}
+    return {
+        "security": [{"AdminKey": []}],
+        "requestBody": {"required": True, "content": body},
+        "responses": {**replies, "200": _reply("as after the switch", "Speculation")},
+    }
+
+
+def _switch(k_max: int | None) -> Schema:
+    k = integer(1, MAX_DEPTH if k_max is None else k_max)
+    return closed({"mode": enum(*get_args(Mode))}, k=or_null(k))
 
 
 def _request(endpoint: Endpoint, models: list[str]) -> Schema:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
+from engine.messages import Mode, Reason
 from server.api.openapi_terms import (
     ANY_OBJECT,
     BOOLEAN,
@@ -179,6 +181,24 @@ REPLIES: Mapping[str, Schema] = {
     "Models": record({"object": enum("list"), "data": array(MODEL, least=1)}),
     "Capabilities": record(
         {"object": enum("capabilities"), "limits": ANY_OBJECT, "endpoints": ANY_OBJECT}
+    ),
+    "Speculation": record(
+        {
+            "object": enum("speculation"),
+            "mode": enum(*get_args(Mode)),
+            "controller": STRING,
+            "proposer": STRING,
+            "k_max": COUNT,
+            "k": COUNT,
+            "reason": enum(*get_args(Reason)),
+            "explanation": STRING,
+            "num_sequences": COUNT,
+            "acceptance": or_null(NUMBER),
+            "survival": array(or_null(NUMBER)),
+            "tokens_per_second": array(or_null(NUMBER)),
+            "speedup": or_null(NUMBER),
+            "regret": or_null(NUMBER),
+        }
     ),
     "Health": record({"status": enum("ok", "failed"), **STATE}),
     "Readiness": record({"ready": BOOLEAN, **STATE}),

@@ -35,7 +35,9 @@ CHECKS = [
     response_schema_conformance,
 ]
 DOCUMENT = document([MODEL], version="0", vocab_size=make_ready().vocab_size, keyed=False)
-OPERATIONS = [("POST", path) for path in POSTS] + [("GET", path) for path in (*GETS, "/metrics")]
+OPERATIONS = [("POST", path) for path in (*POSTS, "/speculation")] + [
+    ("GET", path) for path in (*GETS, "/metrics")
+]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,16 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.errors import EngineLost
-from engine.messages import TARGET, FinishReason, Output, Ready, Submit, TokenLogprobs
+from engine.messages import (
+    TARGET,
+    Estimates,
+    FinishReason,
+    Output,
+    Ready,
+    SetSpeculation,
+    Submit,
+    TokenLogprobs,
+)
 from server.engine_client import EngineState, Stream
 
 Script = Callable[[Submit, int], int]  # (request, output position) -> token id
@@ -82,6 +91,8 @@ class FakeClient:
     ) -> None:
         self.state: EngineState = state
         self.ready: Ready | None = ready if ready is not None else make_ready()
+        self.speculation = SetSpeculation("auto")
+        self.estimates: Estimates | None = None
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.steps = 0
@@ -115,6 +126,9 @@ class FakeClient:
                 self.aborted.append(id)
                 self._tasks.pop(id).cancel()
                 stream.abort()
+
+    def set_speculation(self, said: SetSpeculation) -> None:
+        self.speculation = said
 
     def die(self, sentence: str = "the engine process died") -> None:
         """What kill -9 on the engine looks like from above."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import StepMetrics, StepSeconds
-from server.metrics import METRICS, Metrics, RequestTimes
+from engine.messages import Estimates, StepMetrics, StepSeconds
+from server.metrics import Metrics, RequestTimes
+from server.metrics_table import METRICS
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -33,6 +35,9 @@ STEP = StepMetrics(
     num_proposed=6, num_accepted=4, proposed_at=[3, 2, 1], accepted_at=[3, 1, 0],
     k_counts=[0, 1, 0, 2], blocks_used=25, blocks_total=100, cached_tokens=16, queried_tokens=64,
     preemptions=1, by_proposer={"draft_model": (4, 3), "prediction": (2, 1)},
+    estimates=Estimates(
+        mode="fixed", k=1, reason="fixed", rates=[100.0, 150.0, 200.0], speedup=1.5
+    ),
 )  # fmt: skip
 
 
@@ -71,6 +76,15 @@ def test_a_step_adds_its_sums() -> None:
         "spec_decode_num_accepted_tokens_per_pos_total{1}": 1,
         "spec_decode_chosen_k_total{1}": 1,
         "spec_decode_chosen_k_total{3}": 2,
+        "spec_decode_num_wasted_tokens_total{draft_model}": 1,
+        "spec_decode_num_wasted_tokens_total{prediction}": 1,
+        "spec_decode_seconds_total{draft}": 1.5,
+        "spec_decode_seconds_total{verify}": 3,
+        "spec_decode_seconds_total{host}": 63 - 4.5,
+        "spec_decode_decisions_total{fixed}": 1,
+        "spec_decode_mode{fixed}": 1,
+        "spec_decode_estimated_speedup_ratio": 1.5,
+        "spec_decode_estimated_regret_ratio": pytest.approx(200 / 150 - 1),
     }
 
 
@@ -84,6 +98,9 @@ def test_a_heartbeat_moves_gauges_only() -> None:
         "requests_running": -3,
         "requests_waiting": -2,
         "kv_cache_usage_ratio": 0.1 - 0.25,
+        "spec_decode_mode{fixed}": -1,
+        "spec_decode_mode{auto}": 1,
+        "spec_decode_estimated_speedup_ratio": -0.5,
     }
 
 

@@ -1,0 +1,121 @@
+"""GET /speculation: what the controller believes and why it chose its K. POST: switch it, for the
+operator. Nothing here changes a text.
+
+Estimates are those of the last step. A switch concerns every step that begins after it, so every
+request that is sent after the reply, and outlives a restart of the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, get_args
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
+from server.api.auth import check_admin
+from server.api.body import parse_json, read_body
+from server.api.choice_told import why
+from server.api.errors import ApiError, NotReady, invalid
+from server.api.explain import shown
+from server.api.services import Services
+from server.engine_client import NOT_READY
+
+logger = logging.getLogger(__name__)
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+DIGITS = 6  # that a figure of an estimate is worth
+
+
+def speculation_router(services: Services) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/speculation")
+    async def read() -> Response:
+        return JSONResponse(_present(services, services.known()))
+
+    @router.post("/speculation")
+    async def switch(http: Request) -> Response:
+        server = services.config.server
+        check_admin(http.headers, key=server.admin_key, api_key=server.api_key)
+        body = await read_body(http, server.max_body_bytes)
+        ready = services.known()
+        said = read_switch(parse_json(body), ready.k_max)
+        if services.client.state in ("draining", "failed", "stopped"):
+            raise NotReady(NOT_READY[services.client.state])
+        services.client.set_speculation(said)
+        fixed = f" at K = {said.k}" if said.mode == "fixed" else ""
+        logger.info("speculation is to be %s%s, by POST /speculation", said.mode, fixed)
+        return JSONResponse(_present(services, ready))
+
+    return router
+
+
+def read_switch(given: Mapping[str, Any], k_max: int) -> SetSpeculation:
+    """{"mode": "auto" | "fixed" | "off", "k": of `fixed`}. A null is as good as leaving the field
+    out. Raises ApiError (400) that names the field."""
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in ("mode", "k"):
+            message = f"unknown field `{name[:64]}`; this route has `mode` and `k`"
+            raise ApiError(400, message, param=name[:64], code="unknown_field")
+    allowed = ", ".join(f'"{mode}"' for mode in MODES)
+    if "mode" not in given:
+        message = f"`mode` is required: one of {allowed}"
+        raise ApiError(400, message, param="mode", code="missing_field")
+    mode = given["mode"]
+    if mode not in MODES:
+        raise invalid("mode", f"`mode` must be one of {allowed}, but {shown(mode)} was given")
+    said = SetSpeculation(mode, _k(mode, given.get("k"), k_max))
+    refusal = mode_refusal(said, k_max)
+    if refusal is not None:
+        raise invalid(*refusal)
+    return said
+
+
+def _k(mode: Mode, k: object, k_max: int) -> int:
+    if mode != "fixed":
+        if k is not None:
+            raise invalid("k", f'`k` is only allowed with `mode` "fixed", not with "{mode}"')
+        return 0
+    if k_max == 0:
+        return 0  # refused for its mode
+    bounds = f"an integer from 1 to {k_max}"
+    if k is None:
+        message = f'`k` is required with `mode` "fixed": {bounds}'
+        raise ApiError(400, message, param="k", code="missing_field")
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= k_max:
+        hint = '; for no guesses ask for `mode` "off"' if k == 0 and k is not False else ""
+        raise invalid("k", f"`k` must be {bounds}, but {shown(k)} was given{hint}")
+    return k
+
+
+def _present(services: Services, ready: Ready) -> dict[str, Any]:
+    """The mode as it was set, the rest as of the last step."""
+    said = services.client.speculation
+    last = services.client.estimates or Estimates()
+    estimated = bool(last.rates)
+    return {
+        "object": "speculation",
+        "mode": said.mode,
+        "controller": ready.controller,
+        "proposer": ready.proposer,
+        "k_max": ready.k_max,
+        "k": last.k,
+        "reason": last.reason,
+        "explanation": why(last),
+        "num_sequences": last.num_sequences,
+        "acceptance": _figure(last.acceptance) if estimated else None,
+        "survival": [_figure(chance) for chance in last.survival],
+        "tokens_per_second": [_figure(rate) for rate in last.rates],
+        "speedup": _figure(last.speedup) if estimated else None,
+        "regret": _figure(services.metrics.regret.value) if estimated else None,
+    }
+
+
+def _figure(value: float) -> float | None:
+    """JSON has no word for what is not finite."""
+    return float(f"{value:.{DIGITS}g}") if isfinite(value) else None

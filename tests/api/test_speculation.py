@@ -1,0 +1,173 @@
+"""GET and POST /speculation: who may switch, what is refused by which field, what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.messages import Estimates, SetSpeculation
+from tests.support.fake_client import FakeClient, make_ready
+from tests.support.serving import Served, serve
+
+ADMIN, CLIENT = "sk-admin", "sk-client"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(admin_key=ADMIN) as served:
+        yield served
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    served.client.set_speculation(SetSpeculation("auto"))
+    with httpx.Client(base_url=served.url, headers=bearer(ADMIN)) as http:
+        yield http
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        ({"mode": "off"}, SetSpeculation("off")),
+        ({"mode": "fixed", "k": 3}, SetSpeculation("fixed", 3)),
+        ({"mode": "fixed", "k": 4}, SetSpeculation("fixed", 4)),
+        ({"mode": "auto", "k": None}, SetSpeculation("auto")),
+    ],
+)
+def test_a_switch_reaches_the_engine(
+    http: httpx.Client, served: Served, said: dict[str, Any], sent: SetSpeculation
+) -> None:
+    """Law: what is sent is what was said, and the reply tells the new mode."""
+    reply = http.post("/speculation", json=said)
+    assert reply.status_code == 200
+    assert served.client.speculation == sent
+    assert reply.json()["mode"] == http.get("/speculation").json()["mode"] == said["mode"]
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "word"),
+    [
+        ({}, "mode", "required"),
+        ({"mode": "fast"}, "mode", '"auto", "fixed", "off"'),
+        ({"mode": 1}, "mode", "1 was given"),
+        ({"mode": ["off"]}, "mode", "a list of 1"),
+        ({"mode": None, "k": 2}, "mode", "required"),
+        ({"mode": "fixed"}, "k", "from 1 to 4"),
+        ({"mode": "fixed", "k": 0}, "k", 'ask for `mode` "off"'),
+        ({"mode": "fixed", "k": 5}, "k", "5 was given"),
+        ({"mode": "fixed", "k": -1}, "k", "-1 was given"),
+        ({"mode": "fixed", "k": 10**400}, "k", "out of range"),
+        ({"mode": "fixed", "k": 2.0}, "k", "2.0 was given"),
+        ({"mode": "fixed", "k": True}, "k", "true was given"),
+        ({"mode": "fixed", "k": "2"}, "k", "a string was given"),
+        ({"mode": "off", "k": 0}, "k", 'not with "off"'),
+        ({"mode": "auto", "k": 2}, "k", 'not with "auto"'),
+        ({"mode": "off", "K": 2}, "K", "unknown field"),
+        ({"mode": "off", "model": "x"}, "model", "unknown field"),
+    ],
+)
+def test_a_wrong_switch_is_a_400_that_names_the_field(
+    http: httpx.Client, served: Served, said: dict[str, Any], param: str, word: str
+) -> None:
+    """Law: and nothing is switched."""
+    reply = http.post("/speculation", json=said)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert word in error["message"]
+    assert served.client.speculation == SetSpeculation("auto")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"off", b"\xff", b'{"mode": "off"'])
+def test_what_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
+    assert http.post("/speculation", content=body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("server", "key", "status", "code"),
+    [
+        ({}, None, 403, "no_admin_key"),
+        ({}, "anything", 403, "no_admin_key"),
+        ({"api_key": CLIENT}, CLIENT, 403, "no_admin_key"),
+        ({"api_key": CLIENT}, None, 401, "invalid_api_key"),
+        ({"admin_key": ADMIN}, None, 401, "invalid_api_key"),
+        ({"admin_key": ADMIN}, "wrong", 401, "invalid_api_key"),
+        ({"admin_key": ADMIN, "api_key": CLIENT}, CLIENT, 403, "not_admin"),
+        ({"admin_key": ADMIN, "api_key": CLIENT}, "wrong", 401, "invalid_api_key"),
+        ({"admin_key": ADMIN, "api_key": CLIENT}, ADMIN, 200, None),
+    ],
+)
+def test_only_the_operator_switches(
+    server: dict[str, Any], key: str | None, status: int, code: str | None
+) -> None:
+    """Law: closed without an admin key; a client's key does not open it; keys are never told."""
+    with serve(**server) as served:
+        headers = {} if key is None else bearer(key)
+        reply = httpx.post(f"{served.url}/speculation", json={"mode": "off"}, headers=headers)
+        assert reply.status_code == status
+        assert reply.json().get("error", {}).get("code") == code
+        assert (served.client.speculation.mode == "off") == (status == 200)
+        assert not any(secret in reply.text for secret in (ADMIN, CLIENT))
+
+
+def test_the_admin_key_opens_the_rest_too() -> None:
+    with serve(admin_key=ADMIN, api_key=CLIENT) as served:
+        for key, status in ((ADMIN, 200), (CLIENT, 200), ("wrong", 401)):
+            reply = httpx.get(f"{served.url}/speculation", headers=bearer(key))
+            assert reply.status_code == status
+
+
+def test_a_server_without_guesses_has_no_k_to_fix() -> None:
+    with serve(FakeClient(ready=make_ready(k_max=0)), admin_key=ADMIN) as served:
+        url = f"{served.url}/speculation"
+        reply = httpx.post(url, json={"mode": "fixed", "k": 1}, headers=bearer(ADMIN))
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "mode")
+        assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 200
+
+
+@pytest.mark.parametrize("state", ["draining", "failed", "stopped"])
+def test_an_engine_that_ends_is_not_switched(state: Any) -> None:
+    with serve(FakeClient(state=state), admin_key=ADMIN) as served:
+        url = f"{served.url}/speculation"
+        assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 503
+        assert httpx.get(url).status_code == 200
+
+
+def test_a_lost_engine_is_switched_for_its_next_life() -> None:
+    with serve(FakeClient(state="lost"), admin_key=ADMIN) as served:
+        url = f"{served.url}/speculation"
+        assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 200
+        assert served.client.speculation.mode == "off"
+
+
+def test_before_the_engine_was_ever_ready() -> None:
+    client = FakeClient(state="starting")
+    client.ready = None
+    with serve(client, admin_key=ADMIN) as served:
+        url = f"{served.url}/speculation"
+        assert httpx.get(url).status_code == 503
+        assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 503
+
+
+def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served) -> None:
+    """Law: figures that exist are told, others are null, and no odd number breaks the reply."""
+    empty = http.get("/speculation").json()
+    assert (empty["k"], empty["acceptance"], empty["survival"]) == (0, None, [])
+    assert empty["explanation"] == "No step has been made yet."
+    served.client.estimates = Estimates(
+        k=2, reason="pays", acceptance=0.8123456789, survival=[0.8, 0.7], num_sequences=1,
+        rates=[100.0, 150.0, float("inf")], speedup=float("nan"),
+    )  # fmt: skip
+    told = http.get("/speculation").json()
+    assert told["acceptance"] == 0.812346
+    assert told["tokens_per_second"] == [100.0, 150.0, None]
+    assert told["speedup"] is None
+    assert (told["k"], told["reason"], told["k_max"]) == (2, "pays", 4)
+    assert told["explanation"].startswith("K = 2 promises the most tokens per second.")
+    served.client.estimates = None

@@ -1,0 +1,49 @@
+"""Regret: the price of the choices, against the best K that never changes."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+import pytest
+
+from engine.messages import Estimates
+from server.regret import Regret
+
+EASY, HARD = [100.0, 200.0], [100.0, 50.0]  # tokens/s at K = 0 and 1
+
+
+def regret_of(steps: list[tuple[int, list[float]]]) -> float:
+    regret = Regret()
+    for k, rates in steps:
+        regret.observe(Estimates(k=k, rates=rates), 10)
+    return regret.value
+
+
+def test_the_best_single_k_has_none() -> None:
+    assert regret_of([(1, EASY)] * 100) == pytest.approx(0.0)
+
+
+def test_a_wrong_k_costs_what_it_costs() -> None:
+    """Law: twice the time is a regret of 1."""
+    assert regret_of([(0, EASY)] * 100) == pytest.approx(1.0)
+
+
+def test_changing_at_the_right_time_beats_every_single_k() -> None:
+    """Law: the value is against the best K that never changes, so it may fall below 0."""
+    steps = list(islice(cycle([(1, EASY), (0, HARD)]), 1000))
+    assert regret_of(steps) == pytest.approx(0.75 - 1, abs=0.01)  # 1.5 of 2 units, at K = 0
+
+
+def test_old_steps_fade() -> None:
+    """Law: after a few memories the mistakes of before are forgotten."""
+    assert regret_of([(0, EASY)] * 100 + [(1, EASY)] * 4000) < 0.001
+
+
+@pytest.mark.parametrize("rates", [[], [0.0], [0.0, 5.0], [3.0]])
+def test_nothing_is_made_of_no_estimates(rates: list[float]) -> None:
+    """Law: no division by zero, and a K beyond the estimates is no evidence."""
+    assert regret_of([(1, rates)] * 3) == 0.0
+
+
+def test_another_engine_starts_anew() -> None:
+    assert regret_of([(0, EASY)] * 100 + [(2, [1.0, 2.0, 4.0])]) == pytest.approx(0.0)
