@@ -16,11 +16,13 @@ from engine.errors import EngineLost
 from engine.messages import (
     Abort,
     Command,
+    Estimates,
     Event,
     Fatal,
     Output,
     Outputs,
     SamplingParams,
+    SetSpeculation,
     StepMetrics,
     Submit,
     TokenLogprobs,
@@ -231,6 +233,29 @@ def test_a_request_goes_out_and_comes_back(tmp_path: Path) -> None:
             assert await stream.next() == ending
         assert client.inflight == 0
         assert [each.step for each in metrics] == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_mode_is_sent_once_and_to_each_new_engine(tmp_path: Path) -> None:
+    """Law: in order with requests, and ahead of all requests to a later incarnation."""
+
+    async def scenario() -> None:
+        client = EngineClient()
+        for life in ("first", "second"):
+            (tmp_path / life).mkdir()
+            async with connected(tmp_path / life, client) as (peer, events):
+                await peer.send(make_ready())
+                await heard(events)
+                if life == "first":
+                    client.set_speculation(SetSpeculation("fixed", 2))
+                client.submit(Submit(life, [1], PARAMS, 3.0))
+                assert await peer.receive() == SetSpeculation("fixed", 2)
+                assert isinstance(await peer.receive(), Submit)
+                metrics = StepMetrics(estimates=Estimates(mode="fixed", k=2))
+                await peer.send(Outputs([], metrics))
+                await heard(events)
+                assert client.estimates == metrics.estimates
 
     asyncio.run(scenario())
 

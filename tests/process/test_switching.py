@@ -1,0 +1,106 @@
+"""POST /speculation on a whole server: the text stays, and a restart keeps the mode."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from tests.process.harness import PATIENCE
+from tests.process.served import REAL, SCRIPTED, Server, completion, serving, text_of
+from tests.support.scripted import Script
+
+ADMIN = "server.admin_key=sk-admin"
+HEADERS = {"Authorization": "Bearer sk-admin"}
+MODES: list[dict[str, Any]] = [
+    {"mode": "off"}, {"mode": "fixed", "k": 1}, {"mode": "fixed", "k": 3}, {"mode": "auto"},
+]  # fmt: skip
+
+
+async def switch(server: Server, said: dict[str, Any]) -> None:
+    reply = await server.http.post("/speculation", json=said, headers=HEADERS)
+    assert reply.status_code == 200, reply.text
+
+
+async def told(server: Server) -> dict[str, Any]:
+    reply = await server.http.get("/speculation")
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+async def one(server: Server, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """The text of a reply, and what speculation did for it."""
+    body = {"model": "demo", "prompt": [97, 98], **fields}
+    reply = (await server.http.post("/v1/completions", json=body)).json()
+    return reply["choices"][0]["text"], reply["usage"]["speculation"]
+
+
+def test_a_mode_outlives_the_engine() -> None:
+    """Law: the next incarnation is told before it gets a request; a request that follows the reply
+    is served in that mode."""
+
+    async def scenario() -> None:
+        script = Script(vocab_size=128, tokens_per_step=4)
+        async with serving((*SCRIPTED, ADMIN), script.environment()) as server:
+            plain, did = await one(server, max_tokens=12)
+            assert did["rounds"] == 3
+            await switch(server, {"mode": "off"})
+            assert (await one(server, max_tokens=12))[1]["rounds"] == 12
+            os.kill(server.engine, signal.SIGKILL)
+            await server.until_status("/ready", 503)
+            await server.until_status("/ready", 200)
+            text, did = await one(server, max_tokens=12)
+            assert (text, did["rounds"]) == (plain, 12)
+            assert (await told(server))["mode"] == "off"
+            await switch(server, {"mode": "fixed", "k": 1})
+            assert (await one(server, max_tokens=12))[1]["rounds"] == 6
+            lines = (await server.http.get("/metrics")).text.splitlines()
+            assert 'foretoken_spec_decode_mode{mode="fixed"} 1.0' in lines
+
+    asyncio.run(scenario())
+
+
+async def switched(server: Server, **fields: Any) -> str:
+    """The text of one stream, with another mode every few events."""
+    events: list[str] = []
+    modes = cycle(MODES)
+    async with completion(server, **fields) as stream:
+        while (event := await stream.next()) is not None:
+            events.append(event)
+            if len(events) % 4 == 0:
+                await switch(server, next(modes))
+    assert events[-1] == "[DONE]"
+    return text_of(events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_switching_in_the_middle_of_a_seeded_text(tiny_target: str, tiny_draft: str) -> None:
+    """Law: seeded text is the same in every mode, and where modes change under way; and GET tells
+    of the real controller."""
+
+    async def scenario() -> None:
+        models = (f'target.path="{tiny_target}"', f'speculation.proposer.path="{tiny_draft}"')
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        async with serving((*REAL, ADMIN, *models), environment) as server:
+            for temperature in (0, 1):
+                fields = {"max_tokens": 80, "temperature": temperature, "ignore_eos": True}
+                found = []
+                for mode in MODES:
+                    await switch(server, mode)
+                    text, did = await one(server, seed=3, **fields)
+                    found.append(text)
+                    assert (did["proposed"] == 0) or mode["mode"] != "off"
+                    assert (did["proposed"] > 0) or mode["mode"] != "fixed"
+                found.append(await asyncio.wait_for(switched(server, seed=3, **fields), PATIENCE))
+                assert len(set(found)) == 1
+            last = await told(server)
+            assert len(last["tokens_per_second"]) == last["k_max"] + 1
+            assert last["explanation"]
+            assert 0 <= last["acceptance"] <= 1
+
+    asyncio.run(scenario())
