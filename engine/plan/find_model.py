@@ -17,6 +17,7 @@ from engine.plan.presets import PRESETS
 from engine.plan.read_config import model_shape
 from engine.plan.shape import ModelShape
 
+LARGEST_FILE = 2**22  # characters that are read: any file can be named, endless ones too
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -30,7 +31,8 @@ def find_model(name: str, role: Literal["target", "draft"]) -> ModelShape:
     # os.path, unlike Path, says False of a name that no file can have.
     file = Path(path) if os.path.exists(path) else _cached(name, role)
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        with file.open(encoding="utf-8") as opened:
+            fields = json.loads(opened.read(LARGEST_FILE))
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.errors import ModelError
 from engine.plan.find_model import find_model
 from engine.plan.presets import PRESETS
-from engine.plan.read_config import model_shape
+from engine.plan.read_config import FAMILIES, model_shape
 
 # Parameters of the published checkpoints, norms and biases included.
 PUBLISHED = {
@@ -173,6 +175,37 @@ def test_files_that_are_no_config(content: bytes, said: str, tmp_path: Path) -> 
     with pytest.raises(ModelError, match=said) as refused:
         find_model(str(file), "target")
     assert str(file) in str(refused.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=5,
+)
+KEYS = sorted({*SMALL, *ROUTED, *LATENT, "sliding_window", "layer_types", "mlp_only_layers"})
+
+
+@given(
+    st.sampled_from([SMALL, ROUTED, LATENT]),
+    st.sampled_from(sorted(FAMILIES)),
+    st.dictionaries(st.sampled_from(KEYS), JSON | st.integers(0, 9), max_size=4),
+)
+def test_any_config_is_a_shape_or_a_sentence(
+    fields: dict[str, Any], family: str, changes: dict[str, Any]
+) -> None:
+    """Law: nothing but ModelError is raised, whatever stands in the file."""
+    try:
+        shape = model_shape({**fields, "model_type": family, **changes}, "m")
+    except ModelError:
+        return
+    assert 0 < shape.active_parameters <= shape.parameters
+    assert 0 < shape.attended(100) <= 100 * shape.layers
+
+
+def test_an_endless_file_is_a_sentence() -> None:
+    """Law: no more of a file is read than a config.json could have."""
+    with pytest.raises(ModelError, match="/dev/zero is not JSON"):
+        find_model("/dev/zero", "target")
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
