@@ -30,6 +30,7 @@ LEVELS = {
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4, "engine.evaluate": 4,
     "engine.replay": 3.9, "engine.simulate": 4,  # offline, without models
     "engine.compiling": 3, "engine.grammar_check": 4,
+    "engine.synthetic": 4,
     "engine.demo": 4,  # offline, like the benchmarks, which take their prompts from it
 }  # fmt: skip
 CONTRACT = {"engine", "engine.messages", "engine.config", "engine.errors"}
@@ -37,9 +38,11 @@ CONTRACT = {"engine", "engine.messages", "engine.config", "engine.errors"}
 # One door per heavy package: the only modules (or packages) that may name it.
 DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.core", "engine.demo",
-              "engine.speculation.draft_model", "engine.speculation.verify", "engine.bench"],
+              "engine.speculation.draft_model", "engine.speculation.verify", "engine.bench",
+              "engine.synthetic"],
     "transformers": ["engine.model.loader", "engine.attention.interface", "engine.demo",
-                     "engine.bench", "engine.sampling.vocabulary", "server.tokenizer"],
+                     "engine.bench", "engine.sampling.vocabulary", "engine.synthetic",
+                     "server.tokenizer"],
     "numba": ["engine.model.kernels"],
     "llvmlite": ["engine.model.kernels"],
     "tokenizers": ["engine.demo", "engine.sampling.vocabulary", "server.tokenizer"],

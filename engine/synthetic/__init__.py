@@ -1,0 +1,5 @@
+"""Synthetic pairs: random models of any size whose draft agrees with its target as often as asked.
+
+For measurements only: what a step costs does not depend on what the weights say, and how often a
+draft is right can be set. `python -m engine.synthetic --output DIR`.
+"""

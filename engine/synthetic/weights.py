@@ -1,0 +1,133 @@
+"""The two models: a random Llama, and its own first layers with its embedding, norm and head.
+
+What the target has beyond the draft writes to the residual stream through scaled projections: at
+scale 0 both compute the same, and the larger the scale, the rarer they agree. The numbers below
+give text that does not settle into loops at temperature 0: attention looks at a few tokens at
+random distances, so that the next token is a function of many, and the head is loud enough for a
+favourite (the likeliest token has some 0.7 of the probability).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.demo.tokenizer import SPECIAL, VOCABULARY
+
+HEAD_DIM = 64
+POSITIONS = 2048  # as many as the tokenizer says
+QUERY_KEY = 1.8  # standard deviation of queries and keys; their products' is the square
+EMBEDDING = 0.7  # of the residual stream's first summand; those of the draft's layers are near 1
+LOGITS = 9.0
+SMALLEST, LARGEST = 100_000, 4_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a target: heads of 64, four to a key-value head where they divide."""
+
+    width: int
+    layers: int
+    inner: int
+    heads: int
+    kv_heads: int
+
+    def config(self, layers: int) -> LlamaConfig:
+        """For this many of the layers."""
+        return LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=self.width,
+            intermediate_size=self.inner,
+            num_hidden_layers=layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+
+    def parameters(self, layers: int) -> int:
+        """Embedding and head included."""
+        attention = 2 * self.width * HEAD_DIM * (self.heads + self.kv_heads)
+        one = attention + 3 * self.width * self.inner + 2 * self.width
+        return layers * one + (2 * VOCABULARY + 1) * self.width
+
+
+def shape_of(parameters: float) -> Shape:
+    """About so many, in the proportions of small Llamas: 0.3e9 is 25 layers of width 1024, 1e9 some
+    38 of width 1536. Raises ValueError."""
+    if not SMALLEST <= parameters <= LARGEST:
+        raise ValueError(
+            f"parameters is {parameters:g}; allowed are {SMALLEST:.0e} to {LARGEST:.0e}"
+        )
+    step = 256 if parameters > 5e7 else HEAD_DIM
+    width = max(step, round((parameters / 0.27) ** (1 / 3) / step) * step)
+    heads = width // HEAD_DIM
+    kv_heads = heads // 4 if heads % 4 == 0 else heads
+    shape = Shape(width, 0, width * 11 // 4 // 64 * 64, heads, kv_heads)
+    base = shape.parameters(0)
+    layers = max(2, round((parameters - base) / (shape.parameters(1) - base)))
+    return Shape(width, layers, shape.inner, heads, kv_heads)
+
+
+@torch.inference_mode()
+def random_target(shape: Shape, seed: int) -> Any:
+    """A LlamaForCausalLM in float32 whose numbers are exact in bfloat16; the same for the same
+    arguments. Nothing in it is scaled yet."""
+    model: Any = LlamaForCausalLM(shape.config(shape.layers)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)
+            continue
+        parameter.normal_(0.0, _deviation(name, parameter), generator=generator)
+        parameter.copy_(parameter.bfloat16())
+    model.lm_head.weight[: len(SPECIAL)] = 0  # never likely: texts end at their limit
+    return model
+
+
+def _deviation(name: str, weight: Tensor) -> float:
+    """For outputs of the wanted size, given inputs of size one."""
+    if "embed_tokens" in name:
+        return EMBEDDING
+    gain = {"q_proj": QUERY_KEY, "k_proj": QUERY_KEY, "lm_head": LOGITS}
+    wanted = next((gain[part] for part in name.split(".") if part in gain), 1.0)
+    if "down_proj" in name:
+        wanted = 1.7  # silu(gate) * up is smaller than its inputs
+    return float(wanted / weight.shape[1] ** 0.5)
+
+
+@torch.inference_mode()
+def draft_of(target: Any, layers: int) -> Any:
+    """Its first `layers` layers with its embedding, norm and head."""
+    config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": layers})
+    draft: Any = LlamaForCausalLM(config).eval().requires_grad_(False)
+    names = draft.state_dict().keys()
+    draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
+    return draft
+
+
+class Whisper:
+    """Sets the scale of what the target's further layers write to the residual stream."""
+
+    def __init__(self, target: Any, layers: int) -> None:
+        """`layers`: how many the draft has."""
+        self._weights = [
+            module.weight
+            for layer in target.model.layers[layers:]
+            for module in (layer.self_attn.o_proj, layer.mlp.down_proj)
+        ]
+        self._full = [weight.bfloat16() for weight in self._weights]
+
+    @torch.inference_mode()
+    def set(self, scale: float) -> None:
+        """Exact in bfloat16 again."""
+        for weight, full in zip(self._weights, self._full, strict=True):
+            weight.copy_((full.float() * scale).bfloat16())

@@ -1,0 +1,119 @@
+"""Synthetic pairs: whole, the same every time, and as often in agreement as asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import SamplingParams
+from engine.pair import load_pair
+from engine.synthetic.__main__ import main
+from engine.synthetic.calibrate import Agreement, Text, find_scale
+from engine.synthetic.weights import Whisper, draft_of, random_target, shape_of
+
+TINY = ["--parameters", "1.6e6", "--tokens", "256"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("synthetic") / "pair"
+    assert main(["--output", str(path), "--acceptance", "0.7", *TINY]) == 0
+    return path
+
+
+def config(folder: Path) -> EngineConfig:
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": str(folder / "target")},
+            "device": "cpu",
+            "speculation": {
+                "proposer": {"path": str(folder / "draft")},
+                "controller": {"k": 3},
+            },
+        }
+    )
+
+
+def test_the_engine_serves_what_was_written_and_accepts_about_as_often_as_asked(
+    folder: Path,
+) -> None:
+    """At 0.7, three guesses give 1 + .7 + .49 + .34 = 2.5 tokens a round; bounds are wide, since
+    rounds are few."""
+    engine = Engine(config(folder), load_pair(config(folder)))
+    engine.add("a", [20, 30, 40], SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True))
+    rounds, tokens = 0, 0
+    while engine.has_work:
+        rounds += 1
+        tokens += sum(len(output.tokens) for output in engine.step().items)
+    assert tokens == 200
+    assert 1.8 < tokens / rounds < 3.3
+
+
+def test_the_same_arguments_write_the_same_weights(folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert main(["--output", str(again), "--acceptance", "0.7", *TINY]) == 0
+    for role in ("target", "draft"):
+        name = f"{role}/model.safetensors"
+        assert (folder / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_without_a_whisper_both_compute_the_same_and_louder_they_agree_less() -> None:
+    shape = shape_of(1.6e6)
+    target = random_target(shape, 0)
+    draft = draft_of(target, 1)
+    whisper = Whisper(target, 1)
+    text = Text(draft, sequences=2, length=64, seed=0)
+    found = []
+    for scale in (0.0, 0.1, 1.0):
+        whisper.set(scale)
+        found.append(text.agreement(target))
+    assert found[0] == Agreement(1.0, 1.0)
+    assert 1.0 > found[1].mean > found[2].mean
+
+
+def test_greedy_text_does_not_settle_into_a_loop() -> None:
+    """A random model's argmax usually does, and then acceptance at T=0 says nothing."""
+    model = draft_of(random_target(shape_of(1.6e6), 0), 1)
+    ids = torch.randint(8, 4096, (1, 16), generator=torch.Generator().manual_seed(0))
+    text = model.generate(ids, max_new_tokens=150, do_sample=False)[0, 16:]
+    assert len(text) == 150
+    assert len(set(text.tolist())) > 100
+    assert 0.5 < float(model(text[None]).logits.softmax(-1).amax(-1).mean()) < 0.85
+
+
+def test_the_bisection_ends_near_the_scale_that_was_asked_for() -> None:
+    seen: list[float] = []
+
+    def measure(scale: float) -> Agreement:
+        return Agreement(1 / (1 + scale * 8), 1 / (1 + scale * 8))
+
+    scale = find_scale(0.8, measure, lambda scale, found: seen.append(scale))
+    assert scale in seen
+    assert measure(scale).mean == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--acceptance", "1.5"], "acceptance is 1.5"),
+        (["--acceptance", "nan"], "acceptance is nan"),
+        (["--parameters", "12"], "parameters is 12"),
+        (["--parameters", "nan"], "parameters is nan"),
+        (["--draft-layers", "99"], "draft-layers is 99"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--tokens", "1"], "tokens is 1"),
+        (["--output", "."], "exists"),
+    ],
+)
+def test_what_cannot_be_honoured_is_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--output", str(tmp_path / "new"), *arguments])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
