@@ -9,13 +9,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.messages import SamplingParams
-from engine.pair import load_pair
+from engine.messages import SamplingParams, Submit
 from engine.synthetic.__main__ import main
 from engine.synthetic.calibrate import Agreement, Text, find_scale
 from engine.synthetic.weights import Whisper, draft_of, random_target, shape_of
 
-TINY = ["--parameters", "1.6e6", "--tokens", "256"]
+TINY = ["--parameters", "1.2e6", "--tokens", "128"]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +42,9 @@ def test_the_engine_serves_what_was_written_and_accepts_about_as_often_as_asked(
 ) -> None:
     """At 0.7, three guesses give 1 + .7 + .49 + .34 = 2.5 tokens a round; bounds are wide, since
     rounds are few."""
-    engine = Engine(config(folder), load_pair(config(folder)))
-    engine.add("a", [20, 30, 40], SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True))
+    engine = Engine(config(folder))
+    params = SamplingParams(seed=0, temperature=0.0, max_tokens=200, ignore_eos=True)
+    engine.add(Submit(id="a", prompt=[20, 30, 40], params=params, arrival=0.0))
     rounds, tokens = 0, 0
     while engine.has_work:
         rounds += 1
@@ -62,7 +62,7 @@ def test_the_same_arguments_write_the_same_weights(folder: Path, tmp_path: Path)
 
 
 def test_without_a_whisper_both_compute_the_same_and_louder_they_agree_less() -> None:
-    shape = shape_of(1.6e6)
+    shape = shape_of(1.2e6)
     target = random_target(shape, 0)
     draft = draft_of(target, 1)
     whisper = Whisper(target, 1)
@@ -77,7 +77,7 @@ def test_without_a_whisper_both_compute_the_same_and_louder_they_agree_less() ->
 
 def test_greedy_text_does_not_settle_into_a_loop() -> None:
     """A random model's argmax usually does, and then acceptance at T=0 says nothing."""
-    model = draft_of(random_target(shape_of(1.6e6), 0), 1)
+    model = draft_of(random_target(shape_of(1.2e6), 0), 1)
     ids = torch.randint(8, 4096, (1, 16), generator=torch.Generator().manual_seed(0))
     text = model.generate(ids, max_new_tokens=150, do_sample=False)[0, 16:]
     assert len(text) == 150
