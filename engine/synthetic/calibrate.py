@@ -90,10 +90,10 @@ def find_scale(
     """By bisection in the logarithm. `measure` falls as the scale grows; the best scale seen is
     answered, so noise in the last steps does no harm."""
     low, high = QUIETEST, LOUDEST
-    best, nearest = 2.0**low, float("inf")
+    best, nearest = float(2.0**low), float("inf")
     for _ in range(STEPS):
         middle = (low + high) / 2
-        scale = 2.0**middle
+        scale = float(2.0**middle)
         found = measure(scale)
         report(scale, found)
         if abs(found.mean - wanted) < nearest:

@@ -81,7 +81,8 @@ def shape_of(parameters: float) -> Shape:
 def random_target(shape: Shape, seed: int) -> Any:
     """A LlamaForCausalLM in float32 whose numbers are exact in bfloat16; the same for the same
     arguments. Nothing in it is scaled yet."""
-    model: Any = LlamaForCausalLM(shape.config(shape.layers)).eval().requires_grad_(False)
+    model: Any = LlamaForCausalLM(shape.config(shape.layers))
+    model.eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -108,7 +109,8 @@ def _deviation(name: str, weight: Tensor) -> float:
 def draft_of(target: Any, layers: int) -> Any:
     """Its first `layers` layers with its embedding, norm and head."""
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": layers})
-    draft: Any = LlamaForCausalLM(config).eval().requires_grad_(False)
+    draft: Any = LlamaForCausalLM(config)
+    draft.eval().requires_grad_(False)
     names = draft.state_dict().keys()
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
     return draft
