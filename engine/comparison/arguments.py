@@ -1,0 +1,151 @@
+"""The command line that both ways of comparing share, and what it means."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.comparison.arms import Arm, parse_arms
+from engine.comparison.grid import KINDS, RANDOM, Cell, Size, cells, mixed_cells
+from engine.comparison.output import check_output
+from engine.comparison.prompts import FROM_FILE, pool, read_prompts
+from engine.errors import ConfigError
+
+MODES = "off,1,2,3,4,6,auto"
+MOST_AT_ONCE = 256
+MOST_TOKENS = 4096
+MOST_ROUNDS = 1000
+
+DESCRIPTION = """\
+Tokens per second of off, fixed K and auto side by side, by kind of text, temperature and number of
+requests at a time; whether every mode says the same; the wait for a first token and between tokens.
+
+Offline (the default) it loads the pair and measures the engine in this process. With --url it asks
+a running server: a Foretoken is switched between the modes while it serves (needs its admin key),
+any other OpenAI-compatible server is measured as it is.
+
+Exit code 1: a text differed among modes where that is promised (float32). 2: a mistake.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A checked command line. `mixed_kinds`: of the predictable halves, for mixed batches."""
+
+    arms: tuple[Arm, ...]
+    cells: tuple[Cell, ...]
+    pools: dict[str, list[str]]
+    size: Size
+    json: str | None
+    plot: str | None
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--modes", default=None, help=f"default {MODES}: off, auto, and fixed Ks")
+    add("--kinds", default=None, help=f"of text, default {','.join(KINDS)}")
+    add("--prompts", metavar="FILE", help="your own prompts instead, one a line, or *.jsonl")
+    add("--concurrency", default="1,4,16,32", help="requests at a time (1,4,16,32)")
+    add("--temperatures", default="0,1", help="default 0,1")
+    add("--rounds", type=int, default=None, help="of every arm in every cell (3)")
+    add("--tokens", type=int, default=None,
+        help="of each reply; default: 96 for one at a time, fewer for more")  # fmt: skip
+    add("--mixed", action="store_true",
+        help="batches half of predictable requests, half of random ones, instead of the grid")  # fmt: skip
+    add("--quick", action="store_true", help="a small grid: a minute or two")
+    add("--json", metavar="FILE", help="write everything that was measured")
+    add("--plot", metavar="FILE.png", help="draw it (needs foretoken[plots])")
+    return parser
+
+
+def settings(parsed: argparse.Namespace) -> Settings:
+    """Raises ConfigError naming the option, what was given and what is allowed."""
+    check_output(parsed.json, parsed.plot)
+    quick = parsed.quick
+    counts = _whole(parsed.concurrency, "--concurrency", MOST_AT_ONCE)
+    size = Size(
+        rounds=_bounded(parsed.rounds, "--rounds", MOST_ROUNDS) or (2 if quick else 3),
+        tokens=_bounded(parsed.tokens, "--tokens", MOST_TOKENS),
+    )
+    pools, kinds = _pools(parsed)
+    if parsed.mixed:
+        chosen = mixed_cells(kinds, counts)
+        if not chosen:
+            raise ConfigError(
+                "--mixed needs a kind other than random, and a --concurrency of at least 2"
+            )
+    else:
+        chosen = cells(kinds, _temperatures(parsed.temperatures), counts)
+    used = {part.kind for cell in chosen for part in cell.parts}
+    return Settings(
+        arms=parse_arms(parsed.modes or ("off,2,4,auto" if quick else MODES)),
+        cells=tuple(_few(chosen) if quick else chosen),
+        pools={kind: pools.get(kind) or pool(kind) for kind in sorted(used)},
+        size=size,
+        json=parsed.json,
+        plot=parsed.plot,
+    )
+
+
+def _pools(parsed: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:
+    """Prompts of the user by kind, and the kinds of the grid."""
+    if parsed.prompts is None:
+        default = "code" if parsed.mixed else ",".join(KINDS)
+        return {}, _names(parsed.kinds or default)
+    if parsed.kinds is not None:
+        raise ConfigError("--kinds is for the built-in prompts, and --prompts names others")
+    return {FROM_FILE: read_prompts(parsed.prompts)}, [FROM_FILE]
+
+
+def _few(chosen: Sequence[Cell]) -> list[Cell]:
+    """The corners of the grid."""
+    counts = {cell.concurrency for cell in chosen}
+    kinds = {cell.parts[0].kind for cell in chosen} & {"code", RANDOM, FROM_FILE}
+    return [
+        cell
+        for cell in chosen
+        if cell.concurrency in (min(counts), max(counts))
+        and (not kinds or cell.parts[0].kind in kinds)
+    ]
+
+
+def _names(text: str) -> list[str]:
+    kinds = [word.strip() for word in text.split(",")]
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"--kinds has {kind!r}; allowed are {', '.join(KINDS)}")
+    return list(dict.fromkeys(kinds))
+
+
+def _whole(text: str, option: str, most: int) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = [0]
+    if not all(1 <= number <= most for number in found):
+        raise ConfigError(f"{option} must be whole numbers from 1 to {most}, but is {text!r}")
+    return list(dict.fromkeys(found))
+
+
+def _bounded(number: int | None, option: str, most: int) -> int | None:
+    if number is not None and not 1 <= number <= most:
+        raise ConfigError(f"{option} must be from 1 to {most}, but is {number}")
+    return number
+
+
+def _temperatures(text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = [math.nan]
+    if not all(0 <= number <= 2 for number in found):
+        raise ConfigError(f"--temperatures must be numbers from 0 to 2, but is {text!r}")
+    return list(dict.fromkeys(found))

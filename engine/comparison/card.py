@@ -1,0 +1,154 @@
+"""The comparison as a page of plain text, and what the project promises of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from engine.comparison.arms import AUTO, OFF, Arm
+from engine.comparison.result import CLOSE, NEVER_BELOW, CellResult, Comparison
+from engine.comparison.runs import Figures
+from engine.comparison.statistics import Estimate, geometric_mean
+
+
+def card(comparison: Comparison) -> str:
+    """Everything, for people."""
+    pages = [
+        _heading(comparison),
+        _rates(comparison),
+        _by_arm(comparison),
+        _halves(comparison),
+        _latencies(comparison),
+        _summary(comparison),
+    ]
+    return "\n\n".join(page for lines in pages if (page := "\n".join(lines)))
+
+
+def _heading(comparison: Comparison) -> Iterator[str]:
+    yield "Foretoken bench: " + "; ".join(
+        f"{name} {value}" for name, value in comparison.facts.items()
+    )
+    yield (
+        "tokens per second while all requests run, median of rounds; ratios are paired within a"
+        " round, [95 % bootstrap interval]"
+    )
+
+
+def _rates(comparison: Comparison) -> Iterator[str]:
+    width = _width(comparison)
+    yield (
+        f"{'':<{width}}{'off':>8}{'best K':>14}{'auto':>8}  {'auto / off':<20}"
+        f"{'auto / best K':<20}{'mean K':>6}  acceptance"
+    )
+    for cell in comparison.cells:
+        best = cell.best_fixed
+        named = f"{best.name} {_rate(cell, best)}" if best else "-"
+        auto = cell.runs.get(AUTO, [])
+        mean_k = [run.mean_k for run in auto if run.mean_k is not None]
+        yield (
+            f"{cell.cell.name:<{width}}{_rate(cell, OFF):>8}{named:>14}{_rate(cell, AUTO):>8}  "
+            f"{_interval(cell.ratio(AUTO, OFF)):<20}{_interval(cell.ratio(AUTO, best)):<20}"
+            f"{f'{median(mean_k):.1f}' if mean_k else '-':>6}  {_acceptance(cell)}"
+        )
+
+
+def _by_arm(comparison: Comparison) -> Iterator[str]:
+    """Every fixed K against the first arm; in brackets those that left early."""
+    fixed = [arm for arm in comparison.arms if arm.mode == "fixed"]
+    if len(fixed) < 2 or OFF not in comparison.arms:
+        return
+    width = _width(comparison)
+    yield "against off; (left the race after a round or more, clearly behind the best K)"
+    yield f"{'':<{width}}" + "".join(f"{arm.name:>8}" for arm in (*fixed, AUTO))
+    for cell in comparison.cells:
+        row = f"{cell.cell.name:<{width}}"
+        for arm in (*fixed, AUTO):
+            ratio = cell.ratio(arm, OFF)
+            shown = f"{ratio.value:.2f}" if ratio else "-"
+            early = ratio is not None and len(cell.runs[arm]) < cell.rounds
+            row += f"{f'({shown})' if early else shown:>8}"
+        yield row
+
+
+def _halves(comparison: Comparison) -> Iterator[str]:
+    """Mixed batches: each part's own rate against K = 0, under every arm."""
+    mixed = [cell for cell in comparison.cells if len(cell.cell.parts) > 1]
+    if not mixed:
+        return
+    yield "mixed batches: tokens per second of the whole and of each half, against off"
+    for cell in mixed:
+        halves = ", ".join(part.name for part in cell.cell.parts)
+        yield f"x{cell.cell.concurrency}: whole, {halves}"
+        for arm, runs in cell.runs.items():
+            early = " (left the race)" if len(runs) < cell.rounds else ""
+            parts = [None, *range(len(cell.cell.parts))]
+            ratios = [cell.ratio(arm, OFF, part) for part in parts]
+            shown = "  ".join(_interval(ratio) for ratio in ratios)
+            yield f"  {arm.name:<6}{_rate(cell, arm):>8}  {shown}{early}"
+
+
+def _latencies(comparison: Comparison) -> Iterator[str]:
+    width = _width(comparison)
+    yield "milliseconds: to the first token (cold prompt), between tokens, 95th percentile of waits"
+    yield f"{'':<{width}}" + "".join(f"{name:>24}" for name in ("off", "best K", "auto"))
+    for cell in comparison.cells:
+        row = f"{cell.cell.name:<{width}}"
+        for arm in (OFF, cell.best_fixed, AUTO):
+            row += f"{_latency(cell, arm):>24}"
+        yield row
+
+
+def _summary(comparison: Comparison) -> Iterator[str]:
+    for theirs, limit, named in (
+        ("off", NEVER_BELOW, "K = 0"),
+        ("best", CLOSE, "the best fixed K in hindsight"),
+    ):
+        ratios = comparison.ratios(theirs)
+        if not ratios:
+            continue
+        values = [ratio.value for _, ratio in ratios]
+        worst, lowest = min(ratios, key=lambda pair: pair[1].value)
+        met = sum(value >= limit for value in values)
+        yield (
+            f"auto against {named}: geometric mean {geometric_mean(values):.3f},"
+            f" worst {lowest.value:.3f} ({worst.cell.name}),"
+            f" at least {limit:g} in {met} of {len(values)} cells"
+        )
+    if comparison.texts_compared:
+        word = "" if comparison.exact else " (not promised in this precision, or not known)"
+        yield (
+            f"texts equal among modes: {comparison.texts_equal} of"
+            f" {comparison.texts_compared}{word}"
+        )
+
+
+def _width(comparison: Comparison) -> int:
+    return 2 + max((len(cell.cell.name) for cell in comparison.cells), default=0)
+
+
+def _rate(cell: CellResult, arm: Arm) -> str:
+    return f"{median(cell.rates(arm)):.1f}" if arm in cell.runs else "-"
+
+
+def _interval(ratio: Estimate | None) -> str:
+    return "-" if ratio is None else f"{ratio.value:.3f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def _acceptance(cell: CellResult) -> str:
+    """By position, of the largest fixed K that was run, else of auto."""
+    fixed = [arm for arm in cell.runs if arm.mode == "fixed"]
+    arm = max(fixed, key=lambda arm: arm.k, default=AUTO)
+    runs: list[Figures] = cell.runs.get(arm, [])
+    return " ".join(f"{share:.2f}" for share in runs[0].acceptance[:4]) if runs else "-"
+
+
+def _latency(cell: CellResult, arm: Arm | None) -> str:
+    if arm is None or arm not in cell.runs:
+        return "-"
+    runs = cell.runs[arm]
+    shown = [
+        cell.first_tokens.get(arm, []),
+        [run.itl for run in runs if run.itl is not None],
+        [run.gap for run in runs if run.gap is not None],
+    ]
+    return " / ".join(f"{1000 * median(found):.1f}" if found else "-" for found in shown)

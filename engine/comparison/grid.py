@@ -1,0 +1,122 @@
+"""The grid: which requests are run together, and what is asked of every arm alike.
+
+A request is a function of (cell, round, lane, place) alone, so that all arms of a round do the same
+work with the same seeds: common random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+KINDS = ("code", "prose", "json", "random")
+SEED = 20261120
+POOL = 64  # prompts of each kind
+RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Requests of one kind of text at one temperature."""
+
+    kind: str
+    temperature: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} T={self.temperature:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """So many requests at a time; with several parts each has an equal share of the lanes."""
+
+    parts: tuple[Part, ...]
+    concurrency: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.mix} x{self.concurrency}"
+
+    @property
+    def mix(self) -> str:
+        return " + ".join(part.name for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion of exactly `tokens` tokens."""
+
+    prompt: str
+    temperature: float
+    seed: int
+    tokens: int
+
+
+Lane = list[Request]  # asked one after the other, like a client that waits for each reply
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is run. `tokens`: of a reply, None for shorter ones the more run at a time, so that
+    a run takes about as long in every cell."""
+
+    rounds: int = 3
+    tokens: int | None = None
+
+    def reply(self, concurrency: int) -> int:
+        return self.tokens or max(12, round(96 / math.sqrt(concurrency)))
+
+    def per_lane(self, concurrency: int) -> int:
+        return 4 if concurrency == 1 else 2
+
+
+def cells(
+    kinds: Sequence[str], temperatures: Sequence[float], concurrency: Sequence[int]
+) -> list[Cell]:
+    """Every combination; what shares prompts stays together."""
+    return [
+        Cell((Part(kind, temperature),), count)
+        for kind in kinds
+        for temperature in temperatures
+        for count in concurrency
+    ]
+
+
+def mixed_cells(kinds: Sequence[str], concurrency: Sequence[int]) -> list[Cell]:
+    """Half of the lanes of each kind at temperature 0, the other half random text at 1."""
+    return [
+        Cell((Part(kind, 0.0), Part(RANDOM, 1.0)), count)
+        for kind in kinds
+        if kind != RANDOM
+        for count in concurrency
+        if count > 1
+    ]
+
+
+def lanes(
+    cell: Cell, pools: Mapping[str, Sequence[str]], size: Size, round_: int
+) -> list[Lane]:
+    """Round -1 is for settling: other seeds, and where there are enough prompts other ones."""
+    per_lane = size.per_lane(cell.concurrency)
+    return [
+        list(_lane(cell, pools, size, lane, (round_ + 1) * per_lane * cell.concurrency))
+        for lane in range(cell.concurrency)
+    ]
+
+
+def _lane(
+    cell: Cell, pools: Mapping[str, Sequence[str]], size: Size, lane: int, offset: int
+) -> Iterator[Request]:
+    part = cell.parts[lane % len(cell.parts)]
+    pool = pools[part.kind]
+    per_lane = size.per_lane(cell.concurrency)
+    for place in range(per_lane):
+        index = offset + lane * per_lane + place
+        yield Request(
+            prompt=pool[index % len(pool)],
+            temperature=part.temperature,
+            seed=SEED + index,
+            tokens=size.reply(cell.concurrency),
+        )

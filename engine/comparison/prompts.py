@@ -1,0 +1,59 @@
+"""Prompts by kind of text: held-out ones of the built-in pair's corpus, random ones, or a file's."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from pathlib import Path
+
+from engine.comparison.grid import KINDS, POOL, RANDOM, SEED
+from engine.demo.corpus import heldout_prompts
+from engine.errors import ConfigError
+
+FROM_FILE = "file"  # the kind of the prompts of --prompts
+_RANDOM_CHARACTERS = 72
+
+
+def pool(kind: str, count: int = POOL) -> list[str]:
+    """`count` texts that the built-in models have not seen; `kind` is one of grid.KINDS."""
+    assert kind in KINDS
+    if kind == RANDOM:
+        return [_noise(random.Random(SEED + index)) for index in range(count)]
+    found = heldout_prompts(kind, count)  # type: ignore[arg-type]
+    return [text for text in found if text.strip()]
+
+
+def _noise(rng: random.Random) -> str:
+    """Characters that nothing tells anything about."""
+    letters = string.ascii_letters + string.digits + string.punctuation
+    return "".join(rng.choices(letters, k=_RANDOM_CHARACTERS))
+
+
+def read_prompts(path: str) -> list[str]:
+    """One prompt a line; in a file named *.jsonl each line is a JSON string, or an object with the
+    text under "prompt". Raises ConfigError naming the line."""
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the prompts in {path}: {error}") from None
+    is_json = path.endswith(".jsonl")
+    prompts = [
+        _prompt(line, f"{path}, line {number}") if is_json else line
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not prompts:
+        raise ConfigError(f"{path} has no prompts: it must hold one in each line")
+    return prompts
+
+
+def _prompt(line: str, where: str) -> str:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        raise ConfigError(f"{where} is not JSON") from None
+    text = found.get("prompt") if isinstance(found, dict) else found
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f'{where} must be a text, or an object with a text under "prompt"')
+    return text

@@ -1,0 +1,98 @@
+"""The race: every arm of a cell back to back, round by round, the order turned each time.
+
+Machines drift, so only ratios within a round are compared. Before the first round prompts are put
+into the prefix cache, so that a rate is one of decoding; the wait for a first token is measured
+apart, on prompts that no cache knows. Auto serves one round unmeasured first, as it would in a
+server that has seen this kind of traffic before. After each round a fixed K that is clearly behind
+the best one leaves: it cannot be the best in hindsight, and its time is better spent on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+from engine.comparison.arms import AUTO, Arm
+from engine.comparison.grid import Cell, Lane, Size, lanes
+from engine.comparison.result import CellResult, Comparison
+from engine.comparison.runs import Driver, Run, equal_texts, figures
+
+BEHIND = 0.9  # of the best fixed K, by medians of the rounds so far
+
+Notice = Callable[[str], None]  # what is done now; called once per run
+
+
+def race(
+    driver: Driver,
+    cells: Sequence[Cell],
+    pools: Mapping[str, Sequence[str]],
+    size: Size,
+    comparison: Comparison,
+    *,
+    notice: Notice,
+) -> None:
+    """Fills `comparison`, cell by cell, so that it can be shown even when it was broken off."""
+    comparison.exact = driver.exact
+    for cell in cells:
+        result = CellResult(cell)
+        plans = [lanes(cell, pools, size, round_) for round_ in range(-1, size.rounds)]
+        _prepare(driver, comparison.arms, plans, result, notice)
+        left = list(comparison.arms)
+        for round_, plan in enumerate(plans[1:]):
+            _round(driver, turned(left, round_), plan, result, comparison, notice)
+            left = contenders(result, left)
+        comparison.cells.append(result)
+
+
+def steps(cells: Sequence[Cell], arms: Sequence[Arm], size: Size) -> int:
+    """How many notices a race will give, at most."""
+    return len(cells) * (1 + len(arms) * (1 + size.rounds) + (AUTO in arms))
+
+
+def _prepare(
+    driver: Driver, arms: Sequence[Arm], plans: Sequence[list[Lane]], result: CellResult,
+    notice: Notice,
+) -> None:  # fmt: skip
+    """First tokens, prompts into the cache, and a round of auto that does not count."""
+    name = result.cell.name
+    for arm in arms:
+        notice(f"{name}, {arm.name}, first tokens")
+        result.first_tokens[arm] = driver.first_tokens(arm, plans[0])
+    notice(f"{name}, prompts into the cache")
+    asked = (request.prompt for plan in plans for lane in plan for request in lane)
+    driver.warm(list(dict.fromkeys(asked)))
+    if AUTO in arms:
+        notice(f"{name}, auto settles")
+        driver.settle(AUTO, plans[0])
+
+
+def _round(
+    driver: Driver, arms: Sequence[Arm], plan: list[Lane], result: CellResult,
+    comparison: Comparison, notice: Notice,
+) -> None:  # fmt: skip
+    """One run of every arm that is left, and their texts held to those of the first."""
+    cell = result.cell
+    runs: dict[Arm, Run] = {}
+    for arm in arms:
+        notice(f"{cell.name}, {arm.name}")
+        runs[arm] = driver.run(arm, plan)
+        found = figures(runs[arm], lanes=cell.concurrency, parts=len(cell.parts))
+        result.runs.setdefault(arm, []).append(found)
+    first, *others = runs.values()
+    for other in others:
+        compared, equal = equal_texts(first, other)
+        comparison.texts_compared += compared
+        comparison.texts_equal += equal
+
+
+def turned(arms: Sequence[Arm], round_: int) -> list[Arm]:
+    """Who goes first changes from round to round."""
+    shift = round_ * 2 % len(arms)
+    return [*arms[shift:], *arms[:shift]]
+
+
+def contenders(result: CellResult, arms: Sequence[Arm]) -> list[Arm]:
+    """Without the fixed Ks that are clearly behind the best of them."""
+    rates = {arm: median(result.rates(arm)) for arm in arms if arm.mode == "fixed"}
+    best = max(rates.values(), default=0.0)
+    return [arm for arm in arms if arm.mode != "fixed" or rates[arm] >= BEHIND * best]

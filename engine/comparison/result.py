@@ -1,0 +1,115 @@
+"""What a comparison found: figures by cell and arm, and what follows from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from engine.comparison.arms import AUTO, OFF, Arm
+from engine.comparison.grid import Cell
+from engine.comparison.runs import Figures
+from engine.comparison.statistics import Estimate, geometric_mean, paired
+
+VERSION = 1
+CLOSE = 0.95  # of the best fixed K in hindsight: what auto has to reach
+NEVER_BELOW = 0.98  # of K = 0
+
+
+@dataclass
+class CellResult:
+    """`runs[arm]`: figures by round; a fixed K that fell behind has fewer. `first_tokens[arm]`:
+    seconds to the first token of prompts that no cache knew."""
+
+    cell: Cell
+    runs: dict[Arm, list[Figures]] = field(default_factory=dict)
+    first_tokens: dict[Arm, list[float]] = field(default_factory=dict)
+
+    def rates(self, arm: Arm, part: int | None = None) -> list[float]:
+        runs = self.runs[arm]
+        return [run.rate if part is None else run.part_rates[part] for run in runs]
+
+    @property
+    def rounds(self) -> int:
+        return max(map(len, self.runs.values()), default=0)
+
+    @property
+    def best_fixed(self) -> Arm | None:
+        """In hindsight: the fastest over all rounds."""
+        return fastest(self, [arm for arm in self.runs if arm.mode == "fixed"])
+
+    def ratio(self, ours: Arm, theirs: Arm | None, part: int | None = None) -> Estimate | None:
+        """Tokens per second of ours over theirs; None where one of them was not run."""
+        if theirs is None or ours not in self.runs or theirs not in self.runs:
+            return None
+        return paired(self.rates(ours, part), self.rates(theirs, part))
+
+
+def fastest(result: CellResult, arms: Sequence[Arm]) -> Arm | None:
+    """Of those that were in every round."""
+    lasting = [arm for arm in arms if len(result.runs[arm]) == result.rounds]
+    return max(lasting, key=lambda arm: geometric_mean(result.rates(arm)), default=None)
+
+
+@dataclass
+class Comparison:
+    """`exact`: texts had to be equal among arms."""
+
+    facts: dict[str, Any]
+    arms: tuple[Arm, ...]
+    cells: list[CellResult] = field(default_factory=list)
+    texts_compared: int = 0
+    texts_equal: int = 0
+    exact: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """No text depends on the arm, where that is promised."""
+        return not self.exact or self.texts_equal == self.texts_compared
+
+    def ratios(self, theirs: str) -> list[tuple[CellResult, Estimate]]:
+        """Auto against `off`, or against the `best` fixed K of each cell."""
+        found = [
+            (cell, cell.ratio(AUTO, OFF if theirs == "off" else cell.best_fixed))
+            for cell in self.cells
+        ]
+        return [(cell, ratio) for cell, ratio in found if ratio is not None]
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {
+                "format": "foretoken-bench",
+                "version": VERSION,
+                "facts": self.facts,
+                "modes": [arm.name for arm in self.arms],
+                "texts_compared": self.texts_compared,
+                "texts_equal": self.texts_equal,
+                "texts_must_be_equal": self.exact,
+                "cells": [_cell(cell) for cell in self.cells],
+            },
+            indent=1,
+        )
+
+
+def _cell(result: CellResult) -> dict[str, Any]:
+    best = result.best_fixed
+    against = {
+        "auto_against_off": result.ratio(AUTO, OFF),
+        "auto_against_best_fixed": result.ratio(AUTO, best),
+    }
+    return {
+        "parts": [asdict(part) for part in result.cell.parts],
+        "concurrency": result.cell.concurrency,
+        "best_fixed": best.name if best else None,
+        **{name: asdict(ratio) if ratio else None for name, ratio in against.items()},
+        "modes": {
+            arm.name: {
+                "tokens_per_second": median(result.rates(arm)),
+                "first_token_seconds": result.first_tokens.get(arm, []),
+                "rounds": [asdict(run) for run in runs],
+            }
+            for arm, runs in result.runs.items()
+        },
+    }
