@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 # modules need not import them.
 PROGRAMS = {
     ("bench", "suite"): "engine.bench.suite",
-    ("bench",): "engine.bench.suite",
+    ("bench",): "engine.bench",
     ("plan",): "engine.plan",
     ("train", "demo"): "engine.demo.train",
 }

@@ -1,1 +1,1 @@
-"""Benchmarks of the engine: the suite that `make bench` runs."""
+"""Benchmarks: modes against each other (`foretoken bench`), and the suite of `make bench`."""

@@ -59,7 +59,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     add("--tokens", type=int, default=None,
         help="of each reply; default: 96 for one at a time, fewer for more")  # fmt: skip
     add("--mixed", action="store_true",
-        help="batches half of predictable requests, half of random ones, instead of the grid")  # fmt: skip
+        help="instead of the grid: batches half predictable, half random")  # fmt: skip
     add("--quick", action="store_true", help="a small grid: a minute or two")
     add("--json", metavar="FILE", help="write everything that was measured")
     add("--plot", metavar="FILE.png", help="draw it (needs foretoken[plots])")

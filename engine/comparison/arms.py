@@ -26,7 +26,7 @@ OFF, AUTO = Arm("off"), Arm("auto")
 
 
 def parse_arms(text: str) -> tuple[Arm, ...]:
-    """`off,1,2,4,auto` in that order. Raises ConfigError for anything else, and for a repetition."""
+    """`off,1,2,4,auto`, each at most once. Raises ConfigError."""
     arms = [_parse(word.strip()) for word in text.split(",")]
     if len(set(arms)) < len(arms):
         raise ConfigError(f"--modes {text!r} names a mode twice")

@@ -95,9 +95,7 @@ def mixed_cells(kinds: Sequence[str], concurrency: Sequence[int]) -> list[Cell]:
     ]
 
 
-def lanes(
-    cell: Cell, pools: Mapping[str, Sequence[str]], size: Size, round_: int
-) -> list[Lane]:
+def lanes(cell: Cell, pools: Mapping[str, Sequence[str]], size: Size, round_: int) -> list[Lane]:
     """Round -1 is for settling: other seeds, and where there are enough prompts other ones."""
     per_lane = size.per_lane(cell.concurrency)
     return [

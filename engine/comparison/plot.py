@@ -18,26 +18,22 @@ def check_plots() -> None:
 
 def plot(comparison: Comparison, path: str) -> None:
     """A PNG: for each kind of text and temperature, speed against K = 0 by requests at a time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     panels: dict[str, list[CellResult]] = {}
     for cell in comparison.cells:
         panels.setdefault(cell.cell.mix, []).append(cell)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(6 * columns, 3 * rows), squeeze=False, sharey=True
-    )
+    figure = Figure(figsize=(6 * columns, 3 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (name, cells) in zip(axes.flat, panels.items(), strict=False):
         _panel(axis, name, cells)
-    figure.tight_layout()
     figure.savefig(path, format="png", dpi=120)
-    pyplot.close(figure)
 
 
 def _panel(axis: Any, name: str, cells: list[CellResult]) -> None:
@@ -55,7 +51,7 @@ def _panel(axis: Any, name: str, cells: list[CellResult]) -> None:
             [ratio.value - ratio.low for _, ratio in drawn],
             [ratio.high - ratio.value for _, ratio in drawn],
         ]
-        style = {"color": "black", "marker": "o"} if arm == AUTO else {"alpha": 0.5}
+        style: dict[str, Any] = {"color": "black", "marker": "o"} if arm == AUTO else {}
         axis.errorbar(
             [at for at, _ in drawn], [ratio.value for _, ratio in drawn], bars,
             label=arm.name, capsize=2, **style,

@@ -1,4 +1,4 @@
-"""Prompts by kind of text: held-out ones of the built-in pair's corpus, random ones, or a file's."""
+"""Prompts by kind of text: held out from the built-in pair's corpus, random, or a file's."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_unknown_host_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("arguments", "program"),
     [
-        (["bench", "--quick"], ["engine.bench.suite", "--quick"]),
+        (["bench", "--quick"], ["engine.bench", "--quick"]),
         (["plan", "--examples"], ["engine.plan", "--examples"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
     ],

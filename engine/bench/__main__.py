@@ -1,0 +1,101 @@
+"""`foretoken bench`: modes against each other, on engines in this process."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.bench.offline import Encode, Offline
+from engine.comparison.arguments import Settings, build_parser, settings
+from engine.comparison.output import progress, show
+from engine.comparison.race import race, steps
+from engine.comparison.result import Comparison
+from engine.config import BUILTIN, EngineConfig, model_folder
+from engine.errors import EngineError
+from engine.pair import Pair, load_pair
+from engine.threads import VARIABLES, engine_threads, granted_cores
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
+    parsed = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    try:
+        said = settings(parsed)
+        if parsed.threads or VARIABLES[0] not in os.environ:
+            torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
+        comparison = compare(parsed, said)
+        return show(comparison, json=said.json, picture=said.plot)
+    except (EngineError, OSError) as error:
+        print(f"foretoken bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = build_parser("foretoken bench")
+    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
+    parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
+    return parser
+
+
+def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
+    """The whole race. Raises EngineError."""
+    pair = _load(parsed)
+    most = max(cell.concurrency for cell in said.cells)
+    driver = Offline(pair, _encoder(parsed.target), arms=said.arms, concurrency=most)
+    comparison = Comparison(facts=_facts(parsed, pair, said), arms=said.arms)
+    with progress(steps(said.cells, said.arms, said.size)) as notice:
+        race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
+    return comparison
+
+
+def _load(parsed: argparse.Namespace) -> Pair:
+    return load_pair(
+        EngineConfig.model_validate(
+            {
+                "target": {"path": parsed.target, "dtype": parsed.dtype},
+                "device": parsed.device,
+                "speculation": {"proposer": {"path": parsed.draft, "dtype": parsed.dtype}},
+            }
+        )
+    )
+
+
+def _encoder(target: str) -> Encode:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(target, "target"))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    return encode
+
+
+def _facts(parsed: argparse.Namespace, pair: Pair, said: Settings) -> dict[str, Any]:
+    return {
+        "target": parsed.target,
+        "draft": parsed.draft,
+        "dtype": pair.target.dtype_name,
+        "device": pair.target.device_name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rounds": said.size.rounds,
+        "tokens": said.size.tokens or "96 and fewer",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

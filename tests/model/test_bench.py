@@ -1,0 +1,122 @@
+"""`foretoken bench` on tiny models: what is asked and counted, never how fast it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.bench.__main__ import main
+from engine.bench.offline import Offline
+from engine.comparison.arms import AUTO, Arm, parse_arms
+from engine.comparison.grid import Size, cells, lanes, mixed_cells
+from engine.comparison.race import race
+from engine.comparison.result import Comparison
+from engine.comparison.runs import Reply, Run
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.pair import Pair, load_pair
+from tests.support import tiny, tiny_text
+
+ARMS = parse_arms("off,2,auto")
+POOLS = {"code": ["def f(x):", "import os"], "random": ["#x~", "9Z@"]}
+SIZE = Size(rounds=2, tokens=9)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_target: str, tiny_draft: str) -> Pair:
+    return load_pair(
+        EngineConfig.model_validate(
+            {
+                "target": {"path": tiny_target},
+                "device": "cpu",
+                "speculation": {"proposer": {"path": tiny_draft}},
+            }
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def driver(pair: Pair) -> Offline:
+    return Offline(pair, lambda text: [b % 50 for b in text.encode()], arms=ARMS, concurrency=4)
+
+
+def test_every_arm_does_the_same_work(driver: Offline) -> None:
+    """Law: a race of real engines: all texts equal, K as the arm says, nothing left running."""
+    comparison = Comparison(facts={}, arms=ARMS)
+    chosen = [*cells(["code"], [0.0, 1.0], [2]), *mixed_cells(["code"], [4])]
+    race(driver, chosen, POOLS, SIZE, comparison, notice=lambda text: None)
+    assert comparison.exact
+    assert comparison.texts_equal == comparison.texts_compared > 0
+    for cell in comparison.cells:
+        assert all(len(waits) == cell.cell.concurrency for waits in cell.first_tokens.values())
+        off, two, auto = (cell.runs[arm][0] for arm in ARMS)
+        assert off.mean_k == 0
+        assert off.acceptance == []
+        assert two.mean_k is not None
+        assert 1 < two.mean_k <= 2  # the last guess of a reply has no room
+        assert 0 < two.acceptance[0] <= 1
+        assert off.tokens == cell.cell.concurrency * 2 * 9
+        assert off.itl is not None
+        assert all(run.rate > 0 for run in (off, two, auto))
+    assert not any(engine.has_work for engine in driver._engines)
+
+
+def test_a_run_ends_with_its_first_lane(driver: Offline) -> None:
+    """Law: lanes that are still busy are cut off, and what they said is a beginning."""
+    (cell,) = cells(["code"], [1.0], [2])
+    plan = lanes(cell, POOLS, SIZE, 0)
+    whole = driver.run(Arm("fixed", 2), plan)
+    short = driver.run(Arm("off"), [plan[0], plan[1][:1]])
+    assert [len(reply.text) for reply in whole.replies].count(9) >= 3
+    lengths = [len(reply.text) for reply in _by_lane(short, 0)]
+    assert sum(lengths) in (9, 10)  # the other lane's only reply had 9
+    assert _by_lane(short, 0)[0].text == _by_lane(whole, 0)[0].text
+
+
+def _by_lane(run: Run, lane: int) -> list[Reply]:
+    return [reply for reply in run.replies if reply.lane == lane]
+
+
+def test_auto_learns_from_its_own_traffic_alone(driver: Offline) -> None:
+    """Law: runs at a fixed K leave the engine of auto as it was."""
+    (cell,) = cells(["code"], [0.0], [2])
+    plan = lanes(cell, POOLS, SIZE, 0)
+    driver.run(AUTO, plan)
+    before = driver._auto.gauges().step
+    driver.run(Arm("fixed", 1), plan)
+    assert driver._auto.gauges().step == before
+
+
+def test_a_prompt_without_tokens_is_a_sentence(pair: Pair) -> None:
+    """Law: said before anything is measured, not an assertion of the engine's."""
+    driver = Offline(pair, lambda text: [], arms=ARMS, concurrency=2)
+    with pytest.raises(ConfigError, match="a prompt has no tokens"):
+        driver.warm(["x"])
+
+
+def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: a card for people, JSON for programs, exit code 0."""
+    model = tiny_text.target()
+    target = tiny_text.save(model, tmp_path / "target")
+    draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
+    found = tmp_path / "found.json"
+    words = ["--target", target, "--draft", draft, "--device", "cpu", "--modes", "off,1,auto",
+             "--kinds", "random", "--temperatures", "1", "--concurrency", "2", "--rounds", "1",
+             "--tokens", "4", "--json", str(found)]  # fmt: skip
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "random T=1 x2" in said
+    assert "texts equal among modes: 8 of 8" in said
+    assert json.loads(found.read_text())["texts_equal"] == 8
+
+
+def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: a sentence on stderr, nothing on stdout."""
+    for words in (["--target", "/nowhere", "--quick"], ["--modes", "17"]):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("foretoken bench: ")
+        assert said.err.count("\n") == 1

@@ -1,0 +1,210 @@
+"""Arms against each other: what is asked, what is counted, what is said; figures are made up."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from engine.comparison.arguments import build_parser, settings
+from engine.comparison.arms import AUTO, OFF, Arm, parse_arms
+from engine.comparison.card import card
+from engine.comparison.grid import Part, Size, cells, lanes, mixed_cells
+from engine.comparison.output import show, write_whole
+from engine.comparison.prompts import read_prompts
+from engine.comparison.race import contenders, race, steps, turned
+from engine.comparison.result import Comparison
+from engine.comparison.runs import Reply, Run, equal_texts, figures
+from engine.comparison.statistics import estimate, geometric_mean, paired
+from engine.errors import ConfigError
+from tests.support.arms import ScriptedDriver
+
+ARMS = parse_arms("off,2,4,auto")
+POOLS = {"code": ["def f"], "random": ["x#~"]}
+SPEEDS = {"off": 10.0, "K=2": 14.0, "K=4": 12.0, "auto": 13.5}
+
+
+def compared(driver: ScriptedDriver | None = None, *, mixed: bool = False) -> Comparison:
+    """Two cells of the grid, or one of mixed batches, raced by the script."""
+    driver = driver or ScriptedDriver(lambda arm, prompt: SPEEDS[arm.name])
+    chosen = mixed_cells(["code"], [4]) if mixed else cells(["code"], [0.0, 1.0], [2])
+    comparison = Comparison(facts={"target": "made up"}, arms=ARMS)
+    race(driver, chosen, POOLS, Size(rounds=3), comparison, notice=lambda text: None)
+    return comparison
+
+
+def test_a_rate_is_one_under_the_same_load_throughout() -> None:
+    """Law: what happens after the first lane has nothing left to ask does not count."""
+    run = Run([Reply(0, 0.0, [(1.0, 2), (2.0, 2)]), Reply(1, 0.0, [(1.0, 1), (2.0, 1), (4.0, 9)])])
+    found = figures(run, lanes=2, parts=2)
+    assert found.seconds == 2.0
+    assert found.rate == 3.0
+    assert found.part_rates == [2.0, 1.0]
+    assert found.gap == 1.0
+    with pytest.raises(ValueError, match="not answered"):
+        figures(Run([run.replies[0]]), lanes=2, parts=1)
+
+
+def test_texts_are_compared_as_far_as_both_went() -> None:
+    """Law: a reply that was cut off is equal if it is a beginning of the other."""
+    whole = Run([Reply(0, 0.0, [], [1, 2, 3]), Reply(1, 0.0, [], [7, 8])])
+    cut = Run([Reply(1, 0.5, [], [7]), Reply(0, 0.0, [], [1, 2])])
+    other = Run([Reply(0, 0.0, [], [1, 9]), Reply(1, 0.0, [], [])])
+    assert equal_texts(whole, cut) == (2, 2)
+    assert equal_texts(whole, other) == (2, 1)
+
+
+def test_every_arm_is_asked_the_same() -> None:
+    """Law: requests are a function of cell, round, lane and place; seeds repeat nowhere."""
+    (cell,) = cells(["code"], [1.0], [4])
+    size = Size(rounds=2, tokens=5)
+    again = [lanes(cell, POOLS, size, round_) for round_ in (-1, 0, 1)]
+    assert again == [lanes(cell, POOLS, size, round_) for round_ in (-1, 0, 1)]
+    seeds = [request.seed for plan in again for lane in plan for request in lane]
+    assert len(set(seeds)) == len(seeds) == 3 * 4 * 2
+
+
+def test_mixed_batches_are_half_and_half() -> None:
+    """Law: as many lanes of one kind as of the other, and a rate for each."""
+    (cell,) = mixed_cells(["code", "random"], [1, 6])
+    assert cell.parts == (Part("code", 0.0), Part("random", 1.0))
+    asked = [lane[0].temperature for lane in lanes(cell, POOLS, Size(), 0)]
+    assert Counter(asked) == {0.0: 3, 1.0: 3}
+    said = card(compared(mixed=True))
+    assert "x4: whole, code T=0, random T=1" in said
+
+
+def test_a_fixed_k_that_is_clearly_behind_leaves() -> None:
+    """Law: off and auto stay to the end; the fastest K of all rounds is the best in hindsight."""
+    comparison = compared()
+    for cell in comparison.cells:
+        assert [len(cell.runs[arm]) for arm in ARMS] == [3, 3, 1, 3]
+        assert cell.best_fixed == Arm("fixed", 2)
+        assert contenders(cell, ARMS) == [OFF, Arm("fixed", 2), AUTO]
+    assert turned(ARMS, 1) != turned(ARMS, 0)
+
+
+def test_auto_settles_and_order_turns() -> None:
+    """Law: first tokens, then the prompts' cache, then a round of auto that does not count."""
+    driver = ScriptedDriver(lambda arm, prompt: SPEEDS[arm.name])
+    comparison = compared(driver)
+    one = ["first off", "first K=2", "first K=4", "first auto", "warm", "settle auto",
+           "off", "K=2", "K=4", "auto", "auto", "off", "K=2", "K=2", "auto", "off"]  # fmt: skip
+    assert Counter(driver.calls) == {name: 2 * n for name, n in Counter(one).items()}
+    assert driver.calls[:6] == one[:6]
+    assert driver.calls[6] != driver.calls[10]
+    assert steps(cells(["code"], [0.0], [2]), ARMS, Size(rounds=3)) == 18
+    assert comparison.passed
+
+
+def test_the_card_says_what_was_found() -> None:
+    """Law: rates, paired ratios, and what the project promises of them."""
+    said = card(compared())
+    assert "1.350 [1.35, 1.35]" in said
+    assert "0.964 [0.96, 0.96]" in said
+    assert "(1.20)" in said  # K = 4 left the race
+    assert "250.0 / " in said
+    assert "at least 0.98 in 2 of 2 cells" in said
+    assert "at least 0.95 in 2 of 2 cells" in said
+    assert "texts equal among modes: 56 of 56" in said
+
+
+def test_one_differing_text_fails_where_texts_are_promised() -> None:
+    """Law: exit code 1, unless the precision promises no equal texts."""
+    for exact in (True, False):
+        driver = ScriptedDriver(lambda arm, prompt: SPEEDS[arm.name], exact=exact, liar=AUTO)
+        comparison = compared(driver)
+        assert comparison.texts_equal < comparison.texts_compared
+        assert comparison.passed is not exact
+        assert show(comparison, json=None, picture=None) == int(exact)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Law: JSON for programs has every figure; a writer that fails leaves nothing behind."""
+    path = tmp_path / "found.json"
+    assert show(compared(), json=str(path), picture=str(tmp_path / "found.png")) == 0
+    found = json.loads(path.read_text())
+    assert found["format"] == "foretoken-bench"
+    assert found["cells"][0]["modes"]["K=2"]["rounds"][0]["acceptance"] == [0.5, 0.5]
+    assert found["cells"][0]["auto_against_off"]["value"] == pytest.approx(1.35)
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+
+    def fail(path: str) -> None:
+        Path(path).write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(str(path), fail)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json", "found.png"]
+    assert json.loads(path.read_text()) == found
+
+
+def test_intervals_hold_the_median() -> None:
+    """Law: deterministic, ordered, and as narrow as the values."""
+    found = estimate([1.0, 1.1, 0.9, 1.05, 0.95])
+    assert found.value == 1.0
+    assert 0.9 <= found.low < found.value < found.high <= 1.1
+    assert estimate([1.0, 1.1, 0.9, 1.05, 0.95]) == found
+    assert paired([2.0, 6.0, 9.0], [1.0, 2.0]).value == 2.5
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--modes", "off,fast"], "unknown mode 'fast'; allowed are off, auto"),
+        (["--modes", "17"], "K = 17; K is from 1 to 16"),
+        (["--modes", "0"], "no guesses are `off`"),
+        (["--modes", "2,off,2"], "names a mode twice"),
+        (["--kinds", "poetry"], "allowed are code, prose, json, random"),
+        (["--concurrency", "0"], "--concurrency must be whole numbers from 1 to"),
+        (["--concurrency", "four"], "but is 'four'"),
+        (["--temperatures", "-1"], "--temperatures must be numbers from 0 to 2"),
+        (["--temperatures", "nan"], "--temperatures must be numbers from 0 to 2"),
+        (["--tokens", "0"], "--tokens must be from 1 to"),
+        (["--rounds", "-2"], "--rounds must be from 1 to"),
+        (["--mixed", "--concurrency", "1"], "--mixed needs"),
+        (["--json", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json"),
+        (["--plot", "found.jpg"], "must end in .png"),
+        (["--prompts", "/nowhere.txt"], "cannot read the prompts in /nowhere.txt"),
+        (["--prompts", "p.txt", "--kinds", "code"], "--kinds is for the built-in prompts"),
+    ],
+)
+def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
+    """Law: what was given, and what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        settings(build_parser("foretoken bench").parse_args(arguments))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_prompts_come_from_a_file(tmp_path: Path) -> None:
+    """Law: one a line, JSON by the file's name; what is wrong is named with its line."""
+    plain, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
+    plain.write_text("one\n\ntwo\n")
+    lines.write_text('{"prompt": "one"}\n"two"\n')
+    assert read_prompts(str(plain)) == read_prompts(str(lines)) == ["one", "two"]
+    said = settings(build_parser("x").parse_args(["--prompts", str(plain)]))
+    assert {part.kind for cell in said.cells for part in cell.parts} == {"file"}
+    for text, word in (
+        ("", "has no prompts"),
+        ('"one"\none', "line 2 is not JSON"),
+        ('{"text": "a"}', "line 1 must be a text"),
+        ('""', "line 1 must be a text"),
+    ):
+        lines.write_text(text)
+        with pytest.raises(ConfigError, match=word):
+            read_prompts(str(lines))
+
+
+def test_the_quick_grid_is_small() -> None:
+    """Law: --quick keeps the corners; options that were given still count."""
+    said = settings(build_parser("x").parse_args(["--quick", "--rounds", "1"]))
+    assert {cell.concurrency for cell in said.cells} == {1, 32}
+    assert {cell.parts[0].kind for cell in said.cells} == {"code", "random"}
+    assert said.size.rounds == 1
+    whole = settings(build_parser("x").parse_args([]))
+    assert len(whole.cells) == 4 * 2 * 4
+    assert all(len(pool) >= 32 for pool in whole.pools.values())
