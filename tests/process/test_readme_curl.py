@@ -15,10 +15,10 @@ from tests.process.served import ROOT, serving
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # With K fixed: what adaptive K makes of a prediction depends on what this machine charges.
-SETTINGS = ("server.port=0", "speculation.controller.k=4")
+SETTINGS = ("server.port=0", "server.admin_key=secret", "speculation.controller.k=4")
 DEMO = (sys.executable, "-m", "server", "serve", *(f"--set={one}" for one in SETTINGS))
 COMMAND = re.compile(
-    r"^\$ curl (?:-N )?http://127\.0\.0\.1:8000(\S+)(?: -H '[^']*' -d '(.*?)')?$", re.M | re.S
+    r"^\$ curl (?:-N )?http://127\.0\.0\.1:8000(\S+)(?: -H '([^']*)' -d '(.*?)')?$", re.M | re.S
 )
 
 
@@ -30,11 +30,12 @@ def test_every_curl_of_the_readme_is_answered() -> None:
 
     async def scenario() -> None:
         async with serving(DEMO, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
-            for path, body in found:
+            for path, header, body in found:
                 if not body:
                     assert (await server.http.get(path)).status_code == 200
                     continue
-                reply = await server.http.post(path, json=json.loads(body))
+                headers = dict([header.split(": ")])
+                reply = await server.http.post(path, json=json.loads(body), headers=headers)
                 assert reply.status_code == 200, (path, reply.text)
                 if "prediction" in body:
                     details = reply.json()["usage"]["completion_tokens_details"]
