@@ -69,8 +69,8 @@ class ServerConfig(BaseModel):
         None,
         min_length=1,
         repr=False,
-        description="everything but /health, /ready, /metrics and /version then asks for"
-        " `Authorization: Bearer ...`",
+        description="everything but /health, /ready, /metrics, /version and the page"
+        " /speculation/live then asks for `Authorization: Bearer ...`",
     )
     admin_key: str | None = Field(
         None,

@@ -62,6 +62,11 @@ GETS: Mapping[str, Mapping[int, str]] = {
     "/version": {200: "Version"},
     "/openapi.json": {200: "Document"},
 }
+# Path -> the type of what is no JSON.
+TEXTS: Mapping[str, tuple[str, str]] = {
+    "/metrics": ("text/plain", "Prometheus"),
+    "/speculation/live": ("text/html", "a page that shows /speculation live"),
+}
 MORE: Mapping[Endpoint, Schema] = {
     "tokenize": {"anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}]}
 }
@@ -145,8 +150,9 @@ def _paths(keyed: bool) -> dict[str, Any]:
     parameter = {"name": "name", "in": "path", "required": True, "schema": STRING}
     paths["/v1/models/{name}"]["get"]["parameters"] = [parameter]
     paths["/speculation"]["post"] = _switching()
-    text = {"description": "Prometheus", "content": {"text/plain": {"schema": STRING}}}
-    paths["/metrics"] = {"get": {"responses": {"200": text}}}
+    for path, (kind, about) in TEXTS.items():
+        text = {"description": about, "content": {kind: {"schema": STRING}}}
+        paths[path] = {"get": {"responses": {"200": text}}}
     return paths
 
 

@@ -1,5 +1,5 @@
-"""GET /speculation: what the controller believes and why it chose its K. POST: switch it, for the
-operator. Nothing here changes a text.
+"""GET /speculation: what the controller believes and why it chose its K, with a page that shows it
+live. POST: switch it, for the operator. Nothing here changes a text.
 
 Estimates are those of the last step. A switch concerns every step that begins after it, so every
 request that is sent after the reply, and outlives a restart of the engine.
@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from math import isfinite
+from pathlib import Path
 from typing import Any, get_args
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
 from server.api.auth import check_admin
@@ -27,11 +28,21 @@ from server.engine_client import NOT_READY
 logger = logging.getLogger(__name__)
 
 MODES: tuple[Mode, ...] = get_args(Mode)
+PAGE = Path(__file__).parents[1] / "pages" / "speculation.html"
+ITSELF = {  # it loads nothing, speaks to this server only, and nobody may frame it
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
+    " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+}
 DIGITS = 6  # that a figure of an estimate is worth
 
 
 def speculation_router(services: Services) -> APIRouter:
     router = APIRouter()
+    page = PAGE.read_text(encoding="utf-8")
+
+    @router.get("/speculation/live")
+    async def live() -> Response:
+        return HTMLResponse(page, headers=ITSELF)
 
     @router.get("/speculation")
     async def read() -> Response:

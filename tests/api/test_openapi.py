@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 
 from server.api.field_row import Endpoint, FieldRow
 from server.api.fields import FIELDS, ROWS
-from server.api.openapi import GETS, POSTS, document
+from server.api.openapi import GETS, POSTS, TEXTS, document
 from tests.api.test_fields import BODIES, PATHS, good_body
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, make_ready
@@ -36,7 +36,7 @@ CHECKS = [
 ]
 DOCUMENT = document([MODEL], version="0", vocab_size=make_ready().vocab_size, keyed=False)
 OPERATIONS = [("POST", path) for path in (*POSTS, "/speculation")] + [
-    ("GET", path) for path in (*GETS, "/metrics")
+    ("GET", path) for path in (*GETS, *TEXTS)
 ]
 
 

@@ -25,7 +25,7 @@ def http(served: Served) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/speculation/live"])
 def test_open_paths(http: httpx.Client, path: str) -> None:
     """Platforms probe and scrape without a key."""
     assert http.get(path).status_code == 200
@@ -42,6 +42,8 @@ def test_open_paths(http: httpx.Client, path: str) -> None:
         ("POST", "/v1/chat/completions"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
+        ("GET", "/speculation"),
+        ("POST", "/speculation"),
         ("GET", "/v1/models"),
         ("GET", f"/v1/models/{MODEL}"),
         ("GET", "/v1/nothing"),

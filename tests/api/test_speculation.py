@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,3 +172,15 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     assert (told["k"], told["reason"], told["k_max"]) == (2, "pays", 4)
     assert told["explanation"].startswith("K = 2 promises the most tokens per second.")
     served.client.estimates = None
+
+
+def test_the_page_stands_alone(http: httpx.Client) -> None:
+    """Law: no address but this server's, which the browser is told to hold it to, and what comes
+    from the server is put in as text."""
+    reply = http.get("/speculation/live")
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert re.findall(r"(?:https?:)?//[a-z]", reply.text) == []
+    assert not re.search(r"innerHTML|<link|<img|src=", reply.text)
+    shown = set(re.findall(r"now\.(\w+)", reply.text))
+    assert shown <= http.get("/speculation").json().keys()

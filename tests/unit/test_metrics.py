@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -164,3 +167,14 @@ def test_series_are_fixed() -> None:
     assert samples(other)["steps_total"] == 0
     assert {name.partition("{")[0].removesuffix("_bucket").removesuffix("_count").removesuffix(
         "_sum") for name in before} == {metric.name for metric in METRICS}  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Prometheus) is not here")
+def test_prometheus_finds_nothing_to_say() -> None:
+    """Law: names, types and help pass Prometheus' own linter."""
+    metrics = Metrics()
+    metrics.observe_step(STEP)
+    found = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics.render(), capture_output=True
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
