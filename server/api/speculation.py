@@ -58,8 +58,7 @@ def speculation_router(services: Services) -> APIRouter:
         if services.client.state in ("draining", "failed", "stopped"):
             raise NotReady(NOT_READY[services.client.state])
         services.client.set_speculation(said)
-        fixed = f" at K = {said.k}" if said.mode == "fixed" else ""
-        logger.info("speculation is to be %s%s, by POST /speculation", said.mode, fixed)
+        logger.info("POST /speculation: K is to be %s", told(said))
         return JSONResponse(_present(services, ready))
 
     return router
@@ -109,6 +108,7 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
     said = services.client.speculation
     last = services.client.estimates or Estimates()
     estimated = bool(last.rates)
+    obeyed = last.mode == said.mode and (said.mode != "fixed" or last.k == said.k)
     return {
         "object": "speculation",
         "mode": said.mode,
@@ -117,7 +117,7 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
         "k_max": ready.k_max,
         "k": last.k,
         "reason": last.reason,
-        "explanation": why(last),
+        "explanation": why(last) if obeyed else f"From the next step on K is {told(said)}.",
         "num_sequences": last.num_sequences,
         "acceptance": _figure(last.acceptance) if estimated else None,
         "survival": [_figure(chance) for chance in last.survival],
@@ -125,6 +125,17 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
         "speedup": _figure(last.speedup) if estimated else None,
         "regret": _figure(services.metrics.regret.value) if estimated else None,
     }
+
+
+def told(said: SetSpeculation) -> str:
+    """Completes "K is ..."."""
+    match said.mode:
+        case "fixed":
+            return f"fixed at {said.k}"
+        case "off":
+            return "0 for everybody"
+        case _:
+            return "chosen by the configured controller"
 
 
 def _figure(value: float) -> float | None:

@@ -50,6 +50,9 @@ def test_a_switch_reaches_the_engine(
     assert reply.status_code == 200
     assert served.client.speculation == sent
     assert reply.json()["mode"] == http.get("/speculation").json()["mode"] == said["mode"]
+    served.client.estimates = Estimates(mode="fixed", k=1, reason="fixed", num_sequences=1)
+    assert http.get("/speculation").json()["explanation"].startswith("From the next step on")
+    served.client.estimates = None
 
 
 @pytest.mark.parametrize(
