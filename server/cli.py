@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     for words, module in PROGRAMS.items():
         if tuple(given[: len(words)]) == words:
-            return run_program(module, given[len(words) :])
+            return run_program(program_of(module, given), given[len(words) :])
     parsed = build_parser().parse_args(given)
     try:
         return int(parsed.run(parsed))
@@ -56,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def program_of(module: str, given: Sequence[str]) -> str:
+    """The benchmark of a server is the server's; it knows HTTP."""
+    has_url = any(word == "--url" or word.startswith("--url=") for word in given)
+    return "server.bench" if module == "engine.bench" and has_url else module
 
 
 def build_parser() -> argparse.ArgumentParser:

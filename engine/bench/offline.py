@@ -76,6 +76,7 @@ class Offline:
     def _engine_of(self, arm: Arm) -> Engine:
         if arm == AUTO:
             return self._auto
+        assert arm.mode != "served"
         self._switched.set_speculation(arm.mode, arm.k)
         return self._switched
 

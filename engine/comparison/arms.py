@@ -12,9 +12,10 @@ MAX_K = 16  # that any configuration allows (config.FixedConfig)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to choose K. `k` is that of `fixed` alone."""
+    """One way to choose K. `k` is that of `fixed` alone. `served`: whatever a server does that
+    cannot be switched."""
 
-    mode: Literal["off", "fixed", "auto"]
+    mode: Literal["off", "fixed", "auto", "served"]
     k: int = 0
 
     @property
@@ -22,7 +23,7 @@ class Arm:
         return f"K={self.k}" if self.mode == "fixed" else self.mode
 
 
-OFF, AUTO = Arm("off"), Arm("auto")
+OFF, AUTO, SERVED = Arm("off"), Arm("auto"), Arm("served")
 
 
 def parse_arms(text: str) -> tuple[Arm, ...]:

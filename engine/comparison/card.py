@@ -15,10 +15,10 @@ def card(comparison: Comparison) -> str:
     """Everything, for people."""
     pages = [
         _heading(comparison),
-        _rates(comparison),
+        _rates(comparison) if len(comparison.arms) > 1 else _one_arm(comparison),
         _by_arm(comparison),
         _halves(comparison),
-        _latencies(comparison),
+        _latencies(comparison) if len(comparison.arms) > 1 else iter(()),
         _summary(comparison),
     ]
     return "\n\n".join(page for lines in pages if (page := "\n".join(lines)))
@@ -50,6 +50,18 @@ def _rates(comparison: Comparison) -> Iterator[str]:
             f"{_interval(cell.ratio(AUTO, OFF)):<20}{_interval(cell.ratio(AUTO, best)):<20}"
             f"{f'{median(mean_k):.1f}' if mean_k else '-':>6}  {_acceptance(cell)}"
         )
+
+
+def _one_arm(comparison: Comparison) -> Iterator[str]:
+    """Nothing to compare with: what it did."""
+    (arm,) = comparison.arms
+    width = _width(comparison)
+    yield (
+        f"{arm.name:<{width}}{'tokens/s':>10}  milliseconds: to the first token, between tokens,"
+        " 95th percentile of waits"
+    )
+    for cell in comparison.cells:
+        yield f"{cell.cell.name:<{width}}{_rate(cell, arm):>10}  {_latency(cell, arm)}"
 
 
 def _by_arm(comparison: Comparison) -> Iterator[str]:
@@ -113,6 +125,12 @@ def _summary(comparison: Comparison) -> Iterator[str]:
             f"auto against {named}: geometric mean {geometric_mean(values):.3f},"
             f" worst {lowest.value:.3f} ({worst.cell.name}),"
             f" at least {limit:g} in {met} of {len(values)} cells"
+        )
+    foreseen = [ratio for cell in comparison.cells for ratio in cell.foreseen()]
+    if foreseen:
+        yield (
+            "auto against the fixed K that the other rounds found fastest (no hindsight):"
+            f" geometric mean {geometric_mean(foreseen):.3f}"
         )
     if comparison.texts_compared:
         word = "" if comparison.exact else " (not promised in this precision, or not known)"

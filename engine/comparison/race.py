@@ -17,7 +17,7 @@ from engine.comparison.grid import Cell, Lane, Size, lanes
 from engine.comparison.result import CellResult, Comparison
 from engine.comparison.runs import Driver, Run, equal_texts, figures
 
-BEHIND = 0.9  # of the best fixed K, by medians of the rounds so far
+BEHIND = 0.85  # of the best fixed K, by medians of the rounds so far
 
 Notice = Callable[[str], None]  # what is done now; called once per run
 

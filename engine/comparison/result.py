@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -38,19 +37,34 @@ class CellResult:
     @property
     def best_fixed(self) -> Arm | None:
         """In hindsight: the fastest over all rounds."""
-        return fastest(self, [arm for arm in self.runs if arm.mode == "fixed"])
+        fixed = [arm for arm in self.lasting if arm.mode == "fixed"]
+        return max(fixed, key=lambda arm: geometric_mean(self.rates(arm)), default=None)
+
+    @property
+    def lasting(self) -> list[Arm]:
+        """Arms that were in every round."""
+        return [arm for arm, runs in self.runs.items() if len(runs) == self.rounds]
+
+    def foreseen(self) -> list[float]:
+        """Auto against the fixed K that the other rounds found fastest, round by round: unlike the
+        best in hindsight, that choice has not picked the luck of the round it is judged by."""
+        lasting = [arm for arm in self.lasting if arm.mode == "fixed"]
+        if self.rounds < 2 or not lasting or AUTO not in self.runs:
+            return []
+        found = []
+        for round_, rate in enumerate(self.rates(AUTO)):
+            others = [at for at in range(self.rounds) if at != round_]
+            best = max(
+                lasting, key=lambda arm: geometric_mean([self.rates(arm)[at] for at in others])
+            )
+            found.append(rate / self.rates(best)[round_])
+        return found
 
     def ratio(self, ours: Arm, theirs: Arm | None, part: int | None = None) -> Estimate | None:
         """Tokens per second of ours over theirs; None where one of them was not run."""
         if theirs is None or ours not in self.runs or theirs not in self.runs:
             return None
         return paired(self.rates(ours, part), self.rates(theirs, part))
-
-
-def fastest(result: CellResult, arms: Sequence[Arm]) -> Arm | None:
-    """Of those that were in every round."""
-    lasting = [arm for arm in arms if len(result.runs[arm]) == result.rounds]
-    return max(lasting, key=lambda arm: geometric_mean(result.rates(arm)), default=None)
 
 
 @dataclass

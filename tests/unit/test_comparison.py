@@ -15,15 +15,15 @@ from engine.comparison.grid import Part, Size, cells, lanes, mixed_cells
 from engine.comparison.output import show, write_whole
 from engine.comparison.prompts import read_prompts
 from engine.comparison.race import contenders, race, steps, turned
-from engine.comparison.result import Comparison
-from engine.comparison.runs import Reply, Run, equal_texts, figures
+from engine.comparison.result import CellResult, Comparison
+from engine.comparison.runs import Figures, Reply, Run, equal_texts, figures
 from engine.comparison.statistics import estimate, geometric_mean, paired
 from engine.errors import ConfigError
 from tests.support.arms import ScriptedDriver
 
 ARMS = parse_arms("off,2,4,auto")
 POOLS = {"code": ["def f"], "random": ["x#~"]}
-SPEEDS = {"off": 10.0, "K=2": 14.0, "K=4": 12.0, "auto": 13.5}
+SPEEDS = {"off": 10.0, "K=2": 14.0, "K=4": 11.5, "auto": 13.5}
 
 
 def compared(driver: ScriptedDriver | None = None, *, mixed: bool = False) -> Comparison:
@@ -86,6 +86,17 @@ def test_a_fixed_k_that_is_clearly_behind_leaves() -> None:
     assert turned(ARMS, 1) != turned(ARMS, 0)
 
 
+def test_hindsight_picks_luck_and_foresight_does_not() -> None:
+    """Law: the K that a round is judged by was chosen by the other rounds."""
+    two, four = Arm("fixed", 2), Arm("fixed", 4)
+    made_up = {AUTO: [10.0, 10.0, 10.0], two: [20.0, 9.0, 9.0], four: [9.0, 10.0, 11.0]}
+    cell = CellResult(cells(["code"], [0.0], [1])[0])
+    for arm, rates in made_up.items():
+        cell.runs[arm] = [Figures(rate, [], 1, 1.0, None, None, None, []) for rate in rates]
+    assert cell.best_fixed == two
+    assert cell.foreseen() == pytest.approx([10 / 9, 10 / 9, 10 / 9])
+
+
 def test_auto_settles_and_order_turns() -> None:
     """Law: first tokens, then the prompts' cache, then a round of auto that does not count."""
     driver = ScriptedDriver(lambda arm, prompt: SPEEDS[arm.name])
@@ -104,7 +115,7 @@ def test_the_card_says_what_was_found() -> None:
     said = card(compared())
     assert "1.350 [1.35, 1.35]" in said
     assert "0.964 [0.96, 0.96]" in said
-    assert "(1.20)" in said  # K = 4 left the race
+    assert "(1.15)" in said  # K = 4 left the race
     assert "250.0 / " in said
     assert "at least 0.98 in 2 of 2 cells" in said
     assert "at least 0.95 in 2 of 2 cells" in said

@@ -1,0 +1,86 @@
+"""`foretoken bench --url`: modes of a running server against each other."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.comparison.arguments import Settings, build_parser, settings
+from engine.comparison.arms import SERVED, Arm
+from engine.comparison.output import progress, show
+from engine.comparison.race import race, steps
+from engine.comparison.result import Comparison
+from engine.errors import ConfigError, EngineError
+from server.bench.client import Client
+from server.bench.driver import Served
+
+API_KEY, ADMIN_KEY = "FORETOKEN_API_KEY", "FORETOKEN_ADMIN_KEY"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        said = settings(parsed)
+        comparison = compare(parsed, said)
+        return show(comparison, json=said.json, picture=said.plot)
+    except (EngineError, OSError) as error:
+        sys.stderr.write(f"foretoken bench: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = build_parser("foretoken bench")
+    parser.add_argument("--url", required=True, help="of the server, like http://127.0.0.1:8000")
+    parser.add_argument("--model", help="its name there; default: the first of /v1/models")
+    parser.add_argument(
+        "--api-key", default=os.environ.get(API_KEY), help=f"better said by ${API_KEY}"
+    )
+    parser.add_argument(
+        "--admin-key", default=os.environ.get(ADMIN_KEY),
+        help=f"for POST /speculation; better said by ${ADMIN_KEY}",
+    )  # fmt: skip
+    return parser
+
+
+def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
+    """The whole race; the server is left in the mode in which it was. Raises EngineError."""
+    client = Client(parsed.url, api_key=parsed.api_key)
+    driver = Served(client, model=parsed.model, admin_key=parsed.admin_key)
+    arms = arms_of(driver, said.arms, chosen=parsed.modes is not None)
+    comparison = Comparison(
+        facts={"url": parsed.url, "model": driver.model, **driver.facts}, arms=arms
+    )
+    said = replace(said, arms=arms)
+    try:
+        with progress(steps(said.cells, said.arms, said.size)) as notice:
+            race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
+    finally:
+        driver.restore()
+    return comparison
+
+
+def arms_of(driver: Served, arms: tuple[Arm, ...], *, chosen: bool) -> tuple[Arm, ...]:
+    """Those that the server can play. Raises ConfigError when it cannot play what was `chosen`."""
+    if not driver.is_foretoken:
+        if chosen:
+            raise ConfigError(
+                "this server has no GET /speculation, so it cannot be switched; without --modes it"
+                " is measured as it is"
+            )
+        return (SERVED,)
+    beyond = [arm for arm in arms if arm.k > driver.k_max]
+    if beyond and chosen:
+        raise ConfigError(
+            f"--modes has K = {beyond[0].k}, but this server allows K up to {driver.k_max}"
+        )
+    return tuple(arm for arm in arms if arm not in beyond)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

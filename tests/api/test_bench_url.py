@@ -1,0 +1,158 @@
+"""`foretoken bench --url` against servers that are none, refuse, or are not ours."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.bench.__main__ import main
+from server.bench.client import Client
+from server.bench.driver import Served, guesses
+from tests.support.serving import serve
+
+SMALL = ["--kinds", "random", "--temperatures", "0", "--concurrency", "2", "--rounds", "2",
+         "--tokens", "5"]  # fmt: skip
+
+
+class Other(BaseHTTPRequestHandler):
+    """Some OpenAI-compatible server: no /speculation, text in chunks of unknown size."""
+
+    asked: list[dict[str, Any]] = []
+    breaks_off = False
+
+    def do_GET(self) -> None:
+        known = self.path == "/v1/models"
+        self._answer(200 if known else 404, {"data": [{"id": "m"}]} if known else {"detail": "no"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        if "ignore_eos" in body:
+            self._answer(400, {"error": {"message": "unknown field ignore_eos"}})
+            return
+        self.send_response(200)
+        self.end_headers()
+        for text in ("ab", "", "cde"):
+            self._event({"choices": [{"text": text}]})
+        self._event({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
+        if not self.breaks_off:
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, said: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
+
+    def _answer(self, status: int, said: dict[str, Any]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def other() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    Other.asked.clear()
+    Other.breaks_off = False
+
+
+def sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a mistake gets: one line and exit code 2, nothing on stdout."""
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = [line for line in said.err.splitlines() if line.startswith("foretoken bench: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in said.err
+    return lines[0]
+
+
+def test_any_server_is_measured_as_it_is(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: one arm, tokens by the server's own count, fields that it refuses are left out."""
+    found = tmp_path / "found.json"
+    assert main(["--url", other + "/v1", *SMALL, "--json", str(found)]) == 0
+    assert "random T=0 x2" in capsys.readouterr().out
+    (cell,) = json.loads(found.read_text())["cells"]
+    assert list(cell["modes"]) == ["served"]
+    runs = cell["modes"]["served"]["rounds"]
+    assert all(5 < run["tokens"] <= 20 for run in runs)
+    measured = Other.asked[1:]
+    assert all("ignore_eos" not in body and "return_token_ids" not in body for body in measured)
+
+
+def test_what_is_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: nobody there, or no URL."""
+    assert "nobody answers at http://127.0.0.1:9" in sentence(
+        ["--url", "http://127.0.0.1:9"], capsys
+    )
+    for url in ("127.0.0.1:8000", "ftp://x", "http://", "http://h:port"):
+        assert "--url must be like http://" in sentence(["--url", url], capsys)
+
+
+def test_modes_of_another_server_cannot_be_switched(
+    other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: modes that were asked for are not silently left out."""
+    said = sentence(["--url", other, *SMALL, "--modes", "off,auto"], capsys)
+    assert "cannot be switched" in said
+
+
+def test_a_stream_that_breaks_off_is_a_sentence(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: no figures from half a stream, and no file."""
+    Other.breaks_off = True
+    found = tmp_path / "found.json"
+    said = sentence(["--url", other, *SMALL, "--json", str(found)], capsys)
+    assert "broke off a stream" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: the server's own sentence, and the option that would help."""
+    with serve() as served:
+        said = sentence(["--url", served.url, *SMALL], capsys)
+        assert "/speculation with 403" in said
+        assert "--admin-key" in said
+    with serve(api_key="sk-1") as served:
+        assert "401" in sentence(["--url", served.url, *SMALL], capsys)
+    with serve(admin_key="sk-2") as served:
+        words = ["--url", served.url, *SMALL, "--admin-key", "sk-2", "--modes", "off,16"]
+        said = sentence(words, capsys)
+        assert "K = 16, but this server allows K up to 4" in said
+
+
+def test_guesses_are_what_the_counters_grew_by() -> None:
+    """Law: by position and by K; a server without such counters has none."""
+    name = "spec_decode_num_{}_tokens_per_pos_total"
+    before = {(name.format("draft"), 0): 5.0}
+    after = {
+        (name.format("draft"), 0): 9.0,
+        (name.format("draft"), 1): 4.0,
+        (name.format("accepted"), 0): 3.0,
+        (name.format("accepted"), 1): 1.0,
+        ("spec_decode_chosen_k_total", 2): 4.0,
+    }
+    found = guesses(before, after)
+    assert found.acceptance == [0.75, 0.25]
+    assert found.mean_k == 2.0
+    assert guesses({}, {}).mean_k is None
+    with serve() as served:
+        served.metrics._counters["spec_decode_chosen_k_total"].labels("3").inc(2)
+        assert Client(served.url).counters()["spec_decode_chosen_k_total", 3] == 2.0
+        assert Served(Client(served.url), model=None, admin_key=None).is_foretoken
