@@ -129,6 +129,13 @@ class SpeculationConfig(Part):
         "match_sampled", description="keyed Gumbel sample-and-match: exact, same seed same text"
     )
     controller: ControllerConfig = AdaptiveConfig()
+    trace: str | None = Field(
+        None,
+        min_length=1,
+        description="file to record steps in, for `foretoken replay`: sizes, times and hits, no"
+        " text; an existing file is left alone, the next free number is taken",
+    )
+    trace_mib: float = Field(64.0, gt=0, description="size at which the recording ends")
 
     @model_validator(mode="before")
     @classmethod

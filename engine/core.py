@@ -32,7 +32,8 @@ from engine.messages import (
 from engine.model.runner import ModelRunner
 from engine.modes import Modes
 from engine.pair import Pair, build_cache, load_pair, vocabulary_of
-from engine.profile import profile_pair
+from engine.profile import Profile, profile_pair
+from engine.recording import Recorder
 from engine.report import ending, report
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
@@ -95,10 +96,10 @@ class Engine:
         forecasts = {p.name: p.forecast for p in free}
         self._allowance = Allowance(self._controller, main.name, forecasts)
         self._proposer = Cascade(main, free, limit=self._allowance.of)
-        if config.speculation.controller.kind == "adaptive":
-            self._controller.profile(
-                *profile_pair(self._runner, draft, self._cache, config.schedule)
-            )
+        measured: Profile = ([], [], 0.0)
+        if config.speculation.controller.kind == "adaptive" or config.speculation.trace:
+            measured = profile_pair(self._runner, draft, self._cache, config.schedule)
+            self._controller.profile(*measured)
         self._compiling = Compiling(
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
         )
@@ -121,6 +122,7 @@ class Engine:
             proposers=self._proposer.names if self._controller.k_max else (),
             default_proposers=(*config.speculation.companions, main.name),
         )
+        self._recorder = Recorder(config, self.ready, measured)
 
     # -- between steps -----------------------------------------------------------------------
 
@@ -206,6 +208,7 @@ class Engine:
         seconds.emit = lap()
         self._num_steps += 1
         metrics = measure(plan, sampled, seconds, self.gauges())
+        self._recorder.take(plan, sampled, metrics, self._proposer.agreements)
         self._adapt(plan, sampled, seconds)
         return Outputs(items, metrics)
 

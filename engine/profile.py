@@ -17,11 +17,12 @@ CONTEXT = 64  # tokens before the timed rows
 REPEATS = 3
 
 Points = list[tuple[int, float]]
+Profile = tuple[Points, Points, float]  # target, draft, host; see KController.profile
 
 
 def profile_pair(
     target: ModelRunner, draft: ModelRunner | None, cache: KVCache, schedule: ScheduleConfig
-) -> tuple[Points, Points, float]:
+) -> Profile:
     """What KController.profile takes, for the sizes that this schedule can reach."""
     rows = min(schedule.max_step_tokens, schedule.max_sequences)
     return (

@@ -18,14 +18,14 @@ PROFILED_SEQUENCES = (1, 4, 16, 64)
 
 
 class Costs(Protocol):
-    """Seconds of the parts of a step. `rows`: positions in a forward; `sequences` of them were
-    committed, the others are guesses; `context`: tokens that they attend to, all sequences."""
+    """Seconds of the parts of a step. `rows`: positions in a forward, of `sequences`; `context`:
+    tokens that they attend to, all sequences; `prompt`: of the rows, those of prompts."""
 
-    def target(self, rows: int, sequences: int, context: int) -> float: ...
+    def target(self, rows: int, sequences: int, context: int, prompt: int) -> float: ...
 
     def draft(self, rows: int) -> float: ...
 
-    def host(self, rows: int) -> float: ...
+    def host(self, rows: int, sequences: int, prompt: int) -> float: ...
 
 
 @dataclass(slots=True)
@@ -48,13 +48,13 @@ class Roofline:
             for n in range(BUCKETS[-1] + 1)
         ]
 
-    def target(self, rows: int, sequences: int, context: int) -> float:
+    def target(self, rows: int, sequences: int, context: int, prompt: int = 0) -> float:
         return self._forward[rows] + self.kv_token * context
 
     def draft(self, rows: int) -> float:
         return self.draft_step + self.draft_row * rows
 
-    def host(self, rows: int) -> float:
+    def host(self, rows: int, sequences: int, prompt: int = 0) -> float:
         return 0.0
 
     def profile(self) -> tuple[Points, Points, float]:

@@ -1,76 +1,84 @@
-"""What a policy is compared with: every fixed K, and who knows all hits beforehand."""
+"""What a policy is compared with, besides every fixed K: who knows all hits beforehand; and, to
+check the replay itself, who does what was recorded."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+from engine.controller import FixedK
 from engine.replay.costs import Costs
-from engine.replay.streams import Live, Workload
+from engine.replay.run import Drafted, Player
+from engine.replay.streams import Live
+from engine.trace import Step, Trace
 
 
-def fixed_k(workload: Workload, costs: Costs, k: int) -> tuple[float, int]:
-    """Seconds and tokens of the same K in every round."""
-    batch: list[Live] = []
-    total, tokens, rounds = 0.0, 0, 0
-    while not workload.over(tokens, rounds):
-        workload.admit(batch, tokens)
-        rows = sequences = len(batch)
-        context = late = 0
+class Clairvoyant(Player):
+    """Knows every hit: it drafts and verifies only what will be kept, in each round as deep as pays
+    at `price`, tokens per second (Dinkelbach's parameter of a ratio: at the best price it is the
+    ratio reached). A bound for what a policy may hope for, not a policy."""
+
+    def __init__(self, costs: Costs, k_max: int, *, price: float, budget: int = 1 << 30) -> None:
+        super().__init__(FixedK(0), costs, budget=budget)
+        self._k_max = k_max
+        self._price = price
+
+    def draft(self, batch: list[Live], k: int, begin: int) -> Drafted:
+        """The depth with the most tokens less priced seconds."""
+        context = sum(live.request.context + live.position for live in batch)
+        hits = [self._useful(live) for live in batch]
+        rows, seconds = len(batch), 0.0
+        best, chosen = float("-inf"), (0, 0.0)
+        for depth in range(max(hits, default=0) + 1):
+            if depth:
+                deep = sum(n >= depth for n in hits)
+                rows += deep
+                seconds += self.costs.draft(deep)
+            target = self.costs.target(rows, len(batch), context, 0)
+            value = rows - self._price * (seconds + target + self.costs.host(rows, len(batch), 0))
+            if value > best:
+                best, chosen = value, (depth, seconds)
+        depth, seconds = chosen
+        kept = [min(n, depth) for n in hits]
+        return Drafted(kept, kept, depth, seconds)
+
+    def _useful(self, live: Live) -> int:
+        """Guesses that will be kept, without the last token, which comes unguessed."""
+        request, position = live.request, live.position
+        left = request.length - position - 1
+        return min(live.room(self._k_max), request.runs[position], left)
+
+
+class Repeat(Player):
+    """Does again what the trace did when as many tokens had been generated. `same` and `other`
+    count sequences whose accepted length came out as recorded, or not."""
+
+    def __init__(self, costs: Costs, trace: Trace) -> None:
+        super().__init__(FixedK(0), costs, budget=trace.header.max_step_tokens)
+        self.same = self.other = 0
+        self._steps: dict[int, list[Step]] = defaultdict(list)
+        tokens = 0
+        for step in trace.steps:
+            self._steps[tokens].append(step)
+            tokens += sum(part.tokens for part in step.parts)
+
+    def draft(self, batch: list[Live], k: int, begin: int) -> Drafted:
+        """What was drafted and verified then, by request."""
+        steps = self._steps.get(begin, [])
+        parts = {part.request: part for step in steps for part in step.parts if part.tokens}
+        made, kept, rows = [], [], []
         for live in batch:
-            request, begin = live.request, live.position
-            context += request.context + begin
-            late += begin - live.scored
-            want = live.room(k)
-            rows += want
-            accepted = min(want, request.runs[begin])
-            end = begin + accepted
-            live.position = min(end + 1, request.length)
-            live.scored = min(end + (accepted < want), live.position) if want else live.scored
-            tokens += live.position - begin
-        drafting = costs.draft(sequences + late) + (k - 1) * costs.draft(sequences) if k else 0.0
-        total += drafting + costs.target(rows, sequences, context) + costs.host(rows)
-        rounds += 1
-        batch = [live for live in batch if not live.ended]
-    return total, tokens
-
-
-def clairvoyant(fresh: Workload, costs: Costs, k_max: int, price: float) -> tuple[float, int]:
-    """Seconds and tokens of one that knows every hit: it drafts and verifies only what will be
-    kept, in each round as deep as pays at `price`, tokens per second (Dinkelbach's parameter of a
-    ratio: at the best price it is the ratio reached)."""
-    batch: list[Live] = []
-    total, tokens, rounds = 0.0, 0, 0
-    while not fresh.over(tokens, rounds):
-        fresh.admit(batch, tokens)
-        depth, seconds = _best_depth(batch, costs, k_max, price)
-        total += seconds
-        for live in batch:
-            begin = live.position
-            end = begin + min(depth, live.request.runs[begin]) + 1
-            live.position = min(end, live.request.length)
-            tokens += live.position - begin
-        rounds += 1
-        batch = [live for live in batch if not live.ended]
-    return total, tokens
-
-
-def _best_depth(batch: list[Live], costs: Costs, k_max: int, price: float) -> tuple[int, float]:
-    """The depth with the most tokens less priced seconds, and its seconds."""
-    sequences = len(batch)
-    context = sum(live.request.context + live.position for live in batch)
-    left = [
-        min(live.request.runs[live.position], live.request.length - live.position - 1, k_max)
-        for live in batch
-    ]
-    rows, drafting = sequences, 0.0
-    best, chosen = float("-inf"), (0, 0.0)
-    for depth in range(k_max + 1):
-        if depth:
-            deep = sum(n >= depth for n in left)
-            if not deep:
-                break
-            rows += deep
-            drafting += costs.draft(deep)
-        seconds = drafting + costs.target(rows, sequences, context) + costs.host(rows)
-        value = rows - price * seconds
-        if value > best:
-            best, chosen = value, (depth, seconds)
-    return chosen
+            part = parts.get(live.request.number)
+            own = part is not None and part.own
+            made.append(live.room(part.drafted) if part and own else 0)
+            kept.append(live.room(part.verified) if part and own else 0)
+            accepted = min(kept[-1], live.request.runs[live.position])
+            expected = part.accepted if part and own else 0
+            self.same += accepted == expected
+            self.other += accepted != expected
+            if made[-1]:
+                rows.append(live.position - live.scored + 1 + live.behind)
+                live.behind = 0
+        depth = max(made, default=0)
+        seconds = self.costs.draft(sum(rows)) if rows else 0.0
+        seconds += sum(self.costs.draft(sum(n > d for n in made)) for d in range(1, depth))
+        return Drafted(made, kept, depth, seconds)

@@ -20,14 +20,18 @@ from engine.replay.streams import Live, Workload
 
 Confidences = list[Sequence[float]]  # by sequence, of its guesses so far
 
+MOST_JUDGED = 32  # positions of a request in one catch-up that are compared, as in the engine
+
 _SEEN = {field.name for field in fields(StepObservation)}
 
 
 @dataclass(slots=True)
 class Round:
-    """What one step did. `k` was chosen, `depth` draft forwards were run; `controller_seconds` were
-    spent in the controller and are part of `seconds` where they are charged."""
+    """What one step did. `begin`: tokens generated before it; `k` was chosen, `depth` draft
+    forwards were run; `controller_seconds` were spent in the controller and are part of `seconds` where they
+    are charged."""
 
+    begin: int
     k: int
     depth: int
     reason: str
@@ -74,7 +78,7 @@ class Noise:
 
 
 @dataclass(slots=True)
-class _Drafted:
+class Drafted:
     """What drafting did: by sequence of the batch, guesses made and guesses kept."""
 
     made: list[int]
@@ -87,7 +91,8 @@ class _Drafted:
 class Player:
     """One controller through any number of workloads, learning all the while.
 
-    `noise`: of the timings that it sees. `charge`: how many times its own time counts.
+    `noise`: of the timings that it sees. `budget`: target rows in a step. `charge`: how many times
+    its own time counts.
     """
 
     def __init__(
@@ -96,12 +101,14 @@ class Player:
         costs: Costs,
         *,
         noise: Noise | None = None,
+        budget: int = 1 << 30,
         charge: float = 0.0,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._controller = controller
-        self._costs = costs
+        self.costs = costs
         self._noise: Callable[[], float] = noise or _exact
+        self._budget = budget
         self._charge = charge
         self._timed = Timed(controller, clock)
 
@@ -111,72 +118,85 @@ class Player:
         tokens = count = 0
         while not workload.over(tokens, count):
             workload.admit(batch, tokens)
-            done = self._round(batch)
+            done = self._round(batch, tokens)
             tokens += done.tokens
             count += 1
             batch = [live for live in batch if not live.ended]
             yield done
 
-    def _round(self, batch: list[Live]) -> Round:
-        timed, costs, controller = self._timed, self._costs, self._controller
+    def _round(self, batch: list[Live], begin: int) -> Round:
+        timed, costs, controller = self._timed, self.costs, self._controller
         timed.seconds = 0.0
-        sequences = len(batch)
         context = sum(live.request.context + live.position for live in batch)
-        k: int = timed(controller.choose, Load(sequences, context, 0))
-        reason: str = getattr(controller, "reason", "")
-        drafted = self._draft(batch, k)
-        rows = sequences + sum(drafted.kept)
-        target = costs.target(rows, sequences, context)
-        host = costs.host(rows)
-        outcomes, confidences, tokens = _verify(batch, drafted)
-        host += self._charge * timed.seconds
+        k: int = timed(controller.choose, Load(len(batch), context, 0))
+        reason: str = controller.reason
+        sampling, prompt = _prompts(batch, self._budget, k)
+        drafted = self.draft(sampling, k, begin)
+        rows = len(sampling) + prompt + sum(drafted.kept)
+        target = costs.target(rows, len(batch), context, prompt)
+        host = costs.host(rows, len(batch), prompt)
+        outcomes, confidences, tokens = _verify(sampling, drafted)
         noise = self._noise
         observation = StepObservation(
-            num_sequences=sequences,
+            num_sequences=len(batch),
             rows=rows,
             k=k,
             outcomes=outcomes,
             draft_seconds=drafted.seconds * noise() if drafted.depth else 0.0,
             target_seconds=target * noise(),
-            host_seconds=host,
-            pure_decode=True,
+            host_seconds=host + self._charge * timed.seconds,
+            pure_decode=not prompt,
             **_evidence(confidences, drafted.agreements),
         )
         timed(controller.update, observation)
-        seconds = costs.host(rows) + self._charge * timed.seconds + drafted.seconds + target
-        accepted = sum(pair[1] for pair in outcomes)
         return Round(
-            k, drafted.depth, reason, sequences, rows, rows - sequences, accepted, tokens,
-            seconds, timed.seconds,
-        )  # fmt: skip
+            begin=begin,
+            k=k,
+            depth=drafted.depth,
+            reason=reason,
+            sequences=len(batch),
+            rows=rows,
+            proposed=sum(drafted.kept),
+            accepted=sum(pair[1] for pair in outcomes),
+            tokens=tokens,
+            seconds=host + self._charge * timed.seconds + drafted.seconds + target,
+            controller_seconds=timed.seconds,
+        )
 
-    def _draft(self, batch: list[Live], k: int) -> _Drafted:
+    def draft(self, batch: list[Live], k: int, begin: int) -> Drafted:
         """Guess, until the controller has enough; drop what it does not want verified."""
         none = [0] * len(batch)
         limit = self._controller.max_speculating if k else 0
         asked = batch if limit is None else batch[:limit]
         wants = [live.room(k) for live in asked]
+        drafted = Drafted(none, none)
         if not any(wants):
-            return _Drafted(none, none)
-        drafted = _Drafted(none, none)
+            return drafted
         rows = 0
-        for live in asked:
-            rows += live.position - live.scored + 1
-            drafted.agreements += _agreements(live)
-        drafted.seconds = self._costs.draft(rows)
+        for live, want in zip(asked, wants, strict=True):
+            if want:
+                rows += live.position - live.scored + 1 + live.behind
+                live.behind = 0
+                drafted.agreements += _agreements(live)
+        drafted.seconds = self.costs.draft(rows)
         drafted.depth = depth = self._stop(asked, wants, drafted)
         made = [min(want, depth) for want in wants]
-        keep = self._timed.keep
-        kept = made
-        if keep is not None:
-            found = [live.confidences(n) for live, n in zip(asked, made, strict=True)]
-            kept = self._timed(keep, found)
-            assert all(0 <= a <= b for a, b in zip(kept, made, strict=True)), (kept, made)
+        kept = self._keep(asked, made)
         rest = none[len(asked) :]
-        drafted.made, drafted.kept = made + rest, list(kept) + rest
+        drafted.made, drafted.kept = made + rest, kept + rest
         return drafted
 
-    def _stop(self, asked: list[Live], wants: list[int], drafted: _Drafted) -> int:
+    def _keep(self, asked: list[Live], made: list[int]) -> list[int]:
+        keep = self._timed.keep
+        if keep is None:
+            return made
+        found = [live.confidences(n) for live, n in zip(asked, made, strict=True) if n]
+        kept = iter(self._timed(keep, found))
+        kept = [next(kept) if n else 0 for n in made]
+        assert all(0 <= a <= b for a, b in zip(kept, made, strict=True)), (kept, made)
+        return kept
+
+    def _stop(self, asked: list[Live], wants: list[int], drafted: Drafted) -> int:
         """Draft forwards after which no more are wanted; adds their seconds."""
         goes_on, depth = self._timed.goes_on, 1
         while True:
@@ -187,7 +207,7 @@ class Player:
                 found = [one.confidences(depth) for one in live]
                 if not self._timed(goes_on, found):
                     return depth
-            drafted.seconds += self._costs.draft(len(live))
+            drafted.seconds += self.costs.draft(len(live))
             depth += 1
 
 
@@ -197,15 +217,30 @@ def _evidence(confidences: list[Sequence[float]], agreements: list[tuple[float, 
     return {name: value for name, value in known.items() if name in _SEEN}
 
 
+def _prompts(batch: list[Live], budget: int, k: int) -> tuple[list[Live], int]:
+    """Who samples in this step, and rows of prompts in it: what decoding leaves of the budget."""
+    if not any(live.left for live in batch):
+        return batch, 0
+    room = max(budget - sum(1 + k for live in batch if not live.left), 1)
+    sampling, rows = [], 0
+    for live in batch:
+        taken = min(live.left, room - rows)
+        live.left -= taken
+        rows += taken
+        if not live.left:
+            sampling.append(live)
+    return sampling, rows
+
+
 def _agreements(live: Live) -> list[tuple[float, bool]]:
-    """Of the positions that the drafter is now run over: it would have guessed these."""
-    span = slice(live.scored, live.position)
+    """Of the positions that the drafter is now run over, the latest: whether it guesses them."""
+    span = slice(max(live.scored, live.position - MOST_JUDGED), live.position)
     request = live.request
     return list(zip(request.confidences[span], request.hits[span], strict=True))
 
 
 def _verify(
-    batch: list[Live], drafted: _Drafted
+    batch: list[Live], drafted: Drafted
 ) -> tuple[list[tuple[int, int]], list[Sequence[float]], int]:
     """Walk the guesses and move on: (verified, accepted) and confidences of each sequence, and the
     tokens generated. A guess that was dropped is compared with the token that came instead."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from engine.controller import KController
-from engine.replay.references import clairvoyant, fixed_k
+from engine.controller import FixedK, KController
+from engine.replay.references import Clairvoyant
 from engine.replay.run import Noise, Player, Round
 from engine.replay.worlds import NOISE, World
 
@@ -81,26 +81,25 @@ def play(world: World, controller: KController, *, charge: float) -> Score:
 
 def references(world: World, k_max: int) -> References:
     """All fixed K and the clairvoyant, on the same text and the true costs."""
-    phases = range(len(world.phases))
-    fixed = []
-    for k in range(k_max + 1):
-        fixed.append(
-            [_scaled(world, p, fixed_k(world.workload(p), world.machine, k)) for p in phases]
-        )
+    machine, phases = world.machine, range(len(world.phases))
+    fixed = [
+        [_seconds(world, phase, Player(FixedK(k), machine)) for phase in phases]
+        for k in range(k_max + 1)
+    ]
     knowing = []
     for phase in phases:
         best = min(seconds[phase] for seconds in fixed)
         for _ in range(_PRICES):
-            price = world.phases[phase].tokens / best
-            played = clairvoyant(world.workload(phase), world.machine, k_max, price)
-            best = min(best, _scaled(world, phase, played))
+            player = Clairvoyant(machine, k_max, price=world.phases[phase].tokens / best)
+            best = min(best, _seconds(world, phase, player))
         knowing.append(best)
     return References(fixed, knowing)
 
 
-def _scaled(world: World, phase: int, played: tuple[float, int]) -> float:
-    seconds, tokens = played
-    return seconds * world.phases[phase].tokens / tokens
+def _seconds(world: World, phase: int, player: Player) -> float:
+    rounds = list(player.rounds(world.workload(phase)))
+    seconds = sum(done.seconds for done in rounds)
+    return seconds * world.phases[phase].tokens / sum(done.tokens for done in rounds)
 
 
 def _changes(values: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ import pytest
 from engine import simulate
 from engine.controller import FixedK, StepObservation
 from engine.replay.costs import Roofline
-from engine.replay.references import clairvoyant, fixed_k
+from engine.replay.references import Clairvoyant
 from engine.replay.run import Player
 from engine.replay.scores import play, references
 from engine.replay.streams import Live, Request
@@ -81,7 +81,7 @@ def outcomes(script: Script, hits: Sequence[bool] = HITS) -> list[tuple[int, int
 
 
 def test_a_round_keeps_the_hits_up_to_the_first_miss_and_one_more_token() -> None:
-    # positions 0-2 hit and 3 misses: four tokens; 4 hits, 5 misses: two; 6 misses; 7-10 hit and
+    # Positions 0-2 hit and 3 misses: four tokens; 4 hits, 5 misses: two; 6 misses; 7-10 hit and
     # the eleventh is the target's own.
     assert outcomes(Script(ks=[4])) == [(4, 3), (4, 1), (4, 0), (4, 4)]
 
@@ -102,15 +102,6 @@ def test_drafting_stops_where_the_controller_says_and_only_that_is_paid() -> Non
     assert script.seen[0].outcomes == [(2, 2)]
 
 
-def test_fixed_k_by_the_short_way_is_fixed_k_through_the_protocol() -> None:
-    world = random_world(1003)
-    for k in (0, 1, 5):
-        rounds = list(Player(FixedK(k), world.machine).rounds(world.workload(1)))
-        seconds, tokens = fixed_k(world.workload(1), world.machine, k)
-        assert sum(done.seconds for done in rounds) == pytest.approx(seconds)
-        assert sum(done.tokens for done in rounds) == tokens
-
-
 def test_who_knows_all_hits_is_never_slower_than_the_oracle() -> None:
     known = references(random_world(1004), k_max=6)
     assert sum(known.clairvoyant) <= known.oracle <= known.best_fixed <= known.plain
@@ -120,10 +111,9 @@ def test_the_clairvoyant_verifies_nothing_in_vain() -> None:
     """A draft that costs nothing and a target that costs the same at every size: one round for each
     run of hits."""
     free = Roofline(ridge=1e9, draft_step=0.0, draft_row=0.0, kv_token=0.0)
-    seconds, tokens = clairvoyant(Given([request()]), free, k_max=8, price=0.0)
-    rounds = 4
-    assert tokens == len(HITS)
-    assert seconds == pytest.approx(rounds * free.target(1, 1, 0))
+    rounds = list(Clairvoyant(free, k_max=8, price=0.0).rounds(Given([request()])))
+    assert [done.tokens for done in rounds] == [4, 2, 1, 5]
+    assert [done.proposed for done in rounds] == [3, 1, 0, 4]
 
 
 def test_a_world_is_its_number() -> None:

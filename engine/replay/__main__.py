@@ -1,0 +1,88 @@
+"""`python -m engine.replay TRACE` is `foretoken replay`: other policies on what was recorded.
+
+Set `speculation.trace` to a file name to record steps while serving: sizes, times, and whether
+guesses were right, but no text. Requests, arrivals and hits are then the same for every policy, so
+accepted lengths are exact wherever the guess is known; times are medians of the trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.plan.files import writable, write_json
+from engine.replay.card import card
+from engine.replay.comparison import Comparison, compare
+from engine.replay.policies import ALLOWED, build_policy
+from engine.trace import read_trace
+
+_K_MAX = 8
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; exit code 0, or 2 for a mistake of the caller."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        text = answer(parsed)
+    except EngineError as error:
+        sys.stderr.write(f"foretoken replay: {error}\n")
+        return 2
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def answer(parsed: argparse.Namespace) -> str:
+    """The text to print; files are written on the way. Raises EngineError."""
+    for file in (parsed.json, parsed.plot):
+        if file is not None:
+            writable(file)
+    found = play(parsed)
+    if parsed.plot is not None:
+        from engine.replay.plots import draw  # only here: matplotlib is optional
+
+        draw(found, parsed.plot)
+    if parsed.json is not None:
+        write_json(found.as_json(), parsed.json)
+    return card(found)
+
+
+def play(parsed: argparse.Namespace) -> Comparison:
+    """All policies on the trace. Raises EngineError."""
+    trace = read_trace(Path(parsed.trace))
+    k_max = max(trace.header.k_max, _K_MAX) if parsed.k_max is None else parsed.k_max
+    names = dict.fromkeys(parsed.policy or ["adaptive"])
+    policies = [(name, partial(build_policy, name, k_max)) for name in names]
+    for _, build in policies:
+        build()
+    return compare(trace, policies, k_max=k_max, charge=parsed.charge)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="foretoken replay",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("trace", metavar="TRACE", help="what `speculation.trace` recorded")
+    parser.add_argument(
+        "--policy", action="append", metavar="NAME", help=f"{ALLOWED}; may be repeated (adaptive)"
+    )
+    parser.add_argument(
+        "--k-max", type=int, choices=range(1, 17), metavar="K",
+        help=f"largest K (the trace's, at least {_K_MAX})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--charge", type=float, default=1.0, metavar="TIMES",
+        help="count a policy's own measured time so many times (1)",
+    )  # fmt: skip
+    parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs foretoken[plots])")
+    parser.add_argument("--json", metavar="FILE", help="all figures, for programs")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""A trace: what steps did, without what was said. JSON lines: a header, then a line for each step.
+
+No token, no text, no name: sizes, seconds, the chosen K, and for each generated position whether a
+guess was right and how sure it was. Requests are numbers in order of arrival. Every line is
+complete once written; a reader takes this version and no other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from engine.errors import TraceError
+
+FORMAT, VERSION = "foretoken trace", 1
+_FLUSH_BYTES = 1 << 16
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that figures depend on. Profiles: (size, seconds) as measured at start."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    k_max: int
+    proposer: str
+    controller: str
+    device: str
+    dtype: str
+    max_step_tokens: int
+    target_profile: list[tuple[int, float]] = []
+    draft_profile: list[tuple[int, float]] = []
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence in a step. `begin` tokens had been generated for it, of `context` in all;
+    `rows` committed positions were computed. `asked`: guesses that were allowed; `drafted` of them
+    were made and `verified` kept for the target's forward; `accepted` and one more became `tokens`.
+    `own`: they were the main proposer's. Confidences are of the verified ones."""
+
+    request: int
+    begin: int
+    context: int
+    rows: int
+    asked: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    finish: str = ""
+    own: bool = True
+    confidences: list[float] = []
+
+
+class Agreed(msgspec.Struct, frozen=True, array_like=True):
+    """Guesses found out without being verified, from generated position `begin` on."""
+
+    request: int
+    begin: int
+    hits: list[int]
+    confidences: list[float]
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One step: the K chosen for it and why, seconds of drafting, of the target's forward and of
+    the rest, and the queue behind it."""
+
+    k: int
+    reason: str
+    draft: float
+    target: float
+    host: float
+    waiting: int
+    parts: list[Part]
+    agreed: list[Agreed] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace in memory."""
+
+    header: Header
+    steps: list[Step]
+
+
+class Writer:
+    """Appends to a new file; an existing one is left alone, the next free number is taken. Ends by
+    itself at `max_bytes` or when the file cannot be written. Raises TraceError when opened."""
+
+    def __init__(self, path: str, header: Header, *, max_bytes: int) -> None:
+        self.path, self._file = _create(Path(path))
+        self._left = max_bytes
+        self._pending = bytearray()
+        self.ended = ""  # why nothing is written any more
+        self._encode = msgspec.json.Encoder().encode
+        self._add(self._encode(header))
+        self.flush()
+
+    def write(self, step: Step) -> None:
+        """One more step, on disk after the next flush."""
+        if self.ended:
+            return
+        line = self._encode(step)
+        if len(line) + 1 > self._left:
+            self.close("it has reached its size limit")
+            return
+        self._add(line)
+        if len(self._pending) >= _FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is pending to the system."""
+        try:
+            self._file.write(self._pending)
+            self._file.flush()
+        except OSError as error:
+            self.ended = f"it cannot be written ({error.strerror})"
+        self._pending.clear()
+
+    def close(self, why: str = "it was closed") -> None:
+        """Nothing is written from now on."""
+        if not self.ended:
+            self.flush()
+            self.ended = self.ended or why
+        self._file.close()
+
+    def _add(self, line: bytes) -> None:
+        self._pending += line
+        self._pending += b"\n"
+        self._left -= len(line) + 1
+
+
+def _create(path: Path) -> tuple[Path, BinaryIO]:
+    number = 1
+    while True:
+        name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+        try:
+            return name, name.open("xb", buffering=0)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise TraceError(
+                f"trace {os.fspath(name)!r} cannot be written: {error.strerror}"
+            ) from None
+
+
+def read_trace(path: Path) -> Trace:
+    """All of a trace. Raises TraceError for what is not one, or not whole."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise TraceError(f"trace {os.fspath(path)!r} cannot be read: {error.strerror}") from None
+    name = os.fspath(path)
+    if not lines[0]:
+        raise TraceError(f"{name!r} is no trace: it is empty" if len(lines) == 1 else _not(name))
+    if lines.pop():
+        raise TraceError(
+            f"line {len(lines) + 1} of trace {name!r} is cut off; remove it to replay the others"
+        )
+    return Trace(_header(name, lines[0]), list(_steps(name, lines[1:])))
+
+
+def _header(name: str, line: bytes) -> Header:
+    try:
+        said = msgspec.json.decode(line)
+        if said["format"] != FORMAT:
+            raise TraceError(_not(name))
+        if said["version"] != VERSION:
+            raise TraceError(
+                f"trace {name!r} is of version {said['version']!r}; this program reads version"
+                f" {VERSION}"
+            )
+        return msgspec.convert(said, Header)
+    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
+        raise TraceError(_not(name)) from None
+
+
+def _steps(name: str, lines: list[bytes]) -> Iterator[Step]:
+    decoder = msgspec.json.Decoder(Step)
+    for number, line in enumerate(lines, start=2):
+        try:
+            yield decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise TraceError(f"line {number} of trace {name!r} is no step: {error}") from None
+
+
+def _not(name: str) -> str:
+    return f"{name!r} is no trace: its first line does not say {FORMAT!r}"
