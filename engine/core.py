@@ -32,7 +32,7 @@ from engine.messages import (
 from engine.model.runner import ModelRunner
 from engine.modes import Modes
 from engine.pair import Pair, build_cache, load_pair, vocabulary_of
-from engine.profile import Profile, profile_pair
+from engine.profile import profile_at_start
 from engine.recording import Recorder
 from engine.report import ending, report
 from engine.sampling.grammar import GrammarCompiler
@@ -96,10 +96,8 @@ class Engine:
         forecasts = {p.name: p.forecast for p in free}
         self._allowance = Allowance(self._controller, main.name, forecasts)
         self._proposer = Cascade(main, free, limit=self._allowance.of)
-        measured: Profile = ([], [], 0.0)
-        if config.speculation.controller.kind == "adaptive" or config.speculation.trace:
-            measured = profile_pair(self._runner, draft, self._cache, config.schedule)
-            self._controller.profile(*measured)
+        measured = profile_at_start(config, self._runner, draft, self._cache)
+        self._controller.profile(*measured)
         self._compiling = Compiling(
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
         )
@@ -208,7 +206,7 @@ class Engine:
         seconds.emit = lap()
         self._num_steps += 1
         metrics = measure(plan, sampled, seconds, self.gauges())
-        self._recorder.take(plan, sampled, metrics, self._proposer.agreements)
+        self._recorder.take(plan, sampled, metrics, getattr(self._proposer, "agreements", ()))
         self._adapt(plan, sampled, seconds)
         return Outputs(items, metrics)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from engine.config import ScheduleConfig
+from engine.config import EngineConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
@@ -20,10 +20,13 @@ Points = list[tuple[int, float]]
 Profile = tuple[Points, Points, float]  # target, draft, host; see KController.profile
 
 
-def profile_pair(
-    target: ModelRunner, draft: ModelRunner | None, cache: KVCache, schedule: ScheduleConfig
+def profile_at_start(
+    config: EngineConfig, target: ModelRunner, draft: ModelRunner | None, cache: KVCache
 ) -> Profile:
-    """What KController.profile takes, for the sizes that this schedule can reach."""
+    """For the sizes that the schedule can reach; nothing where nobody would use it."""
+    speculation, schedule = config.speculation, config.schedule
+    if speculation.controller.kind != "adaptive" and speculation.trace is None:
+        return [], [], 0.0
     rows = min(schedule.max_step_tokens, schedule.max_sequences)
     return (
         profile_target(target, cache, max_rows=rows),

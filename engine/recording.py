@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from engine.acceptance import Sampled
 from engine.config import EngineConfig
 from engine.estimates import Points
 from engine.messages import Ready, StepMetrics
 from engine.sequence import Sequence
-from engine.speculation.proposer import Agreement
 from engine.step_plan import Chunk, StepPlan
 from engine.trace import Agreed, Header, Part, Step, Writer
 
@@ -52,7 +52,7 @@ class Recorder:
         logger.info("recording steps in %s", self._writer.path)
 
     def take(
-        self, plan: StepPlan, sampled: Seq[Sampled], metrics: StepMetrics, agreed: Seq[Agreement]
+        self, plan: StepPlan, sampled: Seq[Sampled], metrics: StepMetrics, agreed: Seq[Any]
     ) -> None:
         """One step, as measured."""
         writer = self._writer
@@ -106,10 +106,10 @@ class Recorder:
             tokens=tokens,
             finish=item.finish or "",
             own=not proposal.tokens or proposal.source == self._main,
-            confidences=[_short(value) for value in proposal.confidences],
+            confidences=[_short(value) for value in getattr(proposal, "confidences", ())],
         )
 
-    def _agreed(self, found: Agreement) -> Agreed:
+    def _agreed(self, found: Any) -> Agreed:
         return Agreed(
             self._number(found.seq),
             found.start - found.seq.num_prompt,

@@ -1,4 +1,4 @@
-"""The `foretoken` command: serve | bench | plan | train demo. Parses, and hands over.
+"""The `foretoken` command: serve | bench | plan | replay | train demo. Parses, and hands over.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.
@@ -26,6 +26,7 @@ PROGRAMS = {
     ("bench", "suite"): "engine.bench.suite",
     ("bench",): "engine.bench",
     ("plan",): "engine.plan",
+    ("replay",): "engine.replay",
     ("train", "demo"): "engine.demo.train",
 }
 
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     commands.add_parser("bench", help="measure what speculation gains here (bench --help)")
     commands.add_parser("plan", help="whether speculation pays, on paper (plan --help)")
+    commands.add_parser("replay", help="other policies on a recorded trace (replay --help)")
     train = commands.add_parser("train", help="train the built-in pair: train demo (--help)")
     train.add_argument("what", choices=["demo"])
     return parser

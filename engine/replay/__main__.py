@@ -2,7 +2,7 @@
 
 Set `speculation.trace` to a file name to record steps while serving: sizes, times, and whether
 guesses were right, but no text. Requests, arrivals and hits are then the same for every policy, so
-accepted lengths are exact wherever the guess is known; times are medians of the trace.
+accepted lengths are exact wherever the guess is known; times are means of the trace.
 """
 
 from __future__ import annotations

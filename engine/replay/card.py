@@ -43,7 +43,9 @@ def _line(row: Row, found: Comparison) -> str:
 def _phases(found: Comparison) -> list[str]:
     """Runs of steps whose batch is of one power of two, with the best K of each."""
     ends = [*found.begins[1:], found.tokens]
-    lines = [f"{'phase from token':>16s} {'batch':>6s} {'tokens':>8s} {'best K':>6s}  seconds by policy"]
+    lines = [
+        f"{'phase from token':>16s} {'batch':>6s} {'tokens':>8s} {'best K':>6s}  seconds by policy"
+    ]
     for i, (begin, end, size) in enumerate(zip(found.begins, ends, found.sizes, strict=True)):
         if i == _MOST_PHASES:
             lines.append(f"and {len(found.begins) - i} more phases")

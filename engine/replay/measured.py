@@ -1,4 +1,4 @@
-"""What a step costs, in seconds, as a trace says: medians by size, and between them the shape that
+"""What a step costs, in seconds, as a trace says: means by size, and between them the shape that
 was profiled at start.
 
 Owns no model of the controller's: it must not be scored on the curve that it learns. What context
@@ -18,14 +18,16 @@ from engine.trace import Part, Step, Trace
 
 _PROMPT = -1  # the group of steps with prompt rows
 _FEW = 4.0  # measurements that the whole group is worth at each size
+_OUTLIER = 3.0  # medians
 _SHORTEST = 1e-7  # seconds
 
 
 class Curve:
     """Seconds by size within a group: a base for all groups, times a factor by group and size.
 
-    The base is the profile, or else a line through everything. Factors are medians; those of few
-    measurements lean towards their group's, and beyond the sizes seen the nearest one holds.
+    The base is the profile, or else a line through everything. Factors are means, outliers cut;
+    those of few measurements lean towards their group's, and beyond the sizes seen the nearest
+    one holds.
     """
 
     def __init__(self, profile: Points, seen: Sequence[tuple[int, int, float]]) -> None:
@@ -54,8 +56,8 @@ class Curve:
 
 
 class MeasuredCosts:
-    """Costs fitted to a trace. Target and host by rows within powers of two of the batch, steps with
-    prompt rows apart; a draft forward by sequences, and by row what it must catch up with."""
+    """Costs fitted to a trace. Target and host by rows within powers of two of the batch, steps
+    with prompt rows apart; a draft forward by sequences, and by row what it must catch up with."""
 
     def __init__(self, trace: Trace) -> None:
         header, steps = trace.header, [step for step in trace.steps if step.parts]
@@ -126,11 +128,17 @@ def _bin(size: int) -> int:
 
 def _factors(sizes: dict[int, list[float]]) -> list[tuple[float, float]]:
     """(log2 of size, log of factor), by size."""
-    whole = median(error for errors in sizes.values() for error in errors)
+    whole = _mean([error for errors in sizes.values() for error in errors])
     return [
-        (log2(size), (len(errors) * median(errors) + _FEW * whole) / (len(errors) + _FEW))
+        (log2(size), (len(errors) * _mean(errors) + _FEW * whole) / (len(errors) + _FEW))
         for size, errors in sorted(sizes.items())
     ]
+
+
+def _mean(logs: Sequence[float]) -> float:
+    """The logarithm of the mean of what these are logarithms of; outliers count as 3 medians."""
+    most = median(logs) + log(_OUTLIER)
+    return log(fmean(exp(min(value, most)) for value in logs))
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -88,7 +88,9 @@ class _Story:
 
     def request(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
         """With draws from what is known of all for the positions that nobody guessed."""
-        bits = [self.bits.get(i) or known[rng.integers(len(known))] for i in range(self.length)]
+        bits = [
+            self.bits.get(i) or known[int(rng.integers(len(known)))] for i in range(self.length)
+        ]
         return Request(
             hits=[hit for hit, _ in bits],
             confidences=[confidence for _, confidence in bits],

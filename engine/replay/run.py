@@ -28,8 +28,8 @@ _SEEN = {field.name for field in fields(StepObservation)}
 @dataclass(slots=True)
 class Round:
     """What one step did. `begin`: tokens generated before it; `k` was chosen, `depth` draft
-    forwards were run; `controller_seconds` were spent in the controller and are part of `seconds` where they
-    are charged."""
+    forwards were run; `controller_seconds` were spent in the controller and are part of `seconds`
+    where they are charged."""
 
     begin: int
     k: int

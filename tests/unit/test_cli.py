@@ -99,6 +99,7 @@ def test_unknown_host_is_a_sentence() -> None:
     [
         (["bench", "--quick"], ["engine.bench", "--quick"]),
         (["plan", "--examples"], ["engine.plan", "--examples"]),
+        (["replay", "trace"], ["engine.replay", "trace"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
     ],
 )
@@ -133,5 +134,5 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             main(arguments)
         assert ended.value.code == 0
     said = capsys.readouterr().out
-    for word in ("serve", "bench", "plan", "train", "foretoken 0", "--target", "n-gram"):
+    for word in ("serve", "bench", "plan", "replay", "train", "foretoken 0", "--target", "n-gram"):
         assert word in said

@@ -28,7 +28,7 @@ LEVELS = {
     "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,
     "engine.report": 3, "engine.core": 3.1,
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4.1, "engine.evaluate": 4,
-    "engine.comparison": 4,
+    "engine.comparison": 4, "engine.trace": 1, "engine.recording": 3,
     "engine.replay": 3.9, "engine.simulate": 4,  # offline, without models
     "engine.compiling": 3, "engine.grammar_check": 4,
     "engine.synthetic": 4,
@@ -50,7 +50,8 @@ DOORS = {
     "tokenizers": ["engine.demo", "engine.sampling.vocabulary", "server.tokenizer"],
     "llguidance": ["engine.sampling.grammar", "engine.sampling.vocabulary", "engine.grammar_check",
                    "engine.pair"],
-    "matplotlib": ["engine.plan.plots", "engine.comparison.plot"],
+    "matplotlib": ["engine.plan.plots", "engine.comparison.plot",
+                   "engine.replay.plots"],
     "huggingface_hub": ["engine.plan.find_model"],
     "safetensors": ["engine.demo", "engine.model.loader"],
     "zmq": ["engine.process", "server.engine_client"],

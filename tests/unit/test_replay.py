@@ -32,6 +32,7 @@ class Script(FixedK):
 
     def __post_init__(self) -> None:
         self.k_max = 8
+        self.reason = "fixed"
 
     @property
     def max_speculating(self) -> int | None:  # type: ignore[override]

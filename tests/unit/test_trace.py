@@ -1,0 +1,258 @@
+"""Traces: written, read, refused, and replayed by `foretoken replay`."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.errors import TraceError
+from engine.replay import __main__ as replay
+from engine.replay.comparison import compare
+from engine.replay.costs import Roofline
+from engine.replay.measured import MeasuredCosts
+from engine.replay.policies import build_policy
+from engine.replay.recorded import recorded
+from engine.replay.references import Repeat
+from engine.trace import Agreed, Header, Part, Step, Trace, Writer, read_trace
+
+HEADER = Header(
+    k_max=4,
+    proposer="draft_model",
+    controller="fixed",
+    device="cpu",
+    dtype="float32",
+    max_step_tokens=64,
+)
+PROMPT = 20
+BITS = 60  # generated positions of each request
+
+
+def bits(request: int) -> list[bool]:
+    rng = random.Random(request)
+    return [rng.random() < 0.7 for _ in range(BITS)]
+
+
+def confidence(request: int, position: int) -> float:
+    return request + position / 100
+
+
+def served(k: int, *, requests: int = 3, joined: int = 10) -> Trace:
+    """A trace of known bits: request i comes after `joined` x i rounds; K is `k` in all rounds but
+    every seventh, where it is 0. Costs are a machine's."""
+    machine, steps = Roofline(), list[Step]()
+    done, missed = [0] * requests, [0] * requests
+    while min(done) < BITS:
+        number = len(steps)
+        chosen = 0 if number % 7 == 6 else k
+        parts, agreed, rows = [], [], 0
+        for i in range(requests):
+            if number < joined * i or done[i] >= BITS:
+                continue
+            hits, begin = bits(i), done[i]
+            asked = min(chosen, BITS - begin - 1)
+            if asked and missed[i]:
+                span = range(begin - missed[i], begin)
+                found = [confidence(i, p) for p in span]
+                agreed.append(Agreed(i, span[0], [int(hits[p]) for p in span], found))
+            accepted = 0
+            while accepted < asked and hits[begin + accepted]:
+                accepted += 1
+            missed[i] = int(accepted == asked) if asked else missed[i] + 1
+            done[i] = begin + accepted + 1
+            parts.append(
+                Part(
+                    i, begin, PROMPT + begin, 1 if begin else PROMPT, asked, asked, asked, accepted,
+                    accepted + 1, "length" if done[i] == BITS else "", True,
+                    [confidence(i, begin + j) for j in range(asked)],
+                )
+            )  # fmt: skip
+            rows += parts[-1].rows + asked
+        if not parts:
+            steps.append(Step(0, "off", 0.0, 1e-4, 1e-4, 0, []))
+            continue
+        drafting = chosen * machine.draft(len(parts)) if chosen else 0.0
+        target = machine.target(rows, len(parts), 0)
+        steps.append(Step(chosen, "fixed", drafting, target, 1e-4, 0, parts, agreed))
+    return Trace(HEADER, steps)
+
+
+def write(path: Path, trace: Trace) -> Path:
+    writer = Writer(str(path), trace.header, max_bytes=1 << 30)
+    for step in trace.steps:
+        writer.write(step)
+    writer.close()
+    return path
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    trace = served(3)
+    assert read_trace(write(tmp_path / "t", trace)) == trace
+
+
+def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("mine")
+    writer = Writer(str(tmp_path / "t.jsonl"), HEADER, max_bytes=1 << 20)
+    writer.close()
+    assert (tmp_path / "t.jsonl").read_text() == "mine"
+    assert read_trace(tmp_path / "t.2.jsonl").header == HEADER
+
+
+def test_a_recording_ends_at_its_size_with_a_whole_line(tmp_path: Path) -> None:
+    writer = Writer(str(tmp_path / "t"), HEADER, max_bytes=1500)
+    for step in served(3).steps:
+        writer.write(step)
+    assert "size limit" in writer.ended
+    assert (tmp_path / "t").stat().st_size <= 1500
+    assert 0 < len(read_trace(tmp_path / "t").steps) < len(served(3).steps)
+
+
+def test_every_bit_comes_back(tmp_path: Path) -> None:
+    """Verified, rejected or agreed: what was recorded is the bit of its position, and what nobody
+    guessed is drawn and counted as unknown."""
+    told = recorded(served(3))
+    unknown = 0
+    for i, request in enumerate(told.requests):
+        assert (request.length, request.context, request.prompt) == (BITS, PROMPT, PROMPT - 1)
+        for position, sure in enumerate(request.confidences):
+            if sure == pytest.approx(confidence(i, position)):
+                assert request.hits[position] == bits(i)[position]
+            else:
+                unknown += 1
+    assert told.known == pytest.approx(1 - unknown / (3 * BITS))
+    assert 0 < unknown < 0.1 * 3 * BITS
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_who_repeats_the_choices_meets_the_recorded_lengths_and_time(k: int) -> None:
+    trace = served(k)
+    told = recorded(trace)
+    player = Repeat(MeasuredCosts(trace), trace)
+    rounds = list(player.rounds(told.workload()))
+    assert player.other == 0
+    assert player.same == sum(len(step.parts) for step in trace.steps)
+    spent = sum(done.seconds for done in rounds)
+    assert spent == pytest.approx(told.seconds, rel=0.1)
+
+
+def test_another_k_is_scored_on_the_same_bits() -> None:
+    """What K = 3 would have accepted is known exactly from what K = 4 saw."""
+    played = compare(served(4), [], k_max=4, charge=0.0)
+    recorded_anew = recorded(served(4)).requests
+    for row, k in zip(played.fixed, range(5), strict=True):
+        accepted = proposed = 0
+        for request in recorded_anew:
+            position = 0
+            while position < BITS:
+                asked = min(k, BITS - position - 1)
+                run = min(asked, request.runs[position])
+                proposed, accepted, position = proposed + asked, accepted + run, position + run + 1
+        assert (row.proposed, row.accepted) == (proposed, accepted)
+
+
+def test_references_are_in_order() -> None:
+    found = compare(
+        served(3), [("adaptive", lambda: build_policy("adaptive", 4))], k_max=4, charge=0.0
+    )
+    assert found.clairvoyant.total <= found.oracle.total <= found.best_fixed.total
+    assert found.best_fixed.total <= found.policies[0].total * 1.0001 or found.policies
+    assert found.tokens == 3 * BITS
+    assert [round(size) for size in found.sizes] != []
+
+
+def test_phases_are_runs_of_one_power_of_two() -> None:
+    told = recorded(served(1, requests=3, joined=40))
+    assert len(told.begins) == len(told.sizes) > 1
+    assert told.begins == sorted(told.begins)
+    assert [told.phase(begin) for begin in told.begins] == list(range(len(told.begins)))
+    assert told.phase(told.tokens) == len(told.begins) - 1
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t", served(3))
+    plot, figures = tmp_path / "p.png", tmp_path / "f.json"
+    assert replay.main([str(path), "--plot", str(plot), "--json", str(figures)]) == 0
+    printed = capsys.readouterr().out
+    for word in ("K=8", "adaptive", "oracle", "clairvoyant", "best fixed K in hindsight"):
+        assert word in printed
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    said = json.loads(figures.read_text())
+    assert said["regret"][said["best_fixed"]] == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["f.json", "p.png", "t"]
+
+
+WRONG = [
+    ("", "is empty"),
+    ("\n", "is no trace"),
+    ("hello\nworld\n", "is no trace"),
+    ("[]\n", "is no trace"),
+    ('{"format":"something else","version":1}\n', "is no trace"),
+    ('{"format":"foretoken trace"}\n', "is no trace"),
+    ('{"format":"foretoken trace","version":1}\n', "is no trace"),
+    ('{"format":"foretoken trace","version":2}\n', "is of version 2"),
+    ('{"format":"foretoken trace","version":"x"}\n', "is of version 'x'"),
+    ("\x00\x01\n", "is no trace"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG)
+def test_what_is_no_trace_is_one_sentence(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t"
+    path.write_text(text)
+    assert replay.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_a_trace_that_is_cut_off_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "t", served(3))
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    assert replay.main([str(path), "--json", str(tmp_path / "f")]) == 2
+    error = capsys.readouterr().err
+    assert f"line {whole.count(chr(10))} of trace" in error
+    assert not (tmp_path / "f").exists()
+    path.write_text(whole + '[1,"pays"]\n')
+    assert replay.main([str(path)]) == 2
+    assert "is no step" in capsys.readouterr().err
+
+
+def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
+    other = Header(
+        **{**{f: getattr(HEADER, f) for f in HEADER.__struct_fields__}, "proposer": "ngram"}
+    )
+    with pytest.raises(TraceError, match="'ngram'"):
+        recorded(Trace(other, served(3).steps))
+    with pytest.raises(TraceError, match="no guesses"):
+        recorded(served(0))
+    with pytest.raises(TraceError, match="no guesses"):
+        recorded(Trace(HEADER, []))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["missing"], "cannot be read"),
+        (["t", "--plot", "p.pdf"], "does not end in .png"),
+        (["t", "--json", "no/where"], "there is no folder"),
+        (["t", "--policy", "best"], "policy 'best' is unknown"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write(tmp_path / "t", served(3))
+    monkeypatch.chdir(tmp_path)
+    assert replay.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["t"]
