@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -92,7 +91,7 @@ class Writer:
     itself at `max_bytes` or when the file cannot be written. Raises TraceError when opened."""
 
     def __init__(self, path: str, header: Header, *, max_bytes: int) -> None:
-        self.path, self._file = _create(Path(path))
+        self.path = _create(Path(path))
         self._left = max_bytes
         self._pending = bytearray()
         self.ended = ""  # why nothing is written any more
@@ -115,8 +114,8 @@ class Writer:
     def flush(self) -> None:
         """Hand what is pending to the system."""
         try:
-            self._file.write(self._pending)
-            self._file.flush()
+            with self.path.open("ab") as file:
+                file.write(self._pending)
         except OSError as error:
             self.ended = f"it cannot be written ({error.strerror})"
         self._pending.clear()
@@ -126,7 +125,6 @@ class Writer:
         if not self.ended:
             self.flush()
             self.ended = self.ended or why
-        self._file.close()
 
     def _add(self, line: bytes) -> None:
         self._pending += line
@@ -134,12 +132,14 @@ class Writer:
         self._left -= len(line) + 1
 
 
-def _create(path: Path) -> tuple[Path, BinaryIO]:
+def _create(path: Path) -> Path:
+    """An empty file of that name, or of the next one that is free."""
     number = 1
     while True:
         name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
         try:
-            return name, name.open("xb", buffering=0)
+            name.open("xb").close()
+            return name
         except FileExistsError:
             number += 1
         except OSError as error:

@@ -153,17 +153,18 @@ def test_another_k_is_scored_on_the_same_bits() -> None:
 
 
 def test_references_are_in_order() -> None:
-    found = compare(
-        served(3), [("adaptive", lambda: build_policy("adaptive", 4))], k_max=4, charge=0.0
-    )
-    assert found.clairvoyant.total <= found.oracle.total <= found.best_fixed.total
-    assert found.best_fixed.total <= found.policies[0].total * 1.0001 or found.policies
+    """The oracle may choose by phase what one K must be throughout; who knows all hits loses
+    nothing. Equal cuts of phases: few rounds straddle two."""
+    policies = [("adaptive", lambda: build_policy("adaptive", 4))]
+    found = compare(served(3), policies, k_max=4, charge=0.0)
+    assert found.clairvoyant.total < found.oracle.total <= found.best_fixed.total
+    assert found.best_fixed.total < max(row.total for row in found.fixed)
+    assert sum(found.policies[0].rounds) > 0
     assert found.tokens == 3 * BITS
-    assert [round(size) for size in found.sizes] != []
 
 
 def test_phases_are_runs_of_one_power_of_two() -> None:
-    told = recorded(served(1, requests=3, joined=40))
+    told = recorded(served(1, requests=3, joined=15))
     assert len(told.begins) == len(told.sizes) > 1
     assert told.begins == sorted(told.begins)
     assert [told.phase(begin) for begin in told.begins] == list(range(len(told.begins)))

@@ -1,0 +1,117 @@
+"""The engine's recording, and its replay: the same accepted lengths, and no text in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import TraceError
+from engine.messages import Output, SamplingParams, Submit
+from engine.replay.comparison import compare
+from engine.replay.measured import MeasuredCosts
+from engine.replay.recorded import recorded
+from engine.replay.references import Repeat
+from engine.trace import Trace, read_trace
+
+SECRET = "a name that must not be told"
+LENGTHS = (40, 25, 33, 50)
+
+
+def config(target: str, draft: str, trace: Path, controller: dict[str, Any]) -> EngineConfig:
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": target},
+            "device": "cpu",
+            "speculation": {
+                "proposer": {"kind": "draft_model", "path": draft},
+                "controller": controller,
+                "trace": str(trace),
+            },
+            "cache": {"num_blocks": 64},
+        }
+    )
+
+
+def serve(engine: Engine, temperature: float) -> dict[str, list[Output]]:
+    """Four requests, of which two come later; their outputs."""
+    said: dict[str, list[Output]] = {}
+    waiting = list(enumerate(LENGTHS))
+    for step in range(200):
+        while waiting and (len(waiting) > 2 or step >= 6):
+            i, length = waiting.pop(0)
+            params = SamplingParams(seed=i, max_tokens=length, temperature=temperature)
+            engine.add(Submit(f"{SECRET} {i}", [5 + i, 9, 40, 41, 7], params, 0.0))
+        if not engine.has_work:
+            break
+        for output in engine.step().items:
+            said.setdefault(output.id, []).append(output)
+    return said
+
+
+def record(
+    target: str, draft: str, path: Path, controller: dict[str, Any], temperature: float = 0.0
+) -> tuple[Trace, dict[str, list[Output]]]:
+    engine = Engine(config(target, draft, path, controller))
+    said = serve(engine, temperature)
+    return read_trace(path), said
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "controller", [{"kind": "fixed", "k": 3}, {"kind": "adaptive", "k_max": 5}]
+)
+def test_who_repeats_the_recorded_choices_meets_the_recorded_lengths(
+    controller: dict[str, Any], temperature: float, tiny_target: str, tiny_draft: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    trace, said = record(tiny_target, tiny_draft, tmp_path / "t", controller, temperature)
+    told = recorded(trace)
+    generated = sum(len(output.tokens) for outputs in said.values() for output in outputs)
+    assert told.tokens == generated
+    player = Repeat(MeasuredCosts(trace), trace)
+    rounds = list(player.rounds(told.workload()))
+    assert player.other == 0
+    assert sum(done.tokens for done in rounds) == generated
+    ends = [outputs[-1] for outputs in said.values()]
+    assert sum(done.accepted for done in rounds) == sum(end.accepted for end in ends)
+
+
+def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
+    """Recorded at K = 5, where all but the last positions have a bit, replayed at K = 2: what the
+    engine at K = 2 really accepts, but for what nobody guessed."""
+    trace, _ = record(tiny_target, tiny_draft, tmp_path / "a", {"kind": "fixed", "k": 5})
+    _, said = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
+    accepted = sum(outputs[-1].accepted for outputs in said.values())
+    found = compare(trace, [], k_max=5, charge=0.0)
+    missing = (1 - found.known) * found.tokens
+    assert found.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
+
+
+def test_no_text_is_recorded(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
+    """Only numbers, and the names of the header and of reasons: a request is a number."""
+    record(tiny_target, tiny_draft, tmp_path / "t", {"kind": "fixed", "k": 2})
+    text = (tmp_path / "t").read_text()
+    assert SECRET not in text
+    assert tiny_target not in text
+    assert tiny_draft not in text
+
+
+def test_a_recording_changes_no_token(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
+    controller = {"kind": "fixed", "k": 3}
+    _, said = record(tiny_target, tiny_draft, tmp_path / "t", controller, 1.0)
+    plain = config(tiny_target, tiny_draft, tmp_path / "t", controller).model_dump()
+    plain["speculation"]["trace"] = None
+    again = serve(Engine(EngineConfig.model_validate(plain)), 1.0)
+    tokens = [[o.tokens for o in outputs] for outputs in said.values()]
+    assert tokens == [[o.tokens for o in outputs] for outputs in again.values()]
+
+
+def test_a_trace_that_cannot_be_written_is_a_sentence_at_start(
+    tiny_target: str, tiny_draft: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TraceError, match="cannot be written"):
+        Engine(config(tiny_target, tiny_draft, tmp_path / "no" / "t", {"kind": "fixed", "k": 1}))
