@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from engine.messages import Estimates, Mode, StepMetrics
 from server.engine_client import EngineState
+from server.kept import Kept
 from server.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
 from server.regret import Regret
 
@@ -45,12 +46,20 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        made = {metric.name: _build(metric, self._registry) for metric in METRICS}
+        made: dict[str, Any] = {m.name: _build(m, self._registry) for m in METRICS}
         self._counters = {n: m for n, m in made.items() if isinstance(m, Counter)}
         self._gauges = {n: m for n, m in made.items() if isinstance(m, Gauge)}
         self._histograms = {n: m for n, m in made.items() if isinstance(m, Histogram)}
+        # By name and label value, since `labels()` takes longer than what is done with its result.
+        self._labelled: dict[tuple[str, str], Any] = {
+            (metric.name, value): made[metric.name].labels(value)
+            for metric in METRICS
+            for values in metric.labels.values()
+            for value in values
+        }
         self._state: EngineState | None = None
-        self.regret = Regret()
+        self._mode: Mode | None = None
+        self.regret, self.kept = Regret(), Kept()
 
     def render(self) -> bytes:
         """The exposition format, of CONTENT_TYPE."""
@@ -78,9 +87,10 @@ class Metrics:
                 ("spec_decode_num_accepted_tokens_total", accepted),
                 ("spec_decode_num_wasted_tokens_total", proposed - accepted),
             ):
-                self._counters[name].labels(proposer).inc(amount)
+                self._add(name, amount, proposer)
         self._add_each("spec_decode_num_draft_tokens_per_pos_total", metrics.proposed_at)
         self._add_each("spec_decode_num_accepted_tokens_per_pos_total", metrics.accepted_at)
+        self.kept.observe(metrics.proposed_at, metrics.accepted_at)
         self._add_each("spec_decode_chosen_k_total", metrics.k_counts)
         if metrics.num_sampling or metrics.num_prompt_tokens:
             self._observe_seconds(metrics)
@@ -115,35 +125,39 @@ class Metrics:
             for gauge in ("requests_running", "requests_waiting", "kv_cache_usage_ratio"):
                 self._gauges[gauge].set(0)
 
-    def _add(self, name: str, amount: float) -> None:
+    def _add(self, name: str, amount: float, label: str | None = None) -> None:
         if amount:
-            self._counters[name].inc(amount)
+            counter = self._counters[name] if label is None else self._labelled[name, label]
+            counter.inc(amount)
 
     def _add_each(self, name: str, amounts: list[int]) -> None:
         for index, amount in enumerate(amounts):
-            if amount:
-                self._counters[name].labels(str(index)).inc(amount)
+            self._add(name, amount, str(index))
 
     def _observe_seconds(self, metrics: StepMetrics) -> None:
         seconds = metrics.seconds
-        self._counters["steps_total"].inc()
         drafting, verifying = seconds.propose_forward, seconds.verify_forward
-        for part in PARTS:
-            value = drafting + verifying if part == "forward" else getattr(seconds, part)
-            self._counters["step_seconds_total"].labels(part).inc(value)
-        whole = sum(getattr(seconds, part) for part in PARTS if part != "forward")
+        self._add("steps_total", 1)
+        self._add("step_seconds_total", drafting + verifying, "forward")
+        whole = 0.0
+        for part in PARTS[:-1]:
+            value = getattr(seconds, part)
+            whole += value
+            self._add("step_seconds_total", value, part)
         rest = max(0.0, whole - drafting - verifying)
         for share, value in zip(SHARES, (drafting, verifying, rest), strict=True):
-            self._counters["spec_decode_seconds_total"].labels(share).inc(value)
+            self._add("spec_decode_seconds_total", value, share)
 
     def _observe_estimates(self, estimates: Estimates, metrics: StepMetrics) -> None:
         if metrics.num_sampling:
-            self._counters["spec_decode_decisions_total"].labels(estimates.reason).inc()
+            self._add("spec_decode_decisions_total", 1, estimates.reason)
             self.regret.observe(estimates, metrics.num_generated_tokens)
+            self._gauges["spec_decode_estimated_regret_ratio"].set(self.regret.value)
         self._gauges["spec_decode_estimated_speedup_ratio"].set(estimates.speedup)
-        self._gauges["spec_decode_estimated_regret_ratio"].set(self.regret.value)
-        for mode in get_args(Mode):
-            self._gauges["spec_decode_mode"].labels(mode).set(float(mode == estimates.mode))
+        if estimates.mode != self._mode:
+            self._mode = estimates.mode
+            for mode in get_args(Mode):
+                self._labelled["spec_decode_mode", mode].set(float(mode == self._mode))
 
 
 def _build(metric: Metric, registry: CollectorRegistry) -> Collector:

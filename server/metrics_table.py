@@ -14,7 +14,15 @@ Rejection = Literal[
     "invalid", "context_length", "unauthorized", "unknown_model", "too_large", "queue_full",
     "not_ready",
 ]  # fmt: skip
-PARTS = ("schedule", "propose", "verify", "accept", "commit", "emit", "forward")
+PARTS = (
+    "schedule",
+    "propose",
+    "verify",
+    "accept",
+    "commit",
+    "emit",
+    "forward",
+)  # the last overlaps
 SHARES = ("draft", "verify", "host")
 MAX_DEPTH = 16  # the largest K a config may name
 

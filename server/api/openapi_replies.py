@@ -194,6 +194,7 @@ REPLIES: Mapping[str, Schema] = {
             "explanation": STRING,
             "num_sequences": COUNT,
             "acceptance": or_null(NUMBER),
+            "kept": array(or_null(NUMBER)),
             "survival": array(or_null(NUMBER)),
             "tokens_per_second": array(or_null(NUMBER)),
             "speedup": or_null(NUMBER),

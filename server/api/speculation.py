@@ -120,6 +120,7 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
         "explanation": why(last) if obeyed else f"From the next step on K is {told(said)}.",
         "num_sequences": last.num_sequences,
         "acceptance": _figure(last.acceptance) if estimated else None,
+        "kept": [_figure(share) for share in services.metrics.kept.shares],
         "survival": [_figure(chance) for chance in last.survival],
         "tokens_per_second": [_figure(rate) for rate in last.rates],
         "speedup": _figure(last.speedup) if estimated else None,

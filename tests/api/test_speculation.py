@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from engine.messages import Estimates, SetSpeculation
+from server.api.openapi import document
 from tests.support.fake_client import FakeClient, make_ready
-from tests.support.serving import Served, serve
+from tests.support.serving import MODEL, Served, serve
 
+DOCUMENT = document([MODEL], version="0", vocab_size=258, keyed=False, k_max=4)
 ADMIN, CLIENT = "sk-admin", "sk-client"
 
 
@@ -175,6 +178,34 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     assert (told["k"], told["reason"], told["k_max"]) == (2, "pays", 4)
     assert told["explanation"].startswith("K = 2 promises the most tokens per second.")
     served.client.estimates = None
+
+
+REQUEST = DOCUMENT["components"]["schemas"]["SpeculationRequest"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"mode": "fast"},
+        {"mode": "off", "x": 1},
+        {"mode": "off"},
+        {"mode": "auto", "k": None},
+        *({"mode": "fixed", "k": k} for k in (0, 1, 4, 5, "2", True)),
+    ],
+)
+def test_the_description_admits_what_is_admitted(
+    http: httpx.Client, served: Served, said: dict[str, Any]
+) -> None:
+    """Law: /openapi.json, bound on K included, and the route agree; and so do the replies."""
+    served.client.estimates = Estimates(k=1, reason="pays", rates=[1.0, 2.0], survival=[0.5])
+    reply = http.post("/speculation", json=said)
+    served.client.estimates = None
+    admitted = jsonschema.Draft202012Validator(REQUEST).is_valid(said)
+    assert admitted == (reply.status_code == 200)
+    name = "Speculation" if admitted else "Error"
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    jsonschema.validate(reply.json(), schema)
 
 
 def test_the_page_stands_alone(http: httpx.Client) -> None:

@@ -1,0 +1,30 @@
+"""Kept: shares by position, which stay right when K varies."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.kept import Kept
+
+
+def test_each_position_has_its_own_denominator() -> None:
+    """Law: a short proposal is no evidence against the positions that it never reached."""
+    kept = Kept()
+    for _ in range(10):
+        kept.observe([4, 4, 4], [4, 2, 1])
+        kept.observe([4], [0])
+        kept.observe([], [])
+    assert kept.shares == pytest.approx([0.5, 0.5, 0.25], abs=0.01)
+
+
+def test_what_is_long_ago_is_forgotten() -> None:
+    """Law: positions that nobody tries any more have no share."""
+    kept = Kept(10)
+    kept.observe([8, 8], [8, 8])
+    for _ in range(100):
+        kept.observe([8], [2])
+    assert kept.shares == pytest.approx([0.25], abs=0.01)
+
+
+def test_nothing_yet() -> None:
+    assert Kept().shares == []
