@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from engine.constraint import Constraint
 from engine.messages import FinishReason, TokenLogprobs
 from engine.model.batch import Segment
 from engine.model.runner import ModelOutput
@@ -136,8 +137,8 @@ class Acceptor:
         _record_logprobs(sampled, output)
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
-        """Cut at the first stop token, where the grammar is complete, and where the sequence may
-        grow no further."""
+        """Cut at the first stop token, where the grammar is complete or cannot go on, and where the
+        sequence may grow no further."""
         seq = item.chunk.seq
         params = seq.params
         room = self._room(seq)
@@ -149,12 +150,20 @@ class Acceptor:
                 item.tokens = item.tokens[: i + 1]
                 item.finish, item.stop_token = "stop", token
                 return
-            if seq.constraint is not None and seq.constraint.is_complete(item.tokens[: i + 1]):
+            if seq.constraint is not None and _ends(seq.constraint, token):
                 item.tokens = item.tokens[: i + 1]
-                item.finish = "stop"
-                return
+                if seq.constraint.error is None:
+                    item.finish = "stop"
+                    return
+                break  # the next step tells, as it would without guesses
         if len(item.tokens) == room:
             item.finish = "length"
+
+
+def _ends(constraint: Constraint, token: int) -> bool:
+    """Whether the text that goes on with `token` is complete, or can have no next token."""
+    constraint.extend(token)
+    return constraint.is_complete(()) or constraint.error is not None
 
 
 def _contexts(chunk: Chunk, proposal: Proposal) -> list[RowContext]:

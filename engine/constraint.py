@@ -15,12 +15,21 @@ Bits = npt.NDArray[np.uint8]  # one bit per token id, the lowest bit of a byte f
 
 class Constraint(Protocol):
     """State of one sequence. Every question is about the text that ends with `path`, proposed
-    tokens behind the committed ones; the answer is a function of the tokens alone. Once `error` is
-    set the sequence cannot go on, and answers mean nothing. `is_slow`: guesses about it cost more
-    time than they may, and there should be no more of them."""
+    tokens behind those of `extend`; the answer is a function of the tokens alone, but that behind a
+    guess nothing at all may be allowed. Once `error` is set the sequence cannot go on, and answers
+    mean nothing."""
 
     error: str | None
-    is_slow: bool
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether guesses about it cost more time than they may: there should be no more of them
+        for now."""
+        ...
+
+    def extend(self, token: int) -> None:
+        """The text goes on with `token`; from now on it belongs to it."""
+        ...
 
     def allowed(self, path: Seq[int]) -> Bits | None:
         """What may follow; None if `path` itself is not allowed. EOS is in it where the text may

@@ -1,11 +1,10 @@
 """Grammars at work: compiled off the step loop, a matcher per sequence, masks along a proposal.
 
 Promises: what is allowed after some tokens depends on the grammar and those tokens alone, whether
-they are committed or only proposed; a sequence whose grammar takes more than its share of the
-step's time, or turns out too complex, is ended, and no other notices. Neither depends on guesses:
-what those cost is no part of the share (too much of it ends the guessing), and what breaks over one
-is made anew. The matcher walks along with the questions: it is rolled back to where two proposals
-part.
+they are committed or only proposed. A sequence whose grammar turns out too complex is ended, and no
+other notices; where that happens depends on the same two alone, never on guesses, clocks or what
+else is served, since it is counted by the library along the text. Guesses are limited by time,
+which shortens proposals and changes no text.
 
 An id that the tokenizer lacks is never allowed. EOS is allowed where the grammar accepts; when
 nothing else may follow, the sequence is complete and ends (see acceptance) without sampling it.
@@ -33,11 +32,10 @@ from engine.sequence import Sequence
 
 MAX_COMPILED = 16  # grammars kept for the next request
 STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check had much less
-GRACE_SECONDS = 0.5  # CPU time that a sequence's grammar may take, and ...
-SECONDS_PER_TOKEN = 0.02  # ... this much more for each token
-GUESSES_SHARE = 0.25  # of both, for guesses that were not kept; then there are no more guesses
+GUESSES_GRACE_SECONDS = 0.03  # CPU time that guesses about a text may take, and ...
+GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each of its tokens
+SLOW_SECONDS = 0.01  # of a single mask: no guesses behind it
 
-TOO_SLOW = "the grammar takes too long to follow"
 NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
 
 
@@ -52,7 +50,6 @@ class Compiled:
         """`can_end`: whether the target has an EOS at all, by which a text may end."""
         return GrammarState(
             self.matcher,
-            seq,
             eos=_bits(self.vocabulary.eos_tokens, self.vocabulary.vocab_size),
             may_end=can_end and not seq.params.ignore_eos,
         )
@@ -101,33 +98,41 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """A Constraint: one sequence's matcher, a copy of `fresh`. `eos` are the bits of the ids that
-    end a text; without `may_end` they are never allowed, and only what is complete ends."""
+    """A Constraint: what one sequence's text must satisfy. `eos` are the bits of the ids that end a
+    text; without `may_end` they are never allowed, and only what is complete ends.
+
+    Two matchers, both copies of `fresh`. One walks the text and never leaves it: a mask, a token, a
+    mask. It alone says what the text may be and whether it breaks at the library's limits, some of
+    which count work that a matcher remembers (states of its lexer), so that one which had followed
+    guesses would break elsewhere. The other one follows guesses, and is rolled back to where two of
+    them part."""
 
     def __init__(
         self,
         fresh: LLMatcher,
-        seq: Sequence,
         *,
         eos: Bits,
         may_end: bool,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.error: str | None = None
-        self.is_slow = False
-        self._fresh = fresh
-        self._matcher = fresh.deep_copy()
-        self._seq = seq
+        self._text = fresh.deep_copy()
+        self._length = 0  # tokens of the text
+        self._walker: LLMatcher | None = None
+        self._behind: list[int] = []  # tokens of the text that the walker has not seen
+        self._path: list[int] = []  # what it consumed after the text that it has seen
         self._eos = eos
         self._may_end = may_end
         self._clock = clock
-        self._spent = 0.0  # on what was committed
-        self._wasted = 0.0  # on guesses that were not kept
-        self._costs: dict[tuple[int, ...], float] = {}  # of guesses whose fate is open
-        self._tried = False  # whether the matcher has been where the text did not go
-        self._committed = 0  # output tokens that the matcher has behind it
-        self._path: list[int] = []  # proposed ones that it consumed after them
-        self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}  # allowed, complete
+        self._seconds = 0.0  # that guesses took
+        self._last = 0.0  # that the text's last mask took
+        self._here: tuple[Bits, bool] | None = None  # allowed, complete; None: not looked yet
+        self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}  # the same behind guesses
+
+    @property
+    def is_slow(self) -> bool:
+        share = GUESSES_GRACE_SECONDS + GUESSES_SECONDS_PER_TOKEN * self._length
+        return self._seconds > share or self._last > SLOW_SECONDS
 
     def allowed(self, path: Seq[int]) -> Bits | None:
         row = self._row(path)
@@ -137,125 +142,83 @@ class GrammarState:
         row = self._row(path)
         return row is not None and row[1]
 
+    def extend(self, token: int) -> None:
+        self._row(())  # as plain decoding does, whether or not anybody asked
+        if self.error:
+            return
+        if not self._text.try_consume_tokens([token]):
+            self.error = sentence(self._text.get_error()) or NOTHING_ALLOWED
+            return
+        self._length += 1
+        self._behind.append(token)
+        self._here, self._rows = None, {}
+
     def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
-        self._row(path)
-        if self.error or not self._go(path):
+        if self._row(path) is None or self.is_slow:
             return []
         started = self._clock()
-        tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
-        self._waste(self._clock() - started)
+        walker, arrived = self._walk(path)
+        tokens: list[int] = walker.compute_ff_tokens()[:limit] if arrived else []
+        self._seconds += self._clock() - started
         return tokens
 
     def _row(self, path: Seq[int]) -> tuple[Bits, bool] | None:
         """What may follow, and whether nothing may but the end."""
-        self._catch_up()
-        key = tuple(path)
-        if key not in self._rows:
-            self._rows[key] = self._look(path)
-        return self._rows[key]
-
-    def _look(self, path: Seq[int]) -> tuple[Bits, bool] | None:
         if self.error:
             return None
         started = self._clock()
-        bits = self._mask(path)
-        if self._matcher.is_error():
-            bits = self._recover(path)
-        self._charge(tuple(path), self._clock() - started)
-        if bits is None:
-            return None
-        going_on = bits & ~self._eos
-        if going_on.any():
-            return (bits if self._may_end else going_on), False
-        complete = self._path == list(path) and self._matcher.is_accepting()
-        if not complete and not path:
-            self.error = NOTHING_ALLOWED
-        return bits, complete
+        if not path:
+            if self._here is None:
+                self._here = self._look(self._text)
+                self._last = self._clock() - started
+            return self._here
+        key = tuple(path)
+        if key not in self._rows:
+            self._rows[key] = self._guess(path)
+            self._seconds += self._clock() - started
+        return self._rows[key]
 
-    def _mask(self, path: Seq[int]) -> Bits | None:
-        if not self._go(path):
-            return None
+    def _look(self, matcher: LLMatcher) -> tuple[Bits, bool] | None:
         # Where the vocabulary's size is a multiple of 32 the library's mask has a word too many.
-        return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(self._eos)]
-
-    def _recover(self, path: Seq[int]) -> Bits | None:
-        """The matcher broke at its limits, for good. If it had been elsewhere that may be why, so a
-        new one is asked. Behind guesses nothing may follow: they are not gone beyond, and whoever
-        stands there asks again."""
-        reason = sentence(self._matcher.get_error())
-        if path:
-            self.is_slow = True
-            self._renew()
-            return np.zeros_like(self._eos)
-        if self._tried and self._renew():
-            bits = self._mask(path)
-            if not self._matcher.is_error():
-                return bits
-        self.error = reason
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)[: len(self._eos)]
+        if not matcher.is_error():
+            going_on = bits & ~self._eos
+            if going_on.any():
+                return (bits if self._may_end else going_on), False
+            if matcher.is_accepting():
+                return bits, True
+        if matcher is self._text:
+            self.error = sentence(matcher.get_error()) or NOTHING_ALLOWED
         return None
 
-    def _renew(self) -> bool:
-        """A matcher that has been nowhere but at the committed text; False if it cannot be."""
-        start = self._seq.num_prompt
-        output = self._seq.tokens[start : start + self._committed]
-        self._matcher, self._path, self._tried = self._fresh.deep_copy(), [], False
-        return self._matcher.try_consume_tokens(output) == len(output)
+    def _guess(self, path: Seq[int]) -> tuple[Bits, bool] | None:
+        """Where guessing is over nothing may follow: nobody goes beyond that guess, and whoever
+        commits it asks again."""
+        nothing = np.zeros_like(self._eos), False
+        if self.is_slow:
+            return nothing
+        walker, arrived = self._walk(path)
+        row = self._look(walker) if arrived else None
+        if walker.is_error():  # for good: a limit, or a dead end
+            self._walker = None
+            return nothing
+        return row if row or not arrived else nothing
 
-    def _catch_up(self) -> None:
-        """Take in what was committed since the last question; most of it was asked about."""
-        output = self._seq.tokens[self._seq.num_prompt + self._committed :]
-        if not output or self.error:
-            return
-        started = self._clock()
-        self._committed += len(output)
-        if not self._go(output) and not (self._tried and self._renew()):
-            self.error = NOTHING_ALLOWED
-        self._path = []
-        known = self._rows.get(tuple(output))
-        # Where nothing seemed to be allowed it is looked again, for the reason.
-        self._rows = {(): known} if known is not None and (known[1] or known[0].any()) else {}
-        self._settle(tuple(output))
-        self._charge((), self._clock() - started)
-
-    def _go(self, path: Seq[int]) -> bool:
-        """Move the matcher to behind `path`; False if it cannot get there."""
-        pairs = zip(self._path, path, strict=False)
+    def _walk(self, path: Seq[int]) -> tuple[LLMatcher, bool]:
+        """The walker, and whether it could get to behind `path`."""
+        if self._walker is None:
+            self._walker, self._path, self._behind = self._text.deep_copy(), [], []
+        whole, behind = [*self._behind, *path], len(self._behind)
+        pairs = zip(self._path, whole, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if back := len(self._path) - common:
-            self._matcher.rollback(back)
-            self._tried = True
-            del self._path[common:]
-        missing = list(path[common:])
-        if missing:
-            taken = self._matcher.try_consume_tokens(missing)
-            self._path += missing[:taken]
-            return taken == len(missing)
-        return True
-
-    def _charge(self, path: tuple[int, ...], seconds: float) -> None:
-        if path:
-            self._costs[path] = self._costs.get(path, 0.0) + seconds
-            return
-        self._spent += seconds
-        if self._spent > self._share():
-            self.error = self.error or TOO_SLOW
-
-    def _settle(self, output: tuple[int, ...]) -> None:
-        """`output` is what became of the guesses."""
-        for path, seconds in self._costs.items():
-            if path == output[: len(path)]:
-                self._spent += seconds
-            else:
-                self._waste(seconds)
-        self._costs = {}
-
-    def _waste(self, seconds: float) -> None:
-        self._wasted += seconds
-        if self._wasted > GUESSES_SHARE * self._share():
-            self.is_slow = True
-
-    def _share(self) -> float:
-        return GRACE_SECONDS + SECONDS_PER_TOKEN * self._seq.num_output
+            self._walker.rollback(back)
+        missing = whole[common:]
+        taken = self._walker.try_consume_tokens(missing) if missing else 0
+        self._path = whole[: common + taken]
+        if len(self._path) >= behind:
+            self._path, self._behind = self._path[behind:], []
+        return self._walker, taken == len(missing)
 
 
 def _bits(ids: Seq[int], size: int) -> Bits:

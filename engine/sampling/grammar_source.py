@@ -47,15 +47,18 @@ class GrammarRefused(ValueError):
 
 
 def limits() -> LLParserLimits:
-    """Fuel and items bound the time of a step (some tens of milliseconds at worst), states and
-    sizes the memory."""
+    """Counted work, so that where a text breaks at them is a function of grammar and text. Items
+    of a row and of a mask bound the time of a step, since an Earley row costs the square of its
+    items: JSON with 120 optional properties has 480 in a row, what is ambiguous without end has
+    ever more. States and sizes bound the memory; a grammar's size is also what a single row may
+    grow to before it is counted."""
     return LLParserLimits(
-        max_items_in_row=1000,
+        max_items_in_row=500,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=50_000,
-        step_max_items=20_000,
+        step_max_items=4_000,
         max_lexer_states=20_000,
-        max_grammar_size=200_000,
+        max_grammar_size=20_000,
         precompute_large_lexemes=True,
         verbose_errors=False,
     )
