@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from engine.messages import Ready
 from server.api.body import read_body
 from server.api.gather import Whole, gather
-from server.api.intake import Prompts, begin, encode
+from server.api.intake import Call, Prompts, begin, encode
 from server.api.logprobs import completion_logprobs, prompt_logprobs
 from server.api.params import check_prompt_ids
 from server.api.schema import parse
@@ -32,12 +32,7 @@ def completions_router(services: Services) -> APIRouter:
         body = await read_body(http, services.config.server.max_body_bytes)
         request = parse(body, CompletionRequest, "completions")
 
-        async def load(ready: Ready) -> Prompts:
-            return await _load(services, request, ready)
-
-        call = await begin(
-            services, request, prefix="cmpl-", num_prompts=len(request.prompt), load=load
-        )
+        call = await start_completion(services, request, prefix="cmpl-")
         if request.stream:
             prompts = call.generation.spec.prompts if request.return_token_ids else None
             return GenerationStream(call, CompletionChunks(prompts, request.n))
@@ -48,6 +43,17 @@ def completions_router(services: Services) -> APIRouter:
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
     return router
+
+
+async def start_completion(services: Services, request: CompletionRequest, *, prefix: str) -> Call:
+    """A started generation of every choice of every prompt."""
+
+    async def load(ready: Ready) -> Prompts:
+        return await _load(services, request, ready)
+
+    return await begin(
+        services, request, prefix=prefix, num_prompts=len(request.prompt), load=load
+    )
 
 
 def _choice(

@@ -1,0 +1,157 @@
+"""`foretoken evaluate`: does speculation pay for these prompts, on this machine, and is it lossless?
+
+Runs your prompts offline with and without guesses, and says: whether every text stayed the same,
+how many guesses were kept by position and by kind of text, who should guess and how far ahead at
+how many requests at a time, why, and with which configuration. A card on stdout, progress on stderr.
+Exit code 1 if a text changed, 2 for a mistake of yours, in one sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from engine.errors import ConfigError, EngineError
+from server.config import load_config
+from server.evaluate.run import Options, run
+
+EXIT_DIFFERENT, EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 2, 130
+
+Value = TypeVar("Value")
+
+FORMS = """\
+FILE holds one of: JSON Lines with `prompt` or `messages` and any other field of /v1/completions or
+/v1/chat/completions; OpenAI's batch format (custom_id, method, url, body); plain text, prompts
+separated by blank lines if it has any, else one a line.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        options = options_of(parsed)
+        config = load_config(parsed.config, overrides(parsed), os.environ)
+        return 0 if run(config, options) else EXIT_DIFFERENT
+    except EngineError as error:
+        sys.stderr.write(f"foretoken evaluate: {error}\n")
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="foretoken evaluate",
+        description=f"{__doc__}\n{FORMS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("config", nargs="?", metavar="CONFIG.toml", help="what you would serve with")
+    add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")
+    add("--target", metavar="MODEL", help="the model: a folder or a hub name")
+    add("--draft", metavar="MODEL", help="its draft: a folder or a hub name")
+    add("--set", dest="sets", action="append", default=[], metavar="key=value",
+        help="any configuration key; may be repeated")  # fmt: skip
+    add("--minutes", type=_positive, default=5.0, help="stop after about so long (5)")
+    add("--max-prompts", type=_count, default=64, metavar="N",
+        help="of a longer file, N evenly spaced prompts (64)")  # fmt: skip
+    add("--max-tokens", type=_count, default=128, metavar="N", help="longest reply (128)")
+    add("--concurrency", type=_loads, default=(1, 4, 16), metavar="N,N,...",
+        help="requests at a time (1,4,16)")  # fmt: skip
+    add("--temperature", type=_temperatures, default=(0.0, 1.0), metavar="T,T,...",
+        help="of prompts that do not say their own (0,1)")  # fmt: skip
+    add("--text-as", choices=["auto", "chat", "completion"], default="auto",
+        help="plain text: a user's message, or text to go on with; auto: as the model has a chat"
+        " template or not")  # fmt: skip
+    add("--seed", type=int, default=0, help="of prompts that do not say their own (0)")
+    add("--html", type=Path, metavar="FILE", help="write a report with plots")
+    add("--json", type=Path, metavar="FILE", help="write all figures")
+    add("--write-config", type=Path, metavar="FILE.toml", help="write the configuration to use")
+    return parser
+
+
+def overrides(parsed: argparse.Namespace) -> list[str]:
+    """The options as `key=value`, as `foretoken serve` reads them."""
+    said = {"target.path": parsed.target, "speculation.proposer.path": parsed.draft}
+    options = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in said.items()
+        if value is not None
+    ]
+    return options + list(parsed.sets)
+
+
+def options_of(parsed: argparse.Namespace) -> Options:
+    """Raises ConfigError for a file that could not be written in the end."""
+    for path in (parsed.html, parsed.json, parsed.write_config):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ConfigError(f"cannot write {path}: it is a folder, or its folder does not exist")
+    given = [path.resolve() for path in (parsed.html, parsed.json, parsed.write_config) if path]
+    if len({*given, parsed.prompts.resolve()}) <= len(given):
+        raise ConfigError("--prompts, --html, --json and --write-config must be different files")
+    return Options(
+        prompts=parsed.prompts,
+        seconds=60 * parsed.minutes,
+        max_prompts=parsed.max_prompts,
+        max_tokens=parsed.max_tokens,
+        loads=parsed.concurrency,
+        temperatures=parsed.temperature,
+        text_as=parsed.text_as,
+        seed=parsed.seed,
+        html=parsed.html,
+        json=parsed.json,
+        config=parsed.write_config,
+    )
+
+
+def _loads(text: str) -> tuple[int, ...]:
+    """One request at a time is always among them: kinds of text are told apart there."""
+    return tuple(sorted({1, *_each(text, _count)}))
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    return tuple(dict.fromkeys(_each(text, _temperature)))
+
+
+def _each(text: str, read: Callable[[str], Value]) -> list[Value]:
+    return [read(part) for part in text.split(",")]
+
+
+def _count(text: str) -> int:
+    if not (text.strip().isdecimal() and 1 <= int(text) <= 10**6):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be an integer from 1 to 1000000")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not 0 < value <= 1e5:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be more than 0 and at most 100000")
+    return value
+
+
+def _temperature(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a temperature from 0 to 2")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

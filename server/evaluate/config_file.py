@@ -1,0 +1,98 @@
+"""A configuration as TOML, to be given to `foretoken serve`. Only what differs from the defaults, but
+for speculation, which is spelled out; never the API key."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig, SpeculationConfig
+from engine.errors import ConfigError
+from server.config import Config, load_config
+
+
+def config_text(config: Config, comments: Sequence[str] = ()) -> str:
+    """TOML that `load_config` reads as this configuration, but for the API key."""
+    server = config.server.model_dump(exclude_defaults=True, exclude_none=True)
+    server.pop("api_key", None)
+    engine = config.engine.model_dump(
+        exclude_defaults=True, exclude_none=True, exclude={"speculation"}
+    )
+    speculation = config.engine.speculation.model_dump(exclude_none=True)
+    tables = {**engine, "speculation": speculation, **({"server": server} if server else {})}
+    head = [f"# {line}" for comment in comments for line in comment.splitlines()]
+    return "\n".join([*head, *_lines(tables, ())]) + "\n"
+
+
+def write_config(path: Path, config: Config, comments: Sequence[str] = ()) -> None:
+    """Whole or not at all: what was written is read back before it takes its name.
+    Raises ConfigError."""
+
+    def check(written: Path) -> None:
+        keyless = config.server.model_copy(update={"api_key": None})
+        found = load_config(written)
+        if (found.server, found.engine) != (keyless, config.engine):
+            raise ConfigError(f"{path} would not say what was found; please report it")
+
+    write_whole(path, config_text(config, comments), check)
+
+
+def write_whole(path: Path, text: str, check: Callable[[Path], None] | None = None) -> None:
+    """A file that is never half written. `check` may refuse it by an exception.
+    Raises ConfigError where it cannot be written."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+            if check is not None:
+                check(temporary)
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def with_speculation(config: Config, speculation: SpeculationConfig) -> Config:
+    engine = EngineConfig(
+        **{
+            name: speculation if name == "speculation" else getattr(config.engine, name)
+            for name in EngineConfig.model_fields
+        }
+    )
+    return Config(config.server, engine)
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    """A table's own keys come before the tables in it."""
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{key} = {_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield ""
+            yield f"[{'.'.join((*path, key))}]"
+            yield from _lines(value, (*path, key))
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(_value, value))}]"
+    raise AssertionError(f"a configuration holds no {type(value).__name__}")

@@ -1,0 +1,188 @@
+"""From the entries of a prompts file to the very sequences that the server would submit for them.
+
+The server's own code reads each body, with a client in place of the engine's that writes down what
+is submitted; so fields mean here what they mean there, and what the server would refuse is refused
+in its words.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.messages import Output, Ready, Submit
+from server.admission import Admission
+from server.api.chat import start_chat
+from server.api.completions import start_completion
+from server.api.errors import ApiError, as_api_error
+from server.api.intake import Call
+from server.api.limits import MAX_LENGTH_FIELD
+from server.api.schema import parse
+from server.api.schema_chat import ChatRequest
+from server.api.schema_completions import CompletionRequest
+from server.api.services import Services
+from server.choice import Choice
+from server.config import Config
+from server.engine_client import EngineState, Stream
+from server.evaluate.kinds import Kind, kind_of, title_of
+from server.evaluate.prompts import Entry, PromptsError
+from server.metrics import Metrics
+from server.structured import Grammars
+from server.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Task:
+    """One sequence. `reply`: what plain decoding says, once that is known; `choice` reads it as the
+    server would, to end it at a stop string."""
+
+    number: int
+    entry: Entry
+    kind: Kind
+    title: str
+    submit: Submit
+    choice: Choice
+    reply: list[int] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.submit.params.temperature == 0
+
+    def limit(self, tokens: int) -> None:
+        """No more than so many tokens."""
+        params = self.submit.params
+        most = min(tokens, params.max_tokens)
+        less = msgspec.structs.replace(
+            params, max_tokens=most, min_tokens=min(params.min_tokens, most)
+        )
+        self.submit = msgspec.structs.replace(self.submit, params=less)
+
+    def shortened(self, tokens: int) -> Task:
+        """Another one like it, with no more than so many tokens."""
+        other = replace(self)
+        other.limit(tokens)
+        return other
+
+    def settle(self, reply: list[int]) -> None:
+        """Plain decoding said this. What comes after a stop string is not generated any more."""
+        for token in reply:
+            self.choice.feed(Output(id=self.submit.id, tokens=[token]))
+            if self.choice.finish is not None:
+                reply = reply[: self.choice.num_tokens]
+                self.limit(len(reply))
+                break
+        self.reply = reply
+
+
+class Recorder:
+    """An EngineHandle that writes down what is submitted and never answers."""
+
+    state: EngineState = "ready"
+    inflight = 0
+
+    def __init__(self, ready: Ready) -> None:
+        self.ready: Ready | None = ready
+        self.submits: list[Submit] = []
+
+    def submit(self, submit: Submit) -> Stream:
+        self.submits.append(submit)
+        return Stream(submit.id)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        return None
+
+
+@dataclass
+class TaskMaker:
+    """`temperatures`: those at which a prompt runs that does not say its own. `max_tokens`: of a
+    reply, whatever its body says."""
+
+    config: Config
+    tokenizer: Tokenizer
+    grammars: Grammars
+    ready: Ready
+    path: str
+    temperatures: Sequence[float]
+    max_tokens: int
+    chat: bool  # plain text is what a user says to the model
+    seed: int = 0
+    tasks: list[Task] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._recorder = Recorder(self.ready)
+        self._services = Services(
+            config=self.config,
+            tokenizer=self.tokenizer,
+            client=self._recorder,
+            metrics=Metrics(),
+            admission=Admission(self._recorder, self.config.max_inflight),
+            grammars=self.grammars,
+            version=version("foretoken"),
+            monotonic=time.monotonic,
+            wall=time.time,
+            draw_seed=lambda: self.seed,
+        )
+
+    async def add(self, entry: Entry) -> None:
+        """Its tasks: one for each temperature, prompt and choice. Raises PromptsError."""
+        body = dict(entry.body)
+        if entry.plain and self.chat:
+            entry = Entry(entry.line, entry.id, "chat", body, plain=True)
+            body = {"messages": [{"role": "user", "content": body["prompt"]}]}
+        for temperature in (None,) if body.get("temperature") is not None else self.temperatures:
+            said = body if temperature is None else body | {"temperature": temperature}
+            await self._add(entry, said)
+
+    async def _add(self, entry: Entry, body: dict[str, Any]) -> None:
+        try:
+            call = await self._start(entry, body)
+        except (ApiError, EngineError) as error:
+            known = as_api_error(error)
+            if known.status >= 500:
+                raise
+            raise PromptsError(f"{self.path}, line {entry.line}: {known.message}") from None
+        submits, self._recorder.submits = self._recorder.submits, []
+        kind, title = kind_of(body), title_of(body)
+        for submit, choice in zip(submits, call.generation.choices, strict=True):
+            task = Task(len(self.tasks), entry, kind, title, submit, choice)
+            task.limit(self.max_tokens)
+            if task.submit.params.max_tokens == 0:
+                raise PromptsError(
+                    f"{self.path}, line {entry.line}: `max_tokens` is 0, so there is nothing to"
+                    " measure"
+                )
+            self.tasks.append(task)
+
+    async def _start(self, entry: Entry, body: dict[str, Any]) -> Call:
+        if body.get("speculation") is not None:
+            raise ApiError(400, "`speculation` is what is evaluated here; leave it out")
+        body = body | {"model": self.config.model_name}
+        if entry.endpoint == "chat":
+            request = parse(to_bytes(body), ChatRequest, "chat")
+            call, _ = await start_chat(self._services, request, prefix="")
+            return call
+        return await start_completion(self._services, _completion(entry, body), prefix="")
+
+
+def _completion(entry: Entry, body: dict[str, Any]) -> CompletionRequest:
+    """Without a word about its length, a line that is no batch request may be as long as others."""
+    if entry.batch or body.get("max_tokens") is not None:
+        return parse(to_bytes(body), CompletionRequest, "completions")
+    data = to_bytes(body | {"max_tokens": MAX_LENGTH_FIELD})
+    request = parse(data, CompletionRequest, "completions")
+    return request.model_copy(update={"max_tokens": None})
+
+
+def to_bytes(body: dict[str, Any]) -> bytes:
+    """As a client would send it. Raises ApiError for what is no Unicode text."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "a text holds half of a surrogate pair, which is no text") from None
