@@ -1,5 +1,5 @@
-"""The engine's half of `foretoken evaluate`: runs batches of sequences under one mode after another, in
-one engine, and says what came and how long it took. What to run and what it means is decided in
+"""The engine's half of `foretoken evaluate`: runs batches of sequences under any mode, in one
+engine, and says what came and how long it took. What to run and what it means is decided in
 `server/evaluate`, whose child this is: `python -m engine.evaluate`, commands on stdin, answers on
 stdout (`engine.evaluate_messages`).
 """
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from typing import IO, Protocol
 
 import msgspec
 
@@ -191,7 +191,7 @@ def main() -> int:
         return 1
 
 
-def serve(commands: BinaryIO, events: BinaryIO) -> int:
+def serve(commands: IO[bytes], events: IO[bytes]) -> int:
     start: Start | None = receive(commands, Start)
     if start is None:
         return 0

@@ -1,14 +1,15 @@
-"""What `foretoken evaluate` and its engine child say to each other. Read by both sides, so it imports
-neither torch nor HTTP. Each message is msgpack behind four bytes with its length (little endian).
+"""What `foretoken evaluate` and its engine child say to each other. Read by both sides, so it
+imports neither torch nor HTTP. Each message is msgpack behind four bytes with its length (little
+endian).
 
-The child speaks first after `Start`: Ready, or Fatal. Then every `Batch` is answered by `Ran`, every
-`Weigh` by `Weighed`. Token ids only, as everywhere in the engine.
+`Start` is answered by Ready or Fatal, then every `Batch` by `Ran` and every `Weigh` by `Weighed`.
+Token ids only, as everywhere in the engine.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -20,7 +21,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """How to guess. `proposers` in the order in which they are asked; None: the engine's default."""
+    """How to guess. `proposers` in the order in which they are asked; None: as configured."""
 
     name: ModeName
     k: int = 0
@@ -92,13 +93,13 @@ Command = Start | Batch | Weigh
 Event = Ready | Ran | Weighed | Fatal
 
 
-def send(stream: BinaryIO, message: Command | Event) -> None:
+def send(stream: IO[bytes], message: Command | Event) -> None:
     data = msgspec.msgpack.encode(message)
     stream.write(_LENGTH.pack(len(data)) + data)
     stream.flush()
 
 
-def receive(stream: BinaryIO, kind: Any) -> Any:
+def receive(stream: IO[bytes], kind: Any) -> Any:
     """The next message, of type `kind`; None at the end of the stream."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

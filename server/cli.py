@@ -1,4 +1,4 @@
-"""The `foretoken` command: serve | bench | plan | replay | train demo. Parses, and hands over.
+"""The `foretoken` command: serve | bench | evaluate | plan | replay | train demo. Parses, and hands over.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.
@@ -20,11 +20,12 @@ from server.config import load_config
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 
-# Offline commands are the engine's; they run as programs of their own, so that the front end's
-# modules need not import them.
+# Offline commands run as programs of their own, so that the front end's modules need not import
+# them. Most are the engine's.
 PROGRAMS = {
     ("bench", "suite"): "engine.bench.suite",
     ("bench",): "engine.bench",
+    ("evaluate",): "server.evaluate",
     ("plan",): "engine.plan",
     ("replay",): "engine.replay",
     ("train", "demo"): "engine.demo.train",
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     commands.add_parser("bench", help="measure what speculation gains here (bench --help)")
+    commands.add_parser("evaluate", help="does it pay for your own prompts (evaluate --help)")
     commands.add_parser("plan", help="whether speculation pays, on paper (plan --help)")
     commands.add_parser("replay", help="other policies on a recorded trace (replay --help)")
     train = commands.add_parser("train", help="train the built-in pair: train demo (--help)")

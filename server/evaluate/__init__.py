@@ -1,1 +1,1 @@
-"""`foretoken evaluate`: does speculation pay for these prompts, on this machine? See README.md here."""
+"""`foretoken evaluate`: does speculation pay for these prompts, on this machine?"""

@@ -1,9 +1,9 @@
-"""`foretoken evaluate`: does speculation pay for these prompts, on this machine, and is it lossless?
+"""`foretoken evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
 Runs your prompts offline with and without guesses, and says: whether every text stayed the same,
 how many guesses were kept by position and by kind of text, who should guess and how far ahead at
-how many requests at a time, why, and with which configuration. A card on stdout, progress on stderr.
-Exit code 1 if a text changed, 2 for a mistake of yours, in one sentence.
+how many requests at a time, why, and with which configuration. A card on stdout, progress on
+stderr. Exit code 1 if a text changed, 2 for a mistake of yours, in one sentence.
 """
 
 from __future__ import annotations

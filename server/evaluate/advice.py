@@ -127,11 +127,7 @@ def _known(ratio: float) -> float:
 
 
 def _overall(findings: Findings) -> tuple[Contender, float]:
-    gains = {
-        contender: math.exp(fmean(math.log(max(ratio, 1e-6)) for ratio in ratios))
-        for contender in findings.contenders
-        if (ratios := [_known(records[contender.name].ratio) for records in findings.cells.values()])
-    }
+    gains = {contender: _mean(findings, contender) for contender in findings.contenders}
     plain = findings.contenders[0]
     best = max(gains, key=lambda contender: gains[contender])
     if gains[best] < PAYS:

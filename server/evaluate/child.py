@@ -1,4 +1,4 @@
-"""The engine as a child process (`python -m engine.evaluate`), one question at a time over its pipes."""
+"""The engine as a child process (`python -m engine.evaluate`), one question at a time."""
 
 from __future__ import annotations
 

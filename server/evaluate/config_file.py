@@ -1,5 +1,5 @@
-"""A configuration as TOML, to be given to `foretoken serve`. Only what differs from the defaults, but
-for speculation, which is spelled out; never the API key."""
+"""A configuration as TOML, to be given to `foretoken serve`. Only what differs from the defaults,
+but for speculation, which is spelled out; never the API key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, SpeculationConfig
+from engine.config import SpeculationConfig
 from engine.errors import ConfigError
 from server.config import Config, load_config
 
@@ -64,13 +64,7 @@ def write_whole(path: Path, text: str, check: Callable[[Path], None] | None = No
 
 
 def with_speculation(config: Config, speculation: SpeculationConfig) -> Config:
-    engine = EngineConfig(
-        **{
-            name: speculation if name == "speculation" else getattr(config.engine, name)
-            for name in EngineConfig.model_fields
-        }
-    )
-    return Config(config.server, engine)
+    return Config(config.server, config.engine.model_copy(update={"speculation": speculation}))
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Whom to compare: nobody guessing, and each who may guess under some K and under the controller."""
+"""Whom to compare: nobody guessing, and each who may guess, under some K and the controller."""
 
 from __future__ import annotations
 

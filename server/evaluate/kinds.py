@@ -1,7 +1,7 @@
 """What kind of text a request is about: code, json, chat or prose. Rules, in this order, no model:
 
-1. `json`: the reply is held to JSON or to tools (`response_format`, a JSON grammar, `tools`), or the
-   prompt is JSON itself, or its last message has the word JSON in it.
+1. `json`: the reply is held to JSON or to tools (`response_format`, a JSON grammar, `tools`), or
+   the prompt is JSON itself, or its last message has the word JSON in it.
 2. `code`: a fenced block, or three in ten lines that look like code, or (in a chat) words of
    programming in the last message.
 3. `chat`: any other conversation.
@@ -26,8 +26,9 @@ _CODE_WORD = re.compile(
     re.IGNORECASE,
 )
 _CODE_LINE = re.compile(
-    r"^\s*(def |class |import |from \S+ import |return\b|if .*[:{]$|elif |else\b.*[:{]$|for .*[:{]$|"
-    r"while .*[:{]$|try:|except\b|with .*:$|@\w+|#include|#define|func |fn |let |const |var |"
+    r"^\s*(def |class |import |from \S+ import |return\b|if .*[:{]$|elif |else\b.*[:{]$|"
+    r"for .*[:{]$|while .*[:{]$|try:|except\b|with .*:$|@\w+|#include|#define|func |fn |let |"
+    r"const |var |"
     r"public |private |static |struct |enum |interface |package |using |SELECT |INSERT |CREATE |"
     r"//|/\*|\}|\w[\w.\[\]]* [-+*/|]?= \S|\w[\w.]*\(.*\)[;:]?$)|[;{]\s*$"
 )

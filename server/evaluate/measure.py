@@ -1,4 +1,4 @@
-"""The measurement: slices of the prompts under every contender in turn, for as long as the time lasts.
+"""The measurement: slices of the prompts under every contender in turn, while the time lasts.
 
 A cell is a number of requests at a time and a temperature group. A slice is the next few prompts of
 a cell: one at one request at a time, else twice as many as run at once, where there are so many.
@@ -25,7 +25,7 @@ MAX_DIFFERENCES = 5  # that are looked into
 SLACK = 0.8  # of the time, that the first slices may take by the estimate
 
 Clock = Callable[[], float]
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -112,7 +112,8 @@ class Evaluation:
         each = ran.seconds / max(len(ran.texts[0]), 1)
         runs = 1 + len(self._findings.contenders)
         rounds = sum(
-            progress.size(cell.load) / math.sqrt(cell.load) for cell, progress in self._cells.items()
+            progress.size(cell.load) / math.sqrt(cell.load)
+            for cell, progress in self._cells.items()
         )
         fitting = int(SLACK * self._seconds / (each * runs * rounds))
         longest = max(task.submit.params.max_tokens for task in self._tasks)
@@ -124,7 +125,9 @@ class Evaluation:
             for task in self._tasks:
                 task.limit(fitting)
         tokens = min(fitting, longest)
-        self._say(f"about {1 / each:.0f} tokens/s without guesses; replies of up to {tokens} tokens")
+        self._say(
+            f"about {1 / each:.0f} tokens/s without guesses; replies of up to {tokens} tokens"
+        )
 
     def _next(self) -> Cell | None:
         fresh = [cell for cell, progress in self._cells.items() if not progress.slices]
@@ -184,7 +187,9 @@ class Evaluation:
         findings.cells.setdefault(cell, {}).setdefault(contender.name, Record()).add(ran, plain)
         if cell.load == 1:
             key = tasks[0].kind, cell.greedy
-            findings.by_kind.setdefault(key, {}).setdefault(contender.name, Record()).add(ran, plain)
+            findings.by_kind.setdefault(key, {}).setdefault(contender.name, Record()).add(
+                ran, plain
+            )
         if contender.name == PLAIN:
             self._compare_loads(cell, tasks, ran)
             return

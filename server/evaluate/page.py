@@ -5,29 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from html import escape
+from pathlib import Path
 
 from server.evaluate.advice import parts_of
 from server.evaluate.findings import PLAIN, Cell, Findings, Record
 from server.evaluate.report import Report, columns, lossless_lines
 from server.evaluate.svg import bars, lines
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --weak: #888; --good: #05966922; --bad: #dc262622 }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right }
-th:first-child, td:first-child, td.text { text-align: left }
-td.best { background: var(--good); font-weight: 600 } td.slow { background: var(--bad) }
-td small { color: var(--weak); display: block; font-weight: 400 }
-.verdict { padding: .6rem 1rem; border-left: 4px solid; margin: 1rem 0 }
-.yes { border-color: #059669; background: var(--good) } .no { border-color: #dc2626; background: var(--bad) }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem }
-figure { margin: 0 } svg { width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: currentColor }
-svg text.title { font-size: 13px; font-weight: 600 } .grid { stroke: var(--line) } .level { stroke: currentColor; stroke-dasharray: 4 4 }
-figcaption span { margin-right: 1rem; font-size: .85rem } figcaption i { display: inline-block; width: .8em; height: .8em; margin-right: .3em }
-pre { background: #8881; padding: .8rem; overflow-x: auto }
-"""
+_STYLE = Path(__file__).with_name("page.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -47,7 +32,7 @@ def page(report: Report) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style></head>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE.read_text('utf-8')}</style></head>\n"
         f"<body>\n{body}\n</body></html>\n"
     )
 
@@ -57,8 +42,8 @@ def _head(report: Report, title: str) -> Iterator[str]:
     yield f"<h1>{escape(title)}</h1>"
     draft = f" with draft {f['draft']}" if f["draft"] else ""
     said = (
-        f"{f['target']}{draft}, {f['dtype']} on {f['device']}. {f['chosen']} of {f['found']} prompts"
-        f" ({f['kinds']}). Foretoken {f['version']}, {f['date']}."
+        f"{f['target']}{draft}, {f['dtype']} on {f['device']}. {f['chosen']} of {f['found']}"
+        f" prompts ({f['kinds']}). Foretoken {f['version']}, {f['date']}."
     )
     yield f"<p>{escape(said)}</p>"
     for note in report.findings.notes:
@@ -192,7 +177,8 @@ def _ratio(record: Record) -> str:
 
 def _config(report: Report) -> Iterator[str]:
     yield "<h2>Configuration to use</h2>"
-    yield f"<pre>{escape(report.config)}</pre><p>Serve it: <code>foretoken serve FILE.toml</code></p>"
+    yield f"<pre>{escape(report.config)}</pre>"
+    yield "<p>Serve it: <code>foretoken serve FILE.toml</code></p>"
 
 
 def _prompts(findings: Findings) -> Iterator[str]:

@@ -5,8 +5,8 @@
 - OpenAI's batch format: each line {"custom_id", "method", "url", "body"}.
 - Plain text: prompts are separated by blank lines if there are any, else each line is a prompt.
 
-`model` is not looked at, since there is one here. What a body says is checked later, by the server's
-own code.
+`model` is not looked at, since there is one here. What a body says is checked later, by the
+server's own code.
 """
 
 from __future__ import annotations

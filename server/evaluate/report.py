@@ -98,7 +98,8 @@ def _heading(findings: Findings) -> Iterator[str]:
     f = findings.facts
     yield f"Foretoken evaluate: {f['prompts']}"
     draft = f" with draft {f['draft']}" if f["draft"] else ""
-    yield f"{f['target']}{draft}, {f['dtype']} on {f['device']}; Foretoken {f['version']}, {f['date']}"
+    yield f"{f['target']}{draft}, {f['dtype']} on {f['device']}"
+    yield f"Foretoken {f['version']}, {f['date']}"
     yield f"{f['chosen']} of {f['found']} prompts: {f['kinds']}"
     for note in findings.notes:
         yield f"note: {note}"
@@ -115,7 +116,7 @@ def lossless_lines(findings: Findings) -> Iterator[str]:
         yield difference_line(difference)
     compared, equal = findings.batched
     if compared:
-        yield f"K=0 at another number of requests at a time: {equal} of {compared} texts are the same."
+        yield f"K=0 at other numbers of requests at a time: {equal} of {compared} texts the same."
 
 
 def difference_line(d: Difference) -> str:

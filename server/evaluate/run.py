@@ -1,4 +1,4 @@
-"""One evaluation from its options to its reports: prompts, engine, tasks, measurement, advice, files."""
+"""One evaluation from its options to its reports."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(
             path=str(options.prompts),
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
             clock=clock,
-            say=lambda line: speak(line),
+            say=speak,
         ).run()
     report_all(config, options, findings, out)
     return findings.lossless
@@ -120,7 +120,7 @@ def evaluated(said: EngineConfig, loads: Sequence[int]) -> tuple[EngineConfig, l
     proposer = said.speculation.proposer
     if proposer.kind == "none":
         proposer = NgramConfig()
-        notes.append("the configuration has no guesses; n-gram lookup, which needs no model, was tried")
+        notes.append("the configuration has no guesses; n-gram lookup was tried")
     k_max = max(said.speculation.k_max, *KS)
     speculation = SpeculationConfig(
         proposer=proposer,

@@ -10,11 +10,18 @@ WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 30, 44
 COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 
+_ROUND = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12)
+
 Points = Sequence[tuple[float, float]]
 
 
 def lines(
-    title: str, series: Mapping[str, Points], *, xs: Sequence[str], x: str, line: float | None = None
+    title: str,
+    series: Mapping[str, Points],
+    *,
+    xs: Sequence[str],
+    x: str,
+    line: float | None = None,
 ) -> str:
     """Values over the places 0 .. len(xs) - 1, which are named `xs`; `line`: a level to compare
     with. Axes begin at 0."""
@@ -104,4 +111,10 @@ def _ceiling(value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return float(next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * power >= value))
+    return float(
+        next(
+            step * power
+            for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10)
+            if step * power >= value
+        )
+    )
