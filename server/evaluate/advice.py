@@ -22,7 +22,7 @@ from engine.config import (
     SpeculationConfig,
 )
 from server.evaluate.contenders import ALONE, BOTH, NGRAM
-from server.evaluate.findings import PLAIN, Cell, Contender, Findings, Record
+from server.evaluate.findings import PLAIN, Cell, Contender, Findings, Record, known
 
 PAYS = 1.02  # of K = 0; below that guessing is not worth its memory
 PREFER_AUTO = 0.97  # of the best: what adapts is right for other loads and texts, too
@@ -118,12 +118,8 @@ def _adaptive(said: SpeculationConfig) -> AdaptiveConfig:
 
 def _best(records: Mapping[str, Record]) -> str:
     """The fastest, if it gains anything that is worth it."""
-    fastest = max(records, key=lambda name: _known(records[name].ratio))
+    fastest = max(records, key=lambda name: known(records[name].ratio))
     return fastest if records[fastest].ratio >= PAYS else PLAIN
-
-
-def _known(ratio: float) -> float:
-    return -1.0 if math.isnan(ratio) else ratio
 
 
 def _overall(findings: Findings) -> tuple[Contender, float]:
@@ -142,7 +138,7 @@ def _overall(findings: Findings) -> tuple[Contender, float]:
 def _reasons(
     findings: Findings, best: Mapping[Cell, str], overall: Contender, gain: float
 ) -> Iterator[str]:
-    for cell, records in sorted(findings.cells.items(), key=lambda pair: (pair[0].load, pair[0])):
+    for cell, records in sorted(findings.cells.items(), key=lambda pair: pair[0].order):
         yield _of_cell(findings, cell, records, best[cell])
     if overall.name == PLAIN:
         yield f"Nothing gains {PAYS - 1:.0%} on the whole: serve without guesses."
@@ -158,7 +154,7 @@ def _reasons(
 
 
 def _mean(findings: Findings, contender: Contender) -> float:
-    ratios = [_known(records[contender.name].ratio) for records in findings.cells.values()]
+    ratios = [known(records[contender.name].ratio) for records in findings.cells.values()]
     return math.exp(fmean(math.log(max(ratio, 1e-6)) for ratio in ratios))
 
 
@@ -168,7 +164,7 @@ def _of_cell(findings: Findings, cell: Cell, records: Mapping[str, Record], best
     head = f"With {who}, {cell.group}:"
     plain = records[PLAIN]
     fixed = [c.name for c in findings.contenders if c.mode.name == "fixed"]
-    explained = max(fixed, key=lambda name: _known(records[name].ratio), default=None)
+    explained = max(fixed, key=lambda name: known(records[name].ratio), default=None)
     parts = parts_of(records[explained], plain) if explained else None
     if explained is None or parts is None:
         return f"{head} {_verdict(records, best)}."

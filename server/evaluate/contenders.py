@@ -11,7 +11,7 @@ from server.evaluate.tasks import Task
 
 DRAFT, NGRAM, BOTH, ALONE = "draft", "ngram", "ngram + draft", "draft alone"
 KS = (1, 2, 4, 8)
-NGRAM_KS = (4, 8)  # a look-up costs nothing, so that only the verification limits it
+NGRAM_KS = (8,)  # a look-up costs nothing to make, and is often right to its end
 COMPANIONS = ("grammar", "prediction")
 
 
@@ -23,7 +23,9 @@ def contenders(ready: Ready, tasks: Iterable[Task]) -> list[Contender]:
     companions = tuple(name for name in COMPANIONS if name in ready.proposers)
     if main == "draft_model":
         found += _family(DRAFT, None, _up_to(KS, ready.k_max))
-    found += _family(NGRAM, (*companions, "ngram"), _up_to(NGRAM_KS, ready.k_max))
+    configured = main != "draft_model"
+    free = None if configured else (*companions, "ngram")
+    found += _family(NGRAM, free, _up_to(NGRAM_KS, ready.k_max))
     if main == "draft_model":
         found += _family(BOTH, (*companions, "ngram", main), ())
         if any(task.submit.params.grammar or task.submit.params.prediction for task in tasks):

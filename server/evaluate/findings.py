@@ -27,7 +27,7 @@ class Contender:
     deep: bool = False
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """`load`: requests at a time. `greedy`: those at temperature 0, else those above it."""
 
@@ -37,6 +37,11 @@ class Cell:
     @property
     def group(self) -> str:
         return "T=0" if self.greedy else "T>0"
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """For reading: by load, greedy first."""
+        return self.load, not self.greedy
 
 
 @dataclass(slots=True)
@@ -89,6 +94,11 @@ class Record:
         behind a rejected one are rejected."""
         pairs = zip(self.sums.accepted_at, self.sums.proposed_at, strict=True)
         return [kept / proposed for kept, proposed in pairs if proposed]
+
+
+def known(ratio: float) -> float:
+    """Of a contender that said nothing at all there is no ratio: it is the slowest."""
+    return 0.0 if math.isnan(ratio) else ratio
 
 
 def merge(sums: Sums, more: Sums) -> None:

@@ -1,32 +1,52 @@
-"""The measurement: slices of the prompts under every contender in turn, while the time lasts.
+"""The measurement: slices of the prompts under the contenders in turn, while the time lasts.
 
 A cell is a number of requests at a time and a temperature group. A slice is the next few prompts of
-a cell: one at one request at a time, else twice as many as run at once, where there are so many.
-Every contender runs every slice, in rotating order, so that ratios are of neighbours in time. Each
-cell gets one slice however long it takes; then the cell that is furthest behind is next, until each
-prompt was in each cell or the time is up.
+a cell: one at one request at a time, else as many as run at once, or twice as many. All contenders
+of a slice run the same prompts, in rotating order, so that ratios are of neighbours in time. First
+each cell gets its due (one slice, at one request at a time one for each kind of text), with replies
+as long as the time allows; then the cell that is furthest behind is next, until every prompt was in
+every cell or the time is up. From a cell's second slice on only the promising take part.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
 from engine.evaluate_messages import Batch, Mode, Ran, Weigh
-from server.evaluate.findings import PLAIN, Cell, Contender, Difference, Findings, Prompt, Record
+from server.evaluate.findings import (
+    PLAIN,
+    Cell,
+    Contender,
+    Difference,
+    Findings,
+    Prompt,
+    Record,
+    known,
+)
 from server.evaluate.prompts import PromptsError
 from server.evaluate.tasks import Task
 
 SHORTEST = 16  # tokens of a reply, however little time there is
+LONG = 64  # tokens of a reply from which on a slice is worth doubling
 MAX_DIFFERENCES = 5  # that are looked into
-SLACK = 0.8  # of the time, that the first slices may take by the estimate
+PROMISING = 4  # contenders, by the slices so far, besides K = 0 and what is configured
+
+CONFIGURED = Mode("auto")
 
 Clock = Callable[[], float]
 Say = Callable[[str], object]
 Decode = Callable[[Sequence[int]], str]
+
+
+def by_turns(tasks: Sequence[Task]) -> list[Task]:
+    """Kinds of text in turn, so that a few prompts are of all kinds."""
+    kinds: dict[str, list[Task]] = {}
+    for task in tasks:
+        kinds.setdefault(task.kind, []).append(task)
+    return [task for some in zip_longest(*kinds.values()) for task in some if task is not None]
 
 
 class Lab(Protocol):
@@ -39,19 +59,22 @@ class Lab(Protocol):
 
 @dataclass(slots=True)
 class _Progress:
-    """Of one cell: how many of its tasks were served, in how many slices."""
+    """Of one cell: how many of its tasks were served, in how many of the slices that it is due,
+    with replies of how many tokens."""
 
     tasks: list[Task]
+    due: int
+    limit: int = 0
     served: int = 0
     slices: int = 0
     last_seconds: float = 0.0
 
-    def size(self, load: int) -> int:
-        return 1 if load == 1 else min(2 * load, max(load, len(self.tasks)))
-
     @property
     def share(self) -> float:
         return self.served / len(self.tasks)
+
+    def next(self, size: int) -> list[Task]:
+        return [self.tasks[(self.served + i) % len(self.tasks)] for i in range(size)]
 
 
 class Evaluation:
@@ -77,101 +100,118 @@ class Evaluation:
         self._decode = decode
         self._clock = clock
         self._say = say
-        self._seconds = seconds
         self._deadline = clock() + seconds
-        self._made: dict[int, tuple[int, list[int]]] = {}  # load and text of the first plain run
+        self._plain: dict[int, tuple[int, int, list[int]]] = {}  # load, limit, text of K = 0
         self._cells = {
-            Cell(greedy, load): _Progress(found)
+            Cell(greedy, load): _Progress(found, due=len({t.kind for t in found if load == 1}) or 1)
             for load in loads
             for greedy in (True, False)
-            if (found := [task for task in tasks if task.greedy == greedy])
+            if (found := by_turns([task for task in tasks if task.greedy == greedy]))
         }
 
     def run(self) -> None:
         """Fills the findings. Raises PromptsError for what the engine refuses."""
-        self._shorten()
+        self._batch([self._tasks[0].shortened(SHORTEST)], Mode("off"), 1)  # compiles, once
         while (cell := self._next()) is not None:
             began = self._clock()
             self._slice(cell, self._cells[cell])
             self._cells[cell].last_seconds = self._clock() - began
+        self._finish()
+
+    def _finish(self) -> None:
+        limits = [progress.limit for progress in self._cells.values()]
+        longest = max(task.submit.params.max_tokens for task in self._tasks)
+        if min(limits) < longest:
+            self._findings.notes.append(
+                f"replies were cut at {min(limits)} to {max(limits)} tokens, to look at every load"
+                " in the time given"
+            )
         for task in self._tasks:
-            reply = None if task.reply is None else len(task.reply)
-            params = task.submit.params
             self._findings.prompts.append(
                 Prompt(
-                    task.entry.line, task.entry.id, task.kind, task.title, params.temperature,
-                    len(task.submit.prompt), reply,
+                    line=task.entry.line,
+                    id=task.entry.id,
+                    kind=task.kind,
+                    title=task.title,
+                    temperature=task.submit.params.temperature,
+                    prompt_tokens=len(task.submit.prompt),
+                    reply=task.reply,
                 )
-            )  # fmt: skip
-
-    def _shorten(self) -> None:
-        """Make replies as short as the time demands, by the speed of the first prompt."""
-        first = self._tasks[0].shortened(SHORTEST)
-        self._plain([first], 1)  # reads the weights, compiles, once
-        ran = self._plain([first], 1)
-        each = ran.seconds / max(len(ran.texts[0]), 1)
-        runs = 1 + len(self._findings.contenders)
-        rounds = sum(
-            progress.size(cell.load) / math.sqrt(cell.load)
-            for cell, progress in self._cells.items()
-        )
-        fitting = int(SLACK * self._seconds / (each * runs * rounds))
-        longest = max(task.submit.params.max_tokens for task in self._tasks)
-        fitting = max(SHORTEST, fitting)
-        if fitting < longest:
-            self._findings.notes.append(
-                f"replies are cut at {fitting} tokens, to look at every load in the time given"
             )
-            for task in self._tasks:
-                task.limit(fitting)
-        tokens = min(fitting, longest)
-        self._say(
-            f"about {1 / each:.0f} tokens/s without guesses; replies of up to {tokens} tokens"
-        )
 
     def _next(self) -> Cell | None:
-        fresh = [cell for cell, progress in self._cells.items() if not progress.slices]
+        due = [cell for cell, progress in self._cells.items() if progress.slices < progress.due]
+        fresh = [cell for cell in due if not self._cells[cell].slices]
         if fresh:
             return min(fresh, key=lambda cell: cell.load)
         now = self._clock()
-        open_cells = [
+        possible = [
             cell
             for cell, progress in self._cells.items()
             if progress.share < 1 and now + progress.last_seconds <= self._deadline
         ]
-        return min(open_cells, key=lambda cell: self._cells[cell].share, default=None)
+        first = [cell for cell in due if cell in possible] or possible
+        return min(first, key=lambda cell: self._cells[cell].share, default=None)
 
     def _slice(self, cell: Cell, progress: _Progress) -> None:
-        size, tasks = progress.size(cell.load), progress.tasks
-        chosen = [tasks[(progress.served + i) % len(tasks)] for i in range(size)]
-        self._settle(chosen, cell.load)
-        contenders = self._findings.contenders
+        contenders = self._promising(cell)
+        if not progress.limit:
+            progress.limit = self._affordable(cell, progress, len(contenders))
+        double = cell.load > 1 and progress.limit >= LONG and len(progress.tasks) > cell.load
+        tasks = [
+            self._ended(task).shortened(progress.limit)
+            for task in progress.next(cell.load * (1 + double))
+        ]
         turn = progress.slices % len(contenders)
         ran: dict[str, Ran] = {}
         for contender in [*contenders[turn:], *contenders[:turn]]:
-            ran[contender.name] = self._batch(chosen, contender.mode, cell.load)
-        progress.served += size
+            ran[contender.name] = self._batch(tasks, contender.mode, cell.load)
+        progress.served += len(tasks)
         progress.slices += 1
         for contender in contenders:
-            self._note(cell, chosen, contender, ran[contender.name], ran[PLAIN])
+            self._note(cell, tasks, contender, ran[contender.name], ran[PLAIN])
+        self._compare_loads(cell, tasks, ran[PLAIN], progress.limit)
+        self._tell(cell, progress)
+
+    def _tell(self, cell: Cell, progress: _Progress) -> None:
+        records = self._findings.cells[cell]
+        fastest = max(records, key=lambda name: known(records[name].ratio))
         left = max(0.0, self._deadline - self._clock())
         self._say(
-            f"{cell.group}, {cell.load} at a time: {min(progress.served, len(tasks))} of"
-            f" {len(tasks)} prompts; {left:.0f} s left"
+            f"{cell.group}, {cell.load} at a time:"
+            f" {min(progress.served, len(progress.tasks))} of {len(progress.tasks)} prompts,"
+            f" {progress.limit} tokens; {fastest} {records[fastest].ratio:.2f}x; {left:.0f} s left"
         )
 
-    def _settle(self, tasks: Sequence[Task], load: int) -> None:
-        """Plain replies of tasks that have none yet: where a stop string ends them, what they are
-        at another load, and a run to warm up with."""
-        new = {task.number: task for task in tasks if task.reply is None}
-        if new:
-            texts = self._plain(list(new.values()), load).texts
-            for task, text in zip(new.values(), texts, strict=True):
-                task.settle(text)
-                self._made[task.number] = load, task.reply or []
+    def _promising(self, cell: Cell) -> list[Contender]:
+        """All, until there is a record; then K = 0, the configured one, the fastest, and at one
+        request at a time those that acceptance by position is read from."""
+        everyone, records = self._findings.contenders, self._findings.cells.get(cell)
+        if records is None:
+            return everyone
+        ranked = sorted(everyone, key=lambda c: -known(records[c.name].ratio))
+        kept = {PLAIN, *(contender.name for contender in ranked[:PROMISING])}
+        kept |= {c.name for c in everyone if c.mode == CONFIGURED or (c.deep and cell.load == 1)}
+        return [contender for contender in everyone if contender.name in kept]
 
-    def _plain(self, tasks: Sequence[Task], load: int) -> Ran:
-        return self._batch(tasks, Mode("off"), load)
+    def _affordable(self, cell: Cell, progress: _Progress, contenders: int) -> int:
+        """Tokens of a reply, so that every slice that is due still gets its share of the time. By
+        the speed of a short plain run, which warms up, too."""
+        tasks = [task.shortened(SHORTEST) for task in progress.next(cell.load)]
+        ran = self._batch(tasks, Mode("off"), cell.load)
+        tokens = max(sum(map(len, ran.texts)), 1)
+        due = sum(max(p.due - p.slices, 0) for p in self._cells.values())
+        seconds = max(self._deadline - self._clock(), 0.0) / due
+        fitting = int(seconds * (tokens / ran.seconds) / (contenders * len(tasks)))
+        longest = max(task.submit.params.max_tokens for task in progress.tasks)
+        return min(max(SHORTEST, fitting), longest)
+
+    def _ended(self, task: Task) -> Task:
+        """The task, known to end at its stop string if plain decoding comes to one."""
+        if task.stops and not task.settled:
+            [text] = self._batch([task], Mode("off"), 1).texts
+            task.settle(text)
+        return task
 
     def _batch(self, tasks: Sequence[Task], mode: Mode, load: int) -> Ran:
         ran = self._lab.run(Batch(mode, [task.submit for task in tasks], load))
@@ -183,32 +223,31 @@ class Evaluation:
     def _note(
         self, cell: Cell, tasks: Sequence[Task], contender: Contender, ran: Ran, plain: Ran
     ) -> None:
-        findings = self._findings
-        findings.cells.setdefault(cell, {}).setdefault(contender.name, Record()).add(ran, plain)
+        findings, name = self._findings, contender.name
+        findings.cells.setdefault(cell, {}).setdefault(name, Record()).add(ran, plain)
         if cell.load == 1:
-            key = tasks[0].kind, cell.greedy
-            findings.by_kind.setdefault(key, {}).setdefault(contender.name, Record()).add(
-                ran, plain
-            )
-        if contender.name == PLAIN:
-            self._compare_loads(cell, tasks, ran)
+            kind = findings.by_kind.setdefault((tasks[0].kind, cell.greedy), {})
+            kind.setdefault(name, Record()).add(ran, plain)
+        if name == PLAIN:
             return
         for task, text, expected in zip(tasks, ran.texts, plain.texts, strict=True):
             same = text == expected
-            name = contender.name
             findings.compared[name] = findings.compared.get(name, 0) + 1
             findings.equal[name] = findings.equal.get(name, 0) + same
             if not same and len(findings.differences) < MAX_DIFFERENCES:
                 findings.differences.append(self._look(cell, task, contender, expected, text))
 
-    def _compare_loads(self, cell: Cell, tasks: Sequence[Task], ran: Ran) -> None:
+    def _compare_loads(self, cell: Cell, tasks: Sequence[Task], ran: Ran, limit: int) -> None:
         """Whether the number of requests at a time changed a text of plain decoding."""
         compared, equal = self._findings.batched
         for task, text in zip(tasks, ran.texts, strict=True):
-            load, first = self._made[task.number]
+            own = self._tasks[task.number]
+            own.reply = max(own.reply or 0, len(text))
+            load, known, first = self._plain.setdefault(task.number, (cell.load, limit, text))
             if load != cell.load:
+                size = min(limit, known)
                 compared += 1
-                equal += text == first
+                equal += text[:size] == first[:size]
         self._findings.batched = compared, equal
 
     def _look(

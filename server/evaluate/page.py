@@ -160,7 +160,7 @@ def _kinds(findings: Findings) -> Iterator[str]:
     yield "<h2>By kind of text, one request at a time</h2>"
     names = [contender.name for contender in findings.contenders if contender.name != PLAIN]
     rows = [
-        (f"{kind}, {Cell(greedy, 1).group}", [_ratio(records[name]) for name in names])
+        (f"{kind}, {Cell(greedy, 1).group}", [_ratio(records.get(name)) for name in names])
         for (kind, greedy), records in sorted(findings.by_kind.items())
     ]
     yield from _table("", names, rows)
@@ -171,8 +171,9 @@ def _kinds(findings: Findings) -> Iterator[str]:
     )
 
 
-def _ratio(record: Record) -> str:
-    return f"<td>{record.ratio:.2f}x</td>"
+def _ratio(record: Record | None) -> str:
+    """Empty for one that took no part in the slices with that kind of text."""
+    return "<td></td>" if record is None else f"<td>{record.ratio:.2f}x</td>"
 
 
 def _config(report: Report) -> Iterator[str]:

@@ -40,8 +40,8 @@ from server.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Task:
-    """One sequence. `reply`: what plain decoding says, once that is known; `choice` reads it as the
-    server would, to end it at a stop string."""
+    """One sequence. `choice` reads its text as the server would, to end it at a stop string, if it
+    `stops` at any; `settled` once that has happened. `reply`: tokens of the longest text so far."""
 
     number: int
     entry: Entry
@@ -49,7 +49,9 @@ class Task:
     title: str
     submit: Submit
     choice: Choice
-    reply: list[int] | None = None
+    stops: bool
+    settled: bool = False
+    reply: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -70,15 +72,14 @@ class Task:
         other.limit(tokens)
         return other
 
-    def settle(self, reply: list[int]) -> None:
+    def settle(self, text: Sequence[int]) -> None:
         """Plain decoding said this. What comes after a stop string is not generated any more."""
-        for token in reply:
+        self.settled = True
+        for token in text:
             self.choice.feed(Output(id=self.submit.id, tokens=[token]))
             if self.choice.finish is not None:
-                reply = reply[: self.choice.num_tokens]
-                self.limit(len(reply))
-                break
-        self.reply = reply
+                self.limit(self.choice.num_tokens)
+                return
 
 
 class Recorder:
@@ -151,7 +152,8 @@ class TaskMaker:
         submits, self._recorder.submits = self._recorder.submits, []
         kind, title = kind_of(body), title_of(body)
         for submit, choice in zip(submits, call.generation.choices, strict=True):
-            task = Task(len(self.tasks), entry, kind, title, submit, choice)
+            stops = bool(call.generation.spec.stop)
+            task = Task(len(self.tasks), entry, kind, title, submit, choice, stops)
             task.limit(self.max_tokens)
             if task.submit.params.max_tokens == 0:
                 raise PromptsError(
