@@ -1,4 +1,4 @@
-"""The `foretoken` command: serve | bench | evaluate | plan | replay | train demo. Parses, and hands over.
+"""The `foretoken` command: serve | bench | evaluate | plan | replay | train demo. It hands over.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.

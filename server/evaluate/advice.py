@@ -2,7 +2,7 @@
 
 A contender's figure in a cell is its measured speed against K = 0 there. What is expected of it is
 worked out from its parts, on steps in which all requests only decode: tokens per request and step,
-against the seconds of its step (verifying, drafting, host) in those of a plain one.
+against the seconds of its step (verifying, guessing, host) in those of a plain one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Parts:
 
     guesses: float
     verify: float
-    draft: float
+    guess: float
     host: float
     tokens: float
 
     @property
     def cost(self) -> float:
-        return self.verify + self.draft + self.host
+        return self.verify + self.guess + self.host
 
     @property
     def expected(self) -> float:
@@ -77,7 +77,7 @@ def parts_of(record: Record, plain: Record) -> Parts | None:
     return Parts(
         guesses=own.guesses / own.sampling,
         verify=own.verify / own.steps / step,
-        draft=own.propose / own.steps / step,
+        guess=own.propose / own.steps / step,
         host=own.host / own.steps / step,
         tokens=1 + own.kept / own.sampling,
     )
@@ -172,8 +172,8 @@ def _of_cell(findings: Findings, cell: Cell, records: Mapping[str, Record], best
     row = "" if each is None else f" (a verified row costs {max(each, 0.0):.2f} of a plain one)"
     return (
         f"{head} {explained} verifies {parts.guesses:.1f} guesses a request and step, which makes"
-        f" the step {parts.cost:.2f} times as long: verifying {parts.verify:.2f}{row}, drafting"
-        f" {parts.draft:.2f}, the rest {parts.host:.2f}. For {parts.tokens:.2f} tokens instead of 1"
+        f" the step {parts.cost:.2f} times as long: verifying {parts.verify:.2f}{row}, guessing"
+        f" {parts.guess:.2f}, the rest {parts.host:.2f}. For {parts.tokens:.2f} tokens instead of 1"
         f" that is {parts.expected:.2f}x, measured {records[explained].ratio:.2f}x."
         f" {_verdict(records, best)}."
     )

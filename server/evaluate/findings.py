@@ -158,7 +158,8 @@ class Prompt:
 @dataclass
 class Findings:
     """`compared`, `equal`: texts against those of K = 0 at the same load, by contender.
-    `batched`: (compared, equal) of K = 0 at one load against another. `by_kind`: at one request
+    `batched`: (compared, equal) of K = 0 at one load against another. `repeats`: by slice, seconds
+    of K = 0 against those of K = 0 once more. `by_kind`: at one request
     at a time, by kind of text and temperature group."""
 
     facts: dict[str, Any]
@@ -169,6 +170,7 @@ class Findings:
     compared: dict[str, int] = field(default_factory=dict)
     equal: dict[str, int] = field(default_factory=dict)
     batched: tuple[int, int] = (0, 0)
+    repeats: list[float] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
 

@@ -2,7 +2,8 @@
 
 A cell is a number of requests at a time and a temperature group. A slice is the next few prompts of
 a cell: one at one request at a time, else as many as run at once, or twice as many. All contenders
-of a slice run the same prompts, in rotating order, so that ratios are of neighbours in time. First
+of a slice run the same prompts, in rotating order, so that ratios are of neighbours in time; K = 0
+runs twice. First
 each cell gets its due (one slice, at one request at a time one for each kind of text), with replies
 as long as the time allows; then the cell that is furthest behind is next, until every prompt was in
 every cell or the time is up. From a cell's second slice on only the promising take part.
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
+
+import msgspec
 
 from engine.evaluate_messages import Batch, Mode, Ran, Weigh
 from server.evaluate.findings import (
@@ -30,6 +33,7 @@ from server.evaluate.prompts import PromptsError
 from server.evaluate.tasks import Task
 
 SHORTEST = 16  # tokens of a reply, however little time there is
+SLACK = 0.8  # of the time: guesses may be slower, and what is last must not be short
 LONG = 64  # tokens of a reply from which on a slice is worth doubling
 MAX_DIFFERENCES = 5  # that are looked into
 PROMISING = 4  # contenders, by the slices so far, besides K = 0 and what is configured
@@ -166,12 +170,21 @@ class Evaluation:
         ran: dict[str, Ran] = {}
         for contender in [*contenders[turn:], *contenders[:turn]]:
             ran[contender.name] = self._batch(tasks, contender.mode, cell.load)
+        plain = self._repeated(tasks, cell.load, ran[PLAIN])
         progress.served += len(tasks)
         progress.slices += 1
         for contender in contenders:
-            self._note(cell, tasks, contender, ran[contender.name], ran[PLAIN])
-        self._compare_loads(cell, tasks, ran[PLAIN], progress.limit)
+            self._note(cell, tasks, contender, ran[contender.name], plain)
+        self._compare_loads(cell, tasks, plain, progress.limit)
         self._tell(cell, progress)
+
+    def _repeated(self, tasks: Sequence[Task], load: int, first: Ran) -> Ran:
+        """K = 0 once more, at the end: what all are compared with is the mean, and how much the
+        two differ says how much any figure of this slice may be off."""
+        second = self._batch(tasks, Mode("off"), load)
+        if first.seconds and second.seconds:
+            self._findings.repeats.append(first.seconds / second.seconds)
+        return msgspec.structs.replace(first, seconds=(first.seconds + second.seconds) / 2)
 
     def _tell(self, cell: Cell, progress: _Progress) -> None:
         records = self._findings.cells[cell]
@@ -202,7 +215,8 @@ class Evaluation:
         tokens = max(sum(map(len, ran.texts)), 1)
         due = sum(max(p.due - p.slices, 0) for p in self._cells.values())
         seconds = max(self._deadline - self._clock(), 0.0) / due
-        fitting = int(seconds * (tokens / ran.seconds) / (contenders * len(tasks)))
+        runs = len(tasks) * (contenders + 1)
+        fitting = int(SLACK * seconds * (tokens / ran.seconds) / runs)
         longest = max(task.submit.params.max_tokens for task in progress.tasks)
         return min(max(SHORTEST, fitting), longest)
 

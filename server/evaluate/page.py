@@ -9,7 +9,7 @@ from pathlib import Path
 
 from server.evaluate.advice import parts_of
 from server.evaluate.findings import PLAIN, Cell, Findings, Record
-from server.evaluate.report import Report, columns, lossless_lines
+from server.evaluate.report import Report, columns, lossless_lines, noise_line
 from server.evaluate.svg import bars, lines
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -80,6 +80,7 @@ def _speed(report: Report) -> Iterator[str]:
         for contender in findings.contenders
     ]
     yield from _table("", heads, rows)
+    yield f"<p>{escape(noise_line(findings))}.</p>"
     yield (
         "<p>Tokens per second, prompts included, in slices in which every contender ran the same"
         " prompts; small figures: the 95 % interval where there was more than one slice.</p>"
@@ -150,7 +151,7 @@ def _step_plot(findings: Findings, cell: Cell) -> Iterator[str]:
         parts = parts_of(records[contender.name], records[PLAIN])
         if parts is not None and contender.mode.name != "auto":
             name = contender.name.replace("draft K=", "d").replace("ngram K=", "n")
-            stacks[name] = {"verify": parts.verify, "draft": parts.draft, "host": parts.host}
+            stacks[name] = {"verify": parts.verify, "guess": parts.guess, "host": parts.host}
     if stacks:
         title = f"A step, in plain steps: {cell.group}, {cell.load} at a time"
         yield bars(title, stacks, x="K (d: draft, n: n-gram)")

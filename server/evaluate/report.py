@@ -60,6 +60,7 @@ def as_json(report: Report) -> str:
             "lossless": findings.lossless,
             "texts": {"compared": findings.compared, "equal": findings.equal},
             "texts_by_load": {"compared": findings.batched[0], "equal": findings.batched[1]},
+            "repeats": findings.repeats,
             "differences": [asdict(difference) for difference in findings.differences],
             "cells": cells,
             "kinds": kinds,
@@ -131,6 +132,15 @@ def difference_line(d: Difference) -> str:
     )
 
 
+def noise_line(findings: Findings) -> str:
+    """How far apart two runs of the same thing were."""
+    low, high = min(findings.repeats, default=1.0), max(findings.repeats, default=1.0)
+    return (
+        f"K=0 against itself, in the same slices: {low:.2f}x to {high:.2f}x"
+        f" ({len(findings.repeats)} slices); smaller differences in one slice mean little"
+    )
+
+
 def columns(findings: Findings) -> list[Cell]:
     return sorted(findings.cells, key=lambda cell: (not cell.greedy, cell.load))
 
@@ -148,6 +158,7 @@ def _table(findings: Findings) -> Iterator[str]:
             shown = f"{record.rate:.0f}/s" if contender.name == PLAIN else f"{record.ratio:.2f}x"
             row += f"{shown:>14}"
         yield row
+    yield noise_line(findings)
 
 
 def _acceptance(findings: Findings) -> Iterator[str]:
