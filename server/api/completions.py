@@ -51,9 +51,7 @@ async def start_completion(services: Services, request: CompletionRequest, *, pr
     async def load(ready: Ready) -> Prompts:
         return await _load(services, request, ready)
 
-    return await begin(
-        services, request, prefix=prefix, num_prompts=len(request.prompt), load=load
-    )
+    return await begin(services, request, prefix=prefix, num_prompts=len(request.prompt), load=load)
 
 
 def _choice(

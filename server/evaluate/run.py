@@ -72,7 +72,7 @@ def run(
     open_lab: OpenLab = Child,
     load: LoadTokenizer | None = None,
     clock: Clock = time.perf_counter,
-    out: Callable[[str], object] = sys.stdout.write,
+    out: Callable[[str], object] | None = None,
     say: Callable[[str], object] | None = None,
 ) -> bool:
     """Whether all texts stayed the same. Raises EngineError; then nothing was written."""
@@ -100,7 +100,7 @@ def run(
             clock=clock,
             say=speak,
         ).run()
-    report_all(config, options, findings, out)
+    report_all(config, options, findings, out or sys.stdout.write)
     return findings.lossless
 
 

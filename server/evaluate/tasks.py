@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineError
-from engine.messages import Output, Ready, Submit
+from engine.messages import Estimates, Output, Ready, SetSpeculation, Submit
 from server.admission import Admission
 from server.api.chat import start_chat
 from server.api.completions import start_completion
@@ -87,6 +87,8 @@ class Recorder:
 
     state: EngineState = "ready"
     inflight = 0
+    speculation = SetSpeculation("auto")
+    estimates: Estimates | None = None
 
     def __init__(self, ready: Ready) -> None:
         self.ready: Ready | None = ready
@@ -97,6 +99,9 @@ class Recorder:
         return Stream(submit.id)
 
     def abort(self, ids: Iterable[str]) -> None:
+        return None
+
+    def set_speculation(self, said: SetSpeculation) -> None:
         return None
 
 
