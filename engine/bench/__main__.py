@@ -93,7 +93,6 @@ def _facts(parsed: argparse.Namespace, pair: Pair, said: Settings) -> dict[str, 
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "rounds": said.size.rounds,
-        "tokens": said.size.tokens or "96 and fewer",
     }
 
 

@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.messages import Outputs, SamplingParams, StepMetrics, Submit
 from engine.pair import Pair
 
-LONGEST_PROMPT = 256  # tokens; of longer ones the end is taken
+LONGEST_PROMPT = 128  # tokens; of longer ones the end is taken
 FIRST = 1  # tokens that are enough to see the first
 
 Encode = Callable[[str], list[int]]

@@ -17,6 +17,7 @@ MODES = "off,1,2,3,4,6,auto"
 MOST_AT_ONCE = 256
 MOST_TOKENS = 4096
 MOST_ROUNDS = 1000
+MOST_MINUTES = 10_000
 
 DESCRIPTION = """\
 Tokens per second of off, fixed K and auto side by side, by kind of text, temperature and number of
@@ -57,7 +58,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     add("--temperatures", default="0,1", help="default 0,1")
     add("--rounds", type=int, default=None, help="of every arm in every cell (3)")
     add("--tokens", type=int, default=None,
-        help="of each reply; default: 96 for one at a time, fewer for more")  # fmt: skip
+        help="of each reply; default: as many as --minutes allow")  # fmt: skip
+    add("--minutes", type=float, default=None, help="to take, roughly (12)")
     add("--mixed", action="store_true",
         help="instead of the grid: batches half predictable, half random")  # fmt: skip
     add("--quick", action="store_true", help="a small grid: a minute or two")
@@ -74,6 +76,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
     size = Size(
         rounds=_bounded(parsed.rounds, "--rounds", MOST_ROUNDS) or (2 if quick else 3),
         tokens=_bounded(parsed.tokens, "--tokens", MOST_TOKENS),
+        minutes=_minutes(parsed.minutes) or (2.0 if quick else 12.0),
     )
     pools, kinds = _pools(parsed)
     if parsed.mixed:
@@ -138,6 +141,12 @@ def _whole(text: str, option: str, most: int) -> list[int]:
 def _bounded(number: int | None, option: str, most: int) -> int | None:
     if number is not None and not 1 <= number <= most:
         raise ConfigError(f"{option} must be from 1 to {most}, but is {number}")
+    return number
+
+
+def _minutes(number: float | None) -> float | None:
+    if number is not None and not 0 < number <= MOST_MINUTES:
+        raise ConfigError(f"--minutes must be more than 0, at most {MOST_MINUTES}, not {number:g}")
     return number
 
 

@@ -164,8 +164,9 @@ def _latency(cell: CellResult, arm: Arm | None) -> str:
     if arm is None or arm not in cell.runs:
         return "-"
     runs = cell.runs[arm]
+    timed = [other for other in cell.first_tokens if other.mode == arm.mode]
     shown = [
-        cell.first_tokens.get(arm, []),
+        cell.first_tokens[timed[0]] if timed else [],
         [run.itl for run in runs if run.itl is not None],
         [run.gap for run in runs if run.gap is not None],
     ]

@@ -6,9 +6,8 @@ work with the same seeds: common random numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 KINDS = ("code", "prose", "json", "random")
 SEED = 20261120
@@ -59,17 +58,21 @@ Lane = list[Request]  # asked one after the other, like a client that waits for 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is run. `tokens`: of a reply, None for shorter ones the more run at a time, so that
-    a run takes about as long in every cell."""
+    """How much is run. `tokens`: of each reply; None: `replies` by requests at a time, which
+    sizing.sized makes fit `minutes`."""
 
     rounds: int = 3
     tokens: int | None = None
+    minutes: float = 12.0
+    replies: Mapping[int, int] = field(default_factory=dict)
 
     def reply(self, concurrency: int) -> int:
-        return self.tokens or max(12, round(96 / math.sqrt(concurrency)))
+        """Tokens of a reply."""
+        return self.tokens or self.replies[concurrency]
 
     def per_lane(self, concurrency: int) -> int:
-        return 4 if concurrency == 1 else 2
+        """Requests that one lane asks; many lanes need fewer to fill the time."""
+        return 4 if concurrency == 1 else 2 if concurrency < 16 else 1
 
 
 def cells(

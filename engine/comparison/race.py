@@ -16,6 +16,7 @@ from engine.comparison.arms import AUTO, Arm
 from engine.comparison.grid import Cell, Lane, Size, lanes
 from engine.comparison.result import CellResult, Comparison
 from engine.comparison.runs import Driver, Run, equal_texts, figures
+from engine.comparison.sizing import sized
 
 BEHIND = 0.85  # of the best fixed K, by medians of the rounds so far
 
@@ -33,8 +34,9 @@ def race(
 ) -> None:
     """Fills `comparison`, cell by cell, so that it can be shown even when it was broken off."""
     comparison.exact = driver.exact
+    size = sized(driver, comparison.arms, cells, pools, size, notice=notice)
     for cell in cells:
-        result = CellResult(cell)
+        result = CellResult(cell, size.reply(cell.concurrency))
         plans = [lanes(cell, pools, size, round_) for round_ in range(-1, size.rounds)]
         _prepare(driver, comparison.arms, plans, result, notice)
         left = list(comparison.arms)
@@ -46,7 +48,16 @@ def race(
 
 def steps(cells: Sequence[Cell], arms: Sequence[Arm], size: Size) -> int:
     """How many notices a race will give, at most."""
-    return len(cells) * (1 + len(arms) * (1 + size.rounds) + (AUTO in arms))
+    each = 1 + len(timed(arms)) + len(arms) * size.rounds + (AUTO in arms)
+    trials = len({cell.concurrency for cell in cells}) if size.tokens is None else 0
+    return trials + len(cells) * each
+
+
+def timed(arms: Sequence[Arm]) -> list[Arm]:
+    """Whose first tokens are timed: of the fixed Ks one alone, since before the first token all of
+    them do the same."""
+    fixed = [arm for arm in arms if arm.mode == "fixed"]
+    return [arm for arm in arms if arm not in fixed[1:]]
 
 
 def _prepare(
@@ -55,7 +66,7 @@ def _prepare(
 ) -> None:  # fmt: skip
     """First tokens, prompts into the cache, and a round of auto that does not count."""
     name = result.cell.name
-    for arm in arms:
+    for arm in timed(arms):
         notice(f"{name}, {arm.name}, first tokens")
         result.first_tokens[arm] = driver.first_tokens(arm, plans[0])
     notice(f"{name}, prompts into the cache")

@@ -19,10 +19,11 @@ NEVER_BELOW = 0.98  # of K = 0
 
 @dataclass
 class CellResult:
-    """`runs[arm]`: figures by round; a fixed K that fell behind has fewer. `first_tokens[arm]`:
-    seconds to the first token of prompts that no cache knew."""
+    """`reply`: tokens of each. `runs[arm]`: figures by round; a fixed K that fell behind has fewer.
+    `first_tokens[arm]`: seconds to the first token of prompts that no cache knew."""
 
     cell: Cell
+    reply: int
     runs: dict[Arm, list[Figures]] = field(default_factory=dict)
     first_tokens: dict[Arm, list[float]] = field(default_factory=dict)
 
@@ -116,6 +117,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
     return {
         "parts": [asdict(part) for part in result.cell.parts],
         "concurrency": result.cell.concurrency,
+        "reply_tokens": result.reply,
         "best_fixed": best.name if best else None,
         **{name: asdict(ratio) if ratio else None for name, ratio in against.items()},
         "modes": {

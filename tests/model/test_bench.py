@@ -50,6 +50,7 @@ def test_every_arm_does_the_same_work(driver: Offline) -> None:
     assert comparison.exact
     assert comparison.texts_equal == comparison.texts_compared > 0
     for cell in comparison.cells:
+        assert set(cell.first_tokens) == set(ARMS)
         assert all(len(waits) == cell.cell.concurrency for waits in cell.first_tokens.values())
         off, two, auto = (cell.runs[arm][0] for arm in ARMS)
         assert off.mean_k == 0

@@ -17,6 +17,7 @@ from engine.comparison.prompts import read_prompts
 from engine.comparison.race import contenders, race, steps, turned
 from engine.comparison.result import CellResult, Comparison
 from engine.comparison.runs import Figures, Reply, Run, equal_texts, figures
+from engine.comparison.sizing import LONGEST, SHORTEST, run_seconds, sized
 from engine.comparison.statistics import estimate, geometric_mean, paired
 from engine.errors import ConfigError
 from tests.support.arms import ScriptedDriver
@@ -31,7 +32,7 @@ def compared(driver: ScriptedDriver | None = None, *, mixed: bool = False) -> Co
     driver = driver or ScriptedDriver(lambda arm, prompt: SPEEDS[arm.name])
     chosen = mixed_cells(["code"], [4]) if mixed else cells(["code"], [0.0, 1.0], [2])
     comparison = Comparison(facts={"target": "made up"}, arms=ARMS)
-    race(driver, chosen, POOLS, Size(rounds=3), comparison, notice=lambda text: None)
+    race(driver, chosen, POOLS, Size(rounds=3, tokens=9), comparison, notice=lambda text: None)
     return comparison
 
 
@@ -70,7 +71,7 @@ def test_mixed_batches_are_half_and_half() -> None:
     """Law: as many lanes of one kind as of the other, and a rate for each."""
     (cell,) = mixed_cells(["code", "random"], [1, 6])
     assert cell.parts == (Part("code", 0.0), Part("random", 1.0))
-    asked = [lane[0].temperature for lane in lanes(cell, POOLS, Size(), 0)]
+    asked = [lane[0].temperature for lane in lanes(cell, POOLS, Size(tokens=1), 0)]
     assert Counter(asked) == {0.0: 3, 1.0: 3}
     said = card(compared(mixed=True))
     assert "x4: whole, code T=0, random T=1" in said
@@ -90,23 +91,42 @@ def test_hindsight_picks_luck_and_foresight_does_not() -> None:
     """Law: the K that a round is judged by was chosen by the other rounds."""
     two, four = Arm("fixed", 2), Arm("fixed", 4)
     made_up = {AUTO: [10.0, 10.0, 10.0], two: [20.0, 9.0, 9.0], four: [9.0, 10.0, 11.0]}
-    cell = CellResult(cells(["code"], [0.0], [1])[0])
+    cell = CellResult(cells(["code"], [0.0], [1])[0], 1)
     for arm, rates in made_up.items():
         cell.runs[arm] = [Figures(rate, [], 1, 1.0, None, None, None, []) for rate in rates]
     assert cell.best_fixed == two
     assert cell.foreseen() == pytest.approx([10 / 9, 10 / 9, 10 / 9])
 
 
+def test_replies_are_as_long_as_the_time_allows() -> None:
+    """Law: a machine twice as fast gets longer replies; the whole fits the minutes granted."""
+    chosen = cells(["code"], [0.0, 1.0], [1, 4])
+    driver = ScriptedDriver(lambda arm, prompt: 50.0)
+    size = Size(rounds=3, minutes=4.0)
+    found = sized(driver, ARMS, chosen, POOLS, size, notice=print)
+    assert found.reply(1) == 56  # 4.5 s at 50 tokens/s, four replies
+    half = ScriptedDriver(lambda arm, prompt: 25.0)
+    assert sized(half, ARMS, chosen, POOLS, size, notice=print).reply(1) == 28
+    seconds = run_seconds(chosen, len(ARMS), size)
+    assert 30 < seconds * len(ARMS) * 3 * len(chosen) <= 4 * 60
+    fast = ScriptedDriver(lambda arm, prompt: 1e4)
+    assert sized(fast, ARMS, chosen, POOLS, size, notice=print).reply(1) == LONGEST
+    slow = ScriptedDriver(lambda arm, prompt: 0.01)
+    assert sized(slow, ARMS, chosen, POOLS, size, notice=print).reply(1) == SHORTEST
+    said = Size(tokens=7)
+    assert sized(slow, ARMS, chosen, POOLS, said, notice=print) is said
+
+
 def test_auto_settles_and_order_turns() -> None:
     """Law: first tokens, then the prompts' cache, then a round of auto that does not count."""
     driver = ScriptedDriver(lambda arm, prompt: SPEEDS[arm.name])
     comparison = compared(driver)
-    one = ["first off", "first K=2", "first K=4", "first auto", "warm", "settle auto",
+    one = ["first off", "first K=2", "first auto", "warm", "settle auto",
            "off", "K=2", "K=4", "auto", "auto", "off", "K=2", "K=2", "auto", "off"]  # fmt: skip
     assert Counter(driver.calls) == {name: 2 * n for name, n in Counter(one).items()}
-    assert driver.calls[:6] == one[:6]
-    assert driver.calls[6] != driver.calls[10]
-    assert steps(cells(["code"], [0.0], [2]), ARMS, Size(rounds=3)) == 18
+    assert driver.calls[:5] == one[:5]
+    assert driver.calls[5] != driver.calls[9]
+    assert steps(cells(["code"], [0.0], [2]), ARMS, Size(rounds=3, tokens=9)) == 17
     assert comparison.passed
 
 
@@ -175,6 +195,8 @@ def test_intervals_hold_the_median() -> None:
         (["--temperatures", "-1"], "--temperatures must be numbers from 0 to 2"),
         (["--temperatures", "nan"], "--temperatures must be numbers from 0 to 2"),
         (["--tokens", "0"], "--tokens must be from 1 to"),
+        (["--minutes", "0"], "--minutes must be more than 0"),
+        (["--minutes", "nan"], "--minutes must be more than 0"),
         (["--rounds", "-2"], "--rounds must be from 1 to"),
         (["--mixed", "--concurrency", "1"], "--mixed needs"),
         (["--json", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json"),

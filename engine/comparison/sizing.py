@@ -1,0 +1,55 @@
+"""How long replies are: so that the whole race takes about as long as was granted, on any machine.
+
+Runs with more requests at a time get more of it, since they have fewer steps in the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from engine.comparison.arms import Arm
+from engine.comparison.grid import Cell, Size, lanes
+from engine.comparison.runs import Driver, figures
+
+SHORTEST, LONGEST = 12, 256  # tokens of a reply
+_TRIAL = 8  # tokens, to see how fast this is
+_LATER = 0.7  # of the arms are left after the first round
+_BESIDE = 1.5  # runs that do not count: auto's settling, first tokens
+
+
+def sized(
+    driver: Driver,
+    arms: Sequence[Arm],
+    cells: Sequence[Cell],
+    pools: Mapping[str, Sequence[str]],
+    size: Size,
+    *,
+    notice: Callable[[str], None],
+) -> Size:
+    """With a reply's length for each number of requests at a time, unless it was said."""
+    if size.tokens is not None:
+        return size
+    seconds = run_seconds(cells, len(arms), size)
+    replies = {}
+    for cell in {cell.concurrency: cell for cell in cells}.values():
+        notice(f"x{cell.concurrency}, how fast this is")
+        plan = lanes(cell, pools, replace(size, tokens=_TRIAL), -1)
+        driver.warm([request.prompt for lane in plan for request in lane])
+        run = driver.run(arms[0], plan)
+        rate = figures(run, lanes=cell.concurrency, parts=len(cell.parts)).rate
+        requests = cell.concurrency * size.per_lane(cell.concurrency)
+        tokens = round(rate * seconds * weight(cell.concurrency) / requests)
+        replies[cell.concurrency] = min(max(tokens, SHORTEST), LONGEST)
+    return replace(size, replies=replies)
+
+
+def run_seconds(cells: Sequence[Cell], num_arms: int, size: Size) -> float:
+    """What one run of weight 1 may take, of the minutes granted."""
+    runs = num_arms * (1 + _LATER * (size.rounds - 1)) + _BESIDE
+    return 60 * size.minutes / (runs * sum(weight(cell.concurrency) for cell in cells))
+
+
+def weight(concurrency: int) -> float:
+    return 1 + math.log2(concurrency) / 5
