@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+# Up to so many rows. One thread, 16 heads on 4 of keys, 260 keys, us: torch's own grouping takes 57
+# for a row in float32 and 415 in bfloat16, folded 30 and 42; at 8 rows 163 and 219, 143 and 158.
+FOLDED_ROWS = 16
+
 
 class Kernel:
     """The arithmetic of one layer: softmax(scaling q k' + bias) v, with its variations."""
@@ -27,6 +31,8 @@ class Kernel:
         `[batch, rows, heads, value_dim]`."""
         if not self.plain:
             return self._explicit(query, key, value, bias, causal).transpose(1, 2)
+        if query.shape[1] != key.shape[1] and query.shape[2] <= FOLDED_ROWS and not causal:
+            return self._folded(query, key, value, bias)
         output = scaled_dot_product_attention(
             query,
             key,
@@ -37,6 +43,18 @@ class Kernel:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return output.transpose(1, 2)
+
+    def _folded(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        """Heads that share keys and values as rows of one head."""
+        batch, heads, rows, dim = query.shape
+        groups = heads // key.shape[1]
+        if bias is not None:
+            bias = bias.repeat(*[1] * (bias.dim() - 2), groups, 1)
+        folded = query.reshape(batch, key.shape[1], groups * rows, dim)
+        output = scaled_dot_product_attention(
+            folded, key, value, attn_mask=bias, scale=self.scaling
+        )
+        return output.reshape(batch, heads, rows, -1).transpose(1, 2)
 
     def _explicit(
         self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool

@@ -31,7 +31,7 @@ from engine.model.kernels import chain, forward
 from engine.model.panels import Words, is_exact, pack, padded
 
 MOST_ROWS = 64  # in one forward; at 128 torch costs the same
-LARGEST = 1 << 24  # parameters; more do not stay in a processor's caches, and torch has threads
+LARGEST = 1 << 26  # parameters; beyond, torch's threads would help, and steps are long anyway
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
 Floats = npt.NDArray[np.float32]

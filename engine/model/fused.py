@@ -149,13 +149,13 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     return FusedDecoder(model, turned=not _is_flipped(model))
 
 
-def is_plain(model: Any) -> bool:
-    """Whether a model is known to be Llama-shaped, and lies on the CPU in float32."""
+def is_plain(model: Any, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a model is known to be Llama-shaped, and lies on the CPU in this dtype."""
     config, weight = model.config, model.get_output_embeddings().weight
     return (
         config.model_type in FAMILIES
         and weight.device.type == "cpu"
-        and weight.dtype == torch.float32
+        and weight.dtype == dtype
         and getattr(config, "hidden_act", None) == "silu"
         and getattr(config, "sliding_window", None) is None
         and not any(isinstance(m, nn.Linear) and m.bias is not None for m in model.modules())

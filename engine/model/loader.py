@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -28,7 +29,9 @@ from engine.errors import ModelError
 from engine.model.call import Call, choose_call
 from engine.model.compiled import CompiledDecoder, compiled_decoder
 from engine.model.layers import exchange_layers
+from engine.model.packed import packed_decoder
 from engine.model.proof import (
+    forward_of,
     is_proven,
     one_line,
     probe_layers,
@@ -117,12 +120,22 @@ def load_model(
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model)),
     )
     prove(loaded, expected, name)
-    if role == "target":
-        return loaded
-    compiled = compiled_decoder(model, positions=limit)
-    if compiled is None or not is_proven(compiled, layers, expected, model):
-        return loaded
-    return replace(loaded, compiled=compiled)
+    return _quickened(loaded, expected)
+
+
+def _quickened(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
+    """With compiled code for few rows, where there is some and the same proof holds for it."""
+    model, layers = loaded.model, loaded.layers
+    if loaded.role == "draft":
+        compiled = compiled_decoder(model, positions=loaded.max_model_len)
+        if compiled is not None and is_proven(compiled, layers, expected, model):
+            return replace(loaded, compiled=compiled)
+    packed = packed_decoder(model, loaded.logits)
+    if packed is not None:
+        quick = replace(loaded, logits=packed)
+        if is_proven(forward_of(quick), layers, expected, model):
+            return quick
+    return loaded
 
 
 def pick_device(device: str) -> torch.device:

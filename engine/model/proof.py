@@ -97,16 +97,9 @@ def reference(model: Any, name: str) -> Tensor:
 def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
     """Compare a chunked, packed, paged forward with the reference. Raises ModelError with the
     difference."""
-    backend = SdpaBackend(loaded.device)
-
-    def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
-        batch = Batch.pack(segments, loaded.device)
-        prepared = backend.prepare(plane, batch.spans)
-        return loaded.logits(batch.input_ids, batch.positions, batch.keep, prepared).float()
-
     with torch.inference_mode():
         try:
-            found = _paged(forward, loaded.layers, loaded.model)
+            found = _paged(forward_of(loaded), loaded.layers, loaded.model)
         except Exception as error:  # as above
             raise ModelError(f"{name} fails with paged attention: {one_line(error)}") from error
     worst = _difference(found, expected)
@@ -115,6 +108,18 @@ def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
             f"{name} does not compute the same with paged attention: logits differ by "
             f"{worst:.1e} of the largest, allowed is {TOLERANCE[loaded.dtype]:.0e}"
         )
+
+
+def forward_of(loaded: LoadedModel) -> Forward:
+    """The model's own call behind packing and paged attention."""
+    backend = SdpaBackend(loaded.device)
+
+    def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
+        batch = Batch.pack(segments, loaded.device)
+        prepared = backend.prepare(plane, batch.spans)
+        return loaded.logits(batch.input_ids, batch.positions, batch.keep, prepared).float()
+
+    return forward
 
 
 def is_proven(
