@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from itertools import takewhile
 from typing import Any
 
 from engine.acceptance import Sampled
@@ -15,6 +16,7 @@ from engine.config import EngineConfig
 from engine.estimates import Points
 from engine.messages import Ready, StepMetrics
 from engine.sequence import Sequence
+from engine.speculation.proposal import Proposal
 from engine.step_plan import Chunk, StepPlan
 from engine.trace import Agreed, Header, Part, Step, Writer
 
@@ -25,10 +27,15 @@ _MIB = 1 << 20
 
 class Recorder:
     """`take` every step, after its commit; without `speculation.trace` that does nothing.
-    `profile`: as in KController.profile. Raises TraceError."""
+    `profile`: as in KController.profile; `whole`: as in trace.Header. Raises TraceError."""
 
     def __init__(
-        self, config: EngineConfig, ready: Ready, profile: tuple[Points, Points, float]
+        self,
+        config: EngineConfig,
+        ready: Ready,
+        profile: tuple[Points, Points, float],
+        *,
+        whole: int = 0,
     ) -> None:
         self._writer: Writer | None = None
         self._numbers: dict[str, int] = {}  # by id; of no more requests than fit the file
@@ -44,6 +51,7 @@ class Recorder:
             device=ready.device,
             dtype=ready.dtype,
             max_step_tokens=config.schedule.max_step_tokens,
+            whole=whole,
             target_profile=[(size, _short(seconds)) for size, seconds in target],
             draft_profile=[(size, _short(seconds)) for size, seconds in draft],
         )
@@ -94,6 +102,7 @@ class Recorder:
         if item is None:
             return Part(self._number(seq), begin, chunk.end, chunk.length)
         proposal = item.proposal
+        right = _right(proposal, item)
         return Part(
             request=self._number(seq),
             begin=begin,
@@ -104,9 +113,11 @@ class Recorder:
             verified=len(proposal),
             accepted=item.num_accepted,
             tokens=tokens,
+            tried=min(len(proposal), right + 1, tokens),
+            right=right,
             finish=item.finish or "",
             own=not proposal.tokens or proposal.source == self._main,
-            confidences=[_short(value) for value in getattr(proposal, "confidences", ())],
+            confidences=_shorts(getattr(proposal, "confidences", [])[: right + 1]),
         )
 
     def _agreed(self, found: Any) -> Agreed:
@@ -114,8 +125,20 @@ class Recorder:
             self._number(found.seq),
             found.start - found.seq.num_prompt,
             [int(hit) for hit in found.hits],
-            [_short(value) for value in found.confidences],
+            _shorts(found.confidences),
         )
+
+
+def _right(made: Proposal, item: Sampled) -> int:
+    """Guesses in a row that equal the tokens that came, verified or not."""
+    if not made.is_chain:
+        return item.num_accepted
+    pairs = zip(made.tokens, item.tokens, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _shorts(values: Seq[float]) -> list[float]:
+    return [_short(value) for value in values]
 
 
 def _short(value: float) -> float:

@@ -21,7 +21,8 @@ _FLUSH_BYTES = 1 << 16
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that figures depend on. Profiles: (size, seconds) as measured at start."""
+    """The facts that figures depend on. Profiles: (size, seconds) as measured at start.
+    `whole`: for so many sequences or fewer all draft steps were one call, without a stop."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -31,6 +32,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     max_step_tokens: int
+    whole: int = 0
     target_profile: list[tuple[int, float]] = []
     draft_profile: list[tuple[int, float]] = []
 
@@ -39,7 +41,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """One sequence in a step. `begin` tokens had been generated for it, of `context` in all;
     `rows` committed positions were computed. `asked`: guesses that were allowed; `drafted` of them
     were made and `verified` kept for the target's forward; `accepted` and one more became `tokens`.
-    `own`: they were the main proposer's. Confidences are of the verified ones."""
+    `tried`: of the drafted, those whose fate became known, up to the first wrong one; `right` of
+    these were right. `own`: they were the main proposer's. Confidences are of the tried ones."""
 
     request: int
     begin: int
@@ -50,6 +53,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     verified: int = 0
     accepted: int = 0
     tokens: int = 0
+    tried: int = 0
+    right: int = 0
     finish: str = ""
     own: bool = True
     confidences: list[float] = []

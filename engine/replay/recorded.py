@@ -81,10 +81,9 @@ class _Story:
         self.length = part.begin + part.tokens
         self.finish = part.finish
         if part.own:
-            found = min(part.accepted + 1, part.verified, part.tokens)
-            confidences = part.confidences or [0.0] * found
-            for i in range(found):
-                self.bits[part.begin + i] = (i < part.accepted, confidences[i])
+            confidences = part.confidences or [0.0] * part.tried
+            for i in range(part.tried):
+                self.bits[part.begin + i] = (i < part.right, confidences[i])
 
     def request(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
         """With draws from what is known of all for the positions that nobody guessed."""

@@ -62,11 +62,13 @@ def served(k: int, *, requests: int = 3, joined: int = 10) -> Trace:
                 accepted += 1
             missed[i] = int(accepted == asked) if asked else missed[i] + 1
             done[i] = begin + accepted + 1
+            tried = min(accepted + 1, asked)
+            finish = "length" if done[i] == BITS else ""
+            sure = [confidence(i, begin + j) for j in range(tried)]
             parts.append(
                 Part(
                     i, begin, PROMPT + begin, 1 if begin else PROMPT, asked, asked, asked, accepted,
-                    accepted + 1, "length" if done[i] == BITS else "", True,
-                    [confidence(i, begin + j) for j in range(asked)],
+                    accepted + 1, tried, accepted, finish, True, sure,
                 )
             )  # fmt: skip
             rows += parts[-1].rows + asked
