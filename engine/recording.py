@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 class Recorder:
     """`take` every step, after its commit; without `speculation.trace` that does nothing.
-    `profile`: as in KController.profile; `whole`: as in trace.Header. Raises TraceError."""
+    `profile`: as in KController.profile; `stops`: as in trace.Header. Raises TraceError."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Recorder:
         ready: Ready,
         profile: tuple[Points, Points, float],
         *,
-        whole: int = 0,
+        stops: bool = True,
     ) -> None:
         self._writer: Writer | None = None
         self._numbers: dict[str, int] = {}  # by id; of no more requests than fit the file
@@ -51,7 +51,7 @@ class Recorder:
             device=ready.device,
             dtype=ready.dtype,
             max_step_tokens=config.schedule.max_step_tokens,
-            whole=whole,
+            stops=stops,
             target_profile=[(size, _short(seconds)) for size, seconds in target],
             draft_profile=[(size, _short(seconds)) for size, seconds in draft],
         )

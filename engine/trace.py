@@ -22,7 +22,7 @@ _FLUSH_BYTES = 1 << 16
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that figures depend on. Profiles: (size, seconds) as measured at start.
-    `whole`: for so many sequences or fewer all draft steps were one call, without a stop."""
+    `stops`: each draft step was a forward of its own, so that drafting could stop in between."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -32,7 +32,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     max_step_tokens: int
-    whole: int = 0
+    stops: bool = True
     target_profile: list[tuple[int, float]] = []
     draft_profile: list[tuple[int, float]] = []
 

@@ -89,7 +89,7 @@ def compare(
     for name, build in policies:
         controller = build()
         controller.profile(trace.header.target_profile, trace.header.draft_profile, 0.0)
-        player = Player(controller, costs, budget=budget, whole=trace.header.whole, charge=charge)
+        player = Player(controller, costs, budget=budget, stops=trace.header.stops, charge=charge)
         rows.append(_row(name, told, player))
     repeat = Repeat(costs, trace)
     repeated = _row("recorded", told, repeat)

@@ -91,9 +91,9 @@ class Drafted:
 class Player:
     """One controller through any number of workloads, learning all the while.
 
-    `noise`: of the timings that it sees. `budget`: target rows in a step. `whole`: for so many
-    sequences or fewer all draft steps are one call, in which nobody is asked. `charge`: how many
-    times its own time counts.
+    `noise`: of the timings that it sees. `budget`: target rows in a step. `stops`: each draft step is
+    a forward of its own, and the controller is asked between them. `charge`: how many times its own
+    time counts.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Player:
         *,
         noise: Noise | None = None,
         budget: int = 1 << 30,
-        whole: int = 0,
+        stops: bool = True,
         charge: float = 0.0,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -111,7 +111,7 @@ class Player:
         self.costs = costs
         self._noise: Callable[[], float] = noise or _exact
         self._budget = budget
-        self._whole = whole
+        self._stops = stops
         self._charge = charge
         self._timed = Timed(controller, clock)
 
@@ -201,7 +201,7 @@ class Player:
 
     def _stop(self, asked: list[Live], wants: list[int], drafted: Drafted) -> int:
         """Draft forwards after which no more are wanted; adds their seconds."""
-        goes_on = self._timed.goes_on if len(asked) > self._whole else None
+        goes_on = self._timed.goes_on if self._stops else None
         depth = 1
         while True:
             live = [one for one, want in zip(asked, wants, strict=True) if want > depth]
