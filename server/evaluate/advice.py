@@ -98,7 +98,7 @@ def recommended(config: EngineConfig, contender: Contender) -> SpeculationConfig
     companions: tuple[Companion, ...] = said.companions
     proposer = said.proposer
     if contender.name == PLAIN:
-        return SpeculationConfig(proposer=NoProposerConfig())
+        return said.model_copy(update={"proposer": NoProposerConfig()})
     if contender.family == NGRAM:
         proposer = proposer if isinstance(proposer, NgramConfig) else NgramConfig()
     elif contender.family == BOTH:
@@ -107,8 +107,8 @@ def recommended(config: EngineConfig, contender: Contender) -> SpeculationConfig
         companions = ()
     fixed = contender.mode.name == "fixed"
     controller = FixedConfig(k=contender.mode.k) if fixed else _adaptive(said)
-    return SpeculationConfig(
-        proposer=proposer, companions=companions, verifier=said.verifier, controller=controller
+    return said.model_copy(
+        update={"proposer": proposer, "companions": companions, "controller": controller}
     )
 
 

@@ -1,5 +1,5 @@
 """A configuration as TOML, to be given to `foretoken serve`. Only what differs from the defaults,
-but for speculation, which is spelled out; never the API key."""
+but for who guesses and how far, which is spelled out; never the API key."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ def config_text(config: Config, comments: Sequence[str] = ()) -> str:
     engine = config.engine.model_dump(
         exclude_defaults=True, exclude_none=True, exclude={"speculation"}
     )
-    speculation = config.engine.speculation.model_dump(exclude_none=True)
+    said = config.engine.speculation
+    speculation = said.model_dump(exclude_defaults=True, exclude_none=True) | {
+        name: getattr(said, name).model_dump(exclude_none=True)
+        for name in ("proposer", "controller")
+    }
+    speculation["companions"] = said.companions
     tables = {**engine, "speculation": speculation, **({"server": server} if server else {})}
     head = [f"# {line}" for comment in comments for line in comment.splitlines()]
-    return "\n".join([*head, *_lines(tables, ())]) + "\n"
+    return "\n".join([*head, *_lines(tables, ())]).lstrip("\n") + "\n"
 
 
 def write_config(path: Path, config: Config, comments: Sequence[str] = ()) -> None:
@@ -74,8 +79,9 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
             yield f"{key} = {_value(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield ""
-            yield f"[{'.'.join((*path, key))}]"
+            if not all(isinstance(inner, Mapping) for inner in value.values()):
+                yield ""
+                yield f"[{'.'.join((*path, key))}]"
             yield from _lines(value, (*path, key))
 
 

@@ -124,10 +124,28 @@ def _plots(findings: Findings) -> Iterator[str]:
         loads = [str(cell.load) for cell in own]
         title = f"Speed against K=0, {own[0].group}"
         yield lines(title, series, xs=loads, x="requests at a time", line=1.0)
+    yield from _k_plots(findings)
     yield from _acceptance_plots(findings)
     for cell in cells:
         yield from _step_plot(findings, cell)
     yield "</div>"
+
+
+def _k_plots(findings: Findings) -> Iterator[str]:
+    """Of each family with several fixed K, the speed by K, a line for each cell."""
+    for family in findings.families:
+        fixed = [c for c in findings.contenders if c.family == family and c.mode.name == "fixed"]
+        if len(fixed) > 1:
+            series = {
+                f"{cell.group}, {cell.load} at a time": [
+                    (i, ratio)
+                    for i, contender in enumerate(fixed)
+                    if (ratio := findings.cells[cell][contender.name].ratio) == ratio
+                ]
+                for cell in columns(findings)
+            }
+            names = [str(contender.mode.k) for contender in fixed]
+            yield lines(f"Speed against K=0: {family}", series, xs=names, x="K", line=1.0)
 
 
 def _acceptance_plots(findings: Findings) -> Iterator[str]:

@@ -19,7 +19,6 @@ from engine.config import (
     DraftModelConfig,
     EngineConfig,
     NgramConfig,
-    SpeculationConfig,
     model_folder,
 )
 from engine.errors import ConfigError
@@ -122,11 +121,9 @@ def evaluated(said: EngineConfig, loads: Sequence[int]) -> tuple[EngineConfig, l
         proposer = NgramConfig()
         notes.append("the configuration has no guesses; n-gram lookup was tried")
     k_max = max(said.speculation.k_max, *KS)
-    speculation = SpeculationConfig(
-        proposer=proposer,
-        companions=said.speculation.companions,
-        verifier=said.speculation.verifier,
-        controller=AdaptiveConfig(k_max=k_max),
+    controller = AdaptiveConfig(k_max=k_max)
+    speculation = said.speculation.model_copy(
+        update={"proposer": proposer, "controller": controller, "trace": None}
     )
     cache = said.cache.model_copy(update={"prefix_caching": False})
     return said.model_copy(update={"speculation": speculation, "cache": cache}), notes

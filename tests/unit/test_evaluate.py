@@ -225,7 +225,7 @@ def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
         None,
         ["server.port=9", "server.api_key=secret", 'target.path=a "b" \\\n\u00e9',
          "cache.memory_fraction=0.5", "server.served_model_name=[\"x\", \"y\"]",
-         "speculation.proposer.path=d"],
+         "speculation.proposer.path=d", "speculation.trace=t"],
     )  # fmt: skip
     for contender in contenders(make_ready(k_max=8, proposers=("ngram", "draft_model")), []):
         speculation = recommended(said.engine, contender)
@@ -235,6 +235,7 @@ def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
         assert "secret" not in path.read_text()
         found = load_config(path)
         assert found.engine == best.engine
+        assert found.engine.speculation.trace == "t"
         assert found.server == said.server.model_copy(update={"api_key": None})
     assert [p.name for p in tmp_path.iterdir()] == ["c.toml"]
 
