@@ -91,9 +91,9 @@ class Drafted:
 class Player:
     """One controller through any number of workloads, learning all the while.
 
-    `noise`: of the timings that it sees. `budget`: target rows in a step. `stops`: each draft step is
-    a forward of its own, and the controller is asked between them. `charge`: how many times its own
-    time counts.
+    `noise`: of the timings that it sees. `budget`: target rows in a step. `stops`: each draft step
+    is a forward of its own, and the controller is asked between them. `charge`: how many times its
+    own time counts.
     """
 
     def __init__(
