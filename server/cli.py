@@ -24,6 +24,7 @@ EXIT_INTERRUPTED = 130
 # them. Most are the engine's.
 PROGRAMS = {
     ("bench", "suite"): "engine.bench.suite",
+    ("bench", "machine"): "engine.bench.machine",
     ("bench",): "engine.bench",
     ("evaluate",): "server.evaluate",
     ("plan",): "engine.plan",

@@ -1,0 +1,112 @@
+"""Timed forwards: rows of one sequence through the target, one through the draft, and a copy.
+
+Everything is measured in rounds, each thing once a round, so that a machine that slows down slows
+all of it; ratios are medians of ratios within a round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from engine.config import EngineConfig
+from engine.model.batch import Segment
+from engine.model.kv_cache import bytes_per_token
+from engine.model.loader import LoadedModel
+from engine.model.packed import PackedDecoder
+from engine.model.runner import ModelRunner
+from engine.pair import Pair, build_cache
+
+CONTEXT = 256  # tokens before the timed rows
+MOST_GUESSES = 16
+COPIED = 1 << 26  # float32 numbers: more than any cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """`rows[i]`: seconds of a target forward of i + 1 rows, `ratios[i]` of them to one row.
+    `draft`: seconds of a draft step after a target forward, None without a draft. Bandwidths in
+    bytes a second: `copy` reads and writes, `read` what a forward of one row must read."""
+
+    rows: list[float]
+    ratios: list[float]
+    draft: float | None
+    draft_ratio: float
+    copy: float
+    read: float
+    weight_bytes: int
+
+
+def measure_costs(
+    config: EngineConfig, pair: Pair, *, rounds: int, clock: Callable[[], float]
+) -> Costs:
+    """Raises MemoryPlanError where the cache cannot hold `CONTEXT` tokens."""
+    cache, blocks = build_cache(config, pair)
+    longest = min(CONTEXT + MOST_GUESSES + 1, blocks * cache.block_size)
+    longest = min(longest, pair.target.max_model_len)
+    start = longest - MOST_GUESSES - 1
+    table = list(range(-(-longest // cache.block_size)))
+    target = ModelRunner(pair.target, cache, "target")
+    draft = ModelRunner(pair.draft, cache, "draft") if pair.draft else None
+    source = torch.ones(COPIED, device=pair.target.device)
+    sink = torch.empty_like(source)
+    rows: list[list[float]] = [[] for _ in range(MOST_GUESSES + 1)]
+    drafts, copies = [], []
+    for round_ in range(rounds + 1):  # the first one is warm-up
+        seconds = []
+        for count in range(1, MOST_GUESSES + 2):
+            target.forward([Segment([0] * count, start, table, count)])
+            seconds.append(target.seconds)
+        if draft is not None:
+            draft.forward([Segment([0], start, table, 1)])
+        copied = _copy(source, sink, clock)
+        if round_ == 0:
+            continue
+        for kept, second in zip(rows, seconds, strict=True):
+            kept.append(second)
+        drafts.append(draft.seconds if draft is not None else 0.0)
+        copies.append(copied)
+    ratios = [_ratio(kept, rows[0]) for kept in rows]
+    weights = weight_bytes(pair.target)
+    read = weights + start * bytes_per_token(pair.target.layers, pair.target.dtype)
+    return Costs(
+        rows=[median(kept) for kept in rows],
+        ratios=ratios,
+        draft=median(drafts) if draft is not None else None,
+        draft_ratio=_ratio(drafts, rows[0]),
+        copy=2 * source.nbytes / median(copies),
+        read=read / median(rows[0]),
+        weight_bytes=weights,
+    )
+
+
+def _copy(source: torch.Tensor, sink: torch.Tensor, clock: Callable[[], float]) -> float:
+    started = clock()
+    sink.copy_(source)
+    if source.device.type == "cuda":
+        torch.cuda.synchronize(source.device)
+    return clock() - started
+
+
+def _ratio(some: Sequence[float], base: Sequence[float]) -> float:
+    return median(a / b for a, b in zip(some, base, strict=True))
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """What a forward of one row reads of the weights: all but the embedding, of which it takes a
+    row (if the output has weights of its own), in the size in which they are held for few rows."""
+    head = model.model.get_output_embeddings().weight
+    embedding = model.model.get_input_embeddings().weight
+    numbers = sum(p.numel() for p in model.model.parameters())
+    if head.data_ptr() != embedding.data_ptr():
+        numbers -= embedding.numel()
+    packed = isinstance(model.logits, PackedDecoder) or model.compiled is not None
+    size = torch.bfloat16.itemsize if packed else model.dtype.itemsize
+    return int(numbers * size)
+
+
+now = time.perf_counter

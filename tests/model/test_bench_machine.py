@@ -1,0 +1,58 @@
+"""`foretoken bench machine` on a tiny pair: a card, a line for programs, and one sentence for
+mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.bench.machine.__main__ import KS, main
+from engine.synthetic.__main__ import main as synthesise
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("machine") / "pair"
+    assert synthesise(["--output", str(path), "--parameters", "1.2e6", "--tokens", "128"]) == 0
+    return path
+
+
+def test_the_card_and_its_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every figure that is promised is there, positive, and consistent with its neighbours."""
+    given = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+    capsys.readouterr()
+    assert main([*given, "--rounds", "1", "--tokens", "24", "--prompts", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(lines[-1])
+    assert found["equal"] is True
+    assert "texts of all K equal: yes" in lines
+    assert len(found["costs"]["ratios"]) == 17
+    assert found["costs"]["ratios"][0] == 1.0
+    assert min(found["costs"][name] for name in ("copy", "read", "draft", "weight_bytes")) > 0
+    assert [row["k"] for row in found["speeds"]] == [0, *KS] * 2
+    for row in found["speeds"]:
+        assert row["rate"] > 0
+        assert row["efficiency"] == pytest.approx(row["speedup"] / row["leviathan"])
+        assert 1 <= row["tokens_per_round"] <= row["k"] + 1
+        assert (row["acceptance"] > 0.3) == (row["k"] > 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--rounds", "0"], "rounds is 0"),
+        (["--tokens", "9999"], "tokens is 9999"),
+        (["--prompts", "-1"], "prompts is -1"),
+        (["--threads", "0"], "threads is 0"),
+        (["--target", "nowhere"], "was not found"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1

@@ -1,0 +1,44 @@
+"""The arithmetic of `foretoken bench machine`, against numbers worked by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.bench.machine.formula import (
+    acceptance_of,
+    leviathan,
+    tokens_per_round,
+    with_verification,
+)
+
+
+def test_leviathan_by_hand() -> None:
+    """a = 0.8, k = 3: 1 + .8 + .64 + .512 tokens, 1.3 steps at c = 0.1."""
+    assert tokens_per_round(0.8, 3) == pytest.approx(2.952)
+    assert leviathan(0.8, 3, 0.1) == pytest.approx(2.952 / 1.3)
+    assert with_verification(0.8, 3, 0.1, 1.2) == pytest.approx(2.952 / 1.5)
+    assert tokens_per_round(1.0, 4) == 5
+    assert leviathan(0.5, 0, 0.1) == 1
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.8])
+def test_acceptance_is_found_again(acceptance: float) -> None:
+    """Bug it guards against: kept over proposed is less, since nothing after a rejection counts."""
+    generator = random.Random(0)
+    proposed, accepted = [0.0] * 5, [0.0] * 5
+    for _ in range(20_000):
+        kept = 0
+        while kept < 5 and generator.random() < acceptance:
+            kept += 1
+        for i in range(5):
+            proposed[i] += 1
+            accepted[i] += i < kept
+    assert acceptance_of(proposed, accepted) == pytest.approx(acceptance, abs=0.01)
+
+
+def test_nothing_proposed_is_no_acceptance() -> None:
+    assert acceptance_of([], []) == 0
+    assert acceptance_of([0.0, 0.0], [0.0, 0.0]) == 0
+    assert acceptance_of([4.0, 4.0], [4.0, 4.0]) == 1
