@@ -248,8 +248,16 @@ class Evaluation:
             same = text == expected
             findings.compared[name] = findings.compared.get(name, 0) + 1
             findings.equal[name] = findings.equal.get(name, 0) + same
-            if not same and len(findings.differences) < MAX_DIFFERENCES:
+            if not same and self._is_news(task):
                 findings.differences.append(self._look(cell, task, contender, expected, text))
+
+    def _is_news(self, task: Task) -> bool:
+        """One difference of a prompt is enough to look into."""
+        known = {(d.line, d.temperature) for d in self._findings.differences}
+        return (
+            len(known) < MAX_DIFFERENCES
+            and (task.entry.line, task.submit.params.temperature) not in known
+        )
 
     def _compare_loads(self, cell: Cell, tasks: Sequence[Task], ran: Ran, limit: int) -> None:
         """Whether the number of requests at a time changed a text of plain decoding."""

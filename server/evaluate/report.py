@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,43 +37,37 @@ def as_json(report: Report) -> str:
             "group": cell.group,
             "concurrency": cell.load,
             "best": advice.best[cell],
-            "contenders": {
-                name: _record(record, records[PLAIN]) for name, record in records.items()
-            },
+            "contenders": _records(records),
         }
         for cell, records in findings.cells.items()
     ]
     kinds = [
-        {
-            "kind": kind,
-            "group": Cell(greedy, 1).group,
-            "contenders": {
-                name: _record(record, records[PLAIN]) for name, record in records.items()
-            },
-        }
+        {"kind": kind, "group": Cell(greedy, 1).group, "contenders": _records(records)}
         for (kind, greedy), records in findings.by_kind.items()
     ]
-    return json.dumps(
-        {
-            "facts": findings.facts,
-            "notes": findings.notes,
-            "lossless": findings.lossless,
-            "texts": {"compared": findings.compared, "equal": findings.equal},
-            "texts_by_load": {"compared": findings.batched[0], "equal": findings.batched[1]},
-            "repeats": findings.repeats,
-            "differences": [asdict(difference) for difference in findings.differences],
-            "cells": cells,
-            "kinds": kinds,
-            "prompts": [asdict(prompt) for prompt in findings.prompts],
-            "recommended": {
-                "contender": advice.overall.name,
-                "speedup": advice.gain,
-                "reasons": advice.reasons,
-                "config": report.config,
-            },
-        },
-        allow_nan=False,
-    )
+    found = {
+        "facts": findings.facts,
+        "notes": findings.notes,
+        "lossless": findings.lossless,
+        "texts": {"compared": findings.compared, "equal": findings.equal},
+        "texts_by_load": {"compared": findings.batched[0], "equal": findings.batched[1]},
+        "repeats": findings.repeats,
+        "differences": [asdict(difference) for difference in findings.differences],
+        "cells": cells,
+        "kinds": kinds,
+        "prompts": [asdict(prompt) for prompt in findings.prompts],
+    }
+    recommended = {
+        "contender": advice.overall.name,
+        "speedup": advice.gain,
+        "reasons": advice.reasons,
+        "config": report.config,
+    }
+    return json.dumps({**found, "recommended": recommended}, allow_nan=False)
+
+
+def _records(records: Mapping[str, Record]) -> dict[str, Any]:
+    return {name: _record(record, records[PLAIN]) for name, record in records.items()}
 
 
 def _record(record: Record, plain: Record) -> dict[str, Any]:
@@ -113,6 +107,8 @@ def lossless_lines(findings: Findings) -> Iterator[str]:
         yield f"Lossless: {same} of {all_} texts under guesses are those of K=0, token for token."
     else:
         yield f"NOT lossless: {all_ - same} of {all_} texts differ from those of K=0."
+        if (dtype := findings.facts["dtype"]) != "float32":
+            yield f"In {dtype}, products depend on how many rows share them; float32 is exact."
     for difference in findings.differences:
         yield difference_line(difference)
     compared, equal = findings.batched
@@ -121,10 +117,11 @@ def lossless_lines(findings: Findings) -> Iterator[str]:
 
 
 def difference_line(d: Difference) -> str:
+    noise = " over T, with noise" if d.temperature else ""
     margin = (
         "by how much is not known"
         if d.margin is None
-        else f"K=0 prefers its own by {d.margin:.2g} (log-probability and noise)"
+        else f"K=0 prefers its own by {d.margin:.2g} (log-probability{noise})"
     )
     return (
         f"line {d.line}, {d.contender}, {d.load} at a time, T={d.temperature:g}: token {d.at} after"
