@@ -37,8 +37,8 @@ def _heading(comparison: Comparison) -> Iterator[str]:
 def _rates(comparison: Comparison) -> Iterator[str]:
     width = _width(comparison)
     yield (
-        f"{'':<{width}}{'off':>8}{'best K':>14}{'auto':>8}  {'auto / off':<20}"
-        f"{'auto / best K':<20}{'mean K':>6}  acceptance"
+        f"{'':<{width}}{'off':>8}{'best K':>14}{'auto':>8}  {'auto / off':<21}"
+        f"{'auto / best K':<21}{'mean K':>7}  acceptance"
     )
     for cell in comparison.cells:
         best = cell.best_fixed
@@ -47,8 +47,8 @@ def _rates(comparison: Comparison) -> Iterator[str]:
         mean_k = [run.mean_k for run in auto if run.mean_k is not None]
         yield (
             f"{cell.cell.name:<{width}}{_rate(cell, OFF):>8}{named:>14}{_rate(cell, AUTO):>8}  "
-            f"{_interval(cell.ratio(AUTO, OFF)):<20}{_interval(cell.ratio(AUTO, best)):<20}"
-            f"{f'{median(mean_k):.1f}' if mean_k else '-':>6}  {_acceptance(cell)}"
+            f"{_interval(cell.ratio(AUTO, OFF)):<21}{_interval(cell.ratio(AUTO, best)):<21}"
+            f"{f'{median(mean_k):.1f}' if mean_k else '-':>7}  {_acceptance(cell)}"
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 KINDS = ("code", "prose", "json", "random")
 SEED = 20261120
-POOL = 64  # prompts of each kind
+POOL = 32  # prompts of each kind
 RANDOM = "random"
 
 

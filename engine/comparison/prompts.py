@@ -12,16 +12,19 @@ from engine.demo.corpus import heldout_prompts
 from engine.errors import ConfigError
 
 FROM_FILE = "file"  # the kind of the prompts of --prompts
-_RANDOM_CHARACTERS = 72
+_CHARACTERS = 160  # of code and prose; prompts are not what is measured
+_RANDOM_CHARACTERS = 48
 
 
 def pool(kind: str, count: int = POOL) -> list[str]:
-    """`count` texts that the built-in models have not seen; `kind` is one of grid.KINDS."""
+    """At most `count` different texts that the built-in models have not seen; `kind` is one of grid.KINDS."""
     assert kind in KINDS
     if kind == RANDOM:
         return [_noise(random.Random(SEED + index)) for index in range(count)]
-    found = heldout_prompts(kind, count)  # type: ignore[arg-type]
-    return [text for text in found if text.strip()]
+    found = heldout_prompts(kind, 4 * count)  # type: ignore[arg-type]
+    if kind != "json":  # which asks for what follows, and must be whole
+        found = [text[-_CHARACTERS:] for text in found]
+    return list(dict.fromkeys(text for text in found if text.strip()))[:count]
 
 
 def _noise(rng: random.Random) -> str:
