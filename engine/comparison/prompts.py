@@ -17,7 +17,7 @@ _RANDOM_CHARACTERS = 48
 
 
 def pool(kind: str, count: int = POOL) -> list[str]:
-    """At most `count` different texts that the built-in models have not seen; `kind` is one of grid.KINDS."""
+    """At most `count` different texts of one of grid.KINDS, unseen by the built-in models."""
     assert kind in KINDS
     if kind == RANDOM:
         return [_noise(random.Random(SEED + index)) for index in range(count)]
