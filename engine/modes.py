@@ -1,7 +1,8 @@
 """Modes: a controller that its operator may overrule while it runs.
 
 Owns the mode and nothing else. In every mode the configured controller sees each step and is asked
-for its choice, so that its estimates stay fresh and it goes on from there when it is obeyed again.
+for its choice, though rarely while it is not obeyed (a baseline must not pay for it): its estimates
+stay fresh, and it goes on from there when it is obeyed again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from engine.errors import ConfigError
 from engine.estimates import Points
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
 
+_LOOK = 16  # steps between two questions to a controller that is not obeyed
+
 
 class Modes:
     """A KController: the configured one in the mode `auto`, which is the first; see
@@ -27,6 +30,7 @@ class Modes:
         self._present = configured  # who is obeyed
         self._mode: Mode = "auto"
         self._num_sequences = 0
+        self._unasked = _LOOK  # steps since the last question
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """From the next choice on. Raises ConfigError for a K that is not allowed."""
@@ -49,6 +53,10 @@ class Modes:
 
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences
+        self._unasked += 1
+        if self._mode != "auto" and self._unasked < _LOOK:
+            return self._present.choose(load)
+        self._unasked = 0
         chosen = self._configured.choose(load)
         return chosen if self._mode == "auto" else self._present.choose(load)
 

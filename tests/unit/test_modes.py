@@ -50,6 +50,32 @@ def test_free_guesses_follow_the_mode() -> None:
     assert controller.worth([0.99] * 8, instead=False) == 2
 
 
+def test_who_is_not_obeyed_is_rarely_asked() -> None:
+    """Law: a mode costs next to nothing, or comparisons would charge it for the controller; and yet
+    the estimates follow the load."""
+
+    class Counting(AdaptiveK):
+        asked = 0
+
+        def choose(self, load: Load) -> int:
+            self.asked += 1
+            return super().choose(load)
+
+    inner = Counting(K_MAX)
+    controller = Modes(inner)
+    world = World(alpha=0.8)
+    world.profile(controller)
+    controller.set("off")
+    play(controller, world, 160)
+    assert inner.asked == 10
+    plain = controller.estimates().rates[0]
+    play(controller, World(alpha=0.8, batch=16), 16)
+    assert controller.estimates().rates[0] > 4 * plain
+    controller.set("auto")
+    play(controller, world, 20)
+    assert inner.asked == 11 + 20
+
+
 def test_it_learns_while_it_is_not_obeyed() -> None:
     """Law: back from fixed, it knows what the guesses of that time were worth."""
     world = World(alpha=0.05)
