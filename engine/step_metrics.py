@@ -13,14 +13,14 @@ from engine.step_plan import StepPlan
 def measure(
     plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds, gauges: StepMetrics
 ) -> StepMetrics:
-    """`gauges` with this step's sums filled in. Every sequence that sampled is counted at the K
-    that was planned for it; depths count what was verified, whatever K was."""
+    """`gauges` with this step's sums filled in. Every sequence that sampled is counted at the
+    number of its guesses that were verified: what was planned is only the most there could be."""
     depth = max((len(s.proposal) for s in sampled), default=0)
     proposed_at, accepted_at = [0] * depth, [0] * depth
-    k_counts = [0] * (1 + max((s.chunk.k for s in sampled), default=0))
+    k_counts = [0] * (1 + max((s.proposal.num_candidates for s in sampled), default=0))
     by_proposer: dict[str, tuple[int, int]] = {}
     for item in sampled:
-        k_counts[item.chunk.k] += 1
+        k_counts[item.proposal.num_candidates] += 1
         _count(by_proposer, item)
         for d in item.proposal.depths()[: item.proposal.num_candidates]:
             proposed_at[d - 1] += 1

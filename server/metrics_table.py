@@ -122,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spec_decode_chosen_k_total",
         "counter",
-        "rounds by the K that the controller chose",
+        "rounds by their K: the guesses that were verified, after everything that bounds them",
         {"k": tuple(str(k) for k in range(MAX_DEPTH + 1))},
     ),
     Metric(
