@@ -102,11 +102,11 @@ def _halves(comparison: Comparison) -> Iterator[str]:
 def _latencies(comparison: Comparison) -> Iterator[str]:
     width = _width(comparison)
     yield "milliseconds: to the first token (cold prompt), between tokens, 95th percentile of waits"
-    yield f"{'':<{width}}" + "".join(f"{name:>24}" for name in ("off", "best K", "auto"))
+    yield f"{'':<{width}}" + "".join(f"{name:>28}" for name in ("off", "best K", "auto"))
     for cell in comparison.cells:
         row = f"{cell.cell.name:<{width}}"
         for arm in (OFF, cell.best_fixed, AUTO):
-            row += f"{_latency(cell, arm):>24}"
+            row += f"{_latency(cell, arm):>28}"
         yield row
 
 
