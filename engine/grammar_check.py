@@ -1,36 +1,34 @@
 """`python -m engine.grammar_check PATH`: a child of the front end that says whether grammars can be
-honoured. It compiles what users send, so it may hang, swell or crash, and is killed for it.
+honoured. It reads the tokenizer once; what compiles a grammar is a fork of it (grammar_children).
 
-stdin: Grammar messages; stdout: one answer each, "" or a sentence; first of all one about the
-tokenizer. Every message is msgpack behind four bytes of length. It also kills itself: by a timer
-when a grammar takes too long and nobody else did, by a memory limit, with its parent.
+stdin: [id, Grammar]; stdout: [id, sentence, final], "" for a grammar that can be honoured, in any
+order; the first one, with id 0, is about the tokenizer. Every message is msgpack behind four bytes
+of length. It ends with its stdin or its parent.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import gc
 import os
-import resource
+import selectors
 import signal
 import struct
 import sys
 import threading
-from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from llguidance import LLTokenizer
 
 from engine.errors import ModelError
+from engine.grammar_children import Children, die_with_parent
 from engine.messages import Grammar
 from engine.sampling.grammar_probe import probe
 from engine.sampling.grammar_source import GrammarRefused, compile_grammar
 from engine.sampling.vocabulary import load_vocabulary
 
 STACK_BYTES = 2 * 2**20  # less than the engine's, so that what is deep fails here
-MEMORY_BYTES = 2**30  # address space beyond what the vocabulary took
-_PR_SET_PDEATHSIG = 1
+_CHUNK = 2**20
 
 
 def main() -> int:
@@ -38,29 +36,48 @@ def main() -> int:
     parser.add_argument("path")
     parser.add_argument("--revision")
     parser.add_argument("--trust-remote-code", action="store_true")
-    parser.add_argument("--seconds", type=float, required=True, help="it ends itself after that")
+    parser.add_argument("--seconds", type=float, required=True, help="CPU time of a grammar")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    die_with_parent()
+    answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not look like an answer
     try:
         vocabulary = load_vocabulary(
             args.path, revision=args.revision, trust_remote_code=args.trust_remote_code
         )
     except ModelError as error:
-        _write(answers, str(error))
+        _write(answers, 0, str(error), True)
         return 0
-    _limit_memory()
-    _write(answers, "")
-    while (data := _read(sys.stdin.buffer)) is not None:
-        grammar = msgspec.msgpack.decode(data, type=Grammar)
-        signal.setitimer(signal.ITIMER_REAL, args.seconds)
-        answer = verdict(grammar, vocabulary)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(answers, answer)
+    gc.collect()
+    gc.freeze()  # so that children share these pages
+    _write(answers, 0, "", True)
+    _serve(vocabulary, answers, args.seconds)
     return 0
+
+
+def _serve(vocabulary: LLTokenizer, answers: int, seconds: float) -> None:
+    """Until stdin ends."""
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    children = Children(
+        lambda grammar: verdict(grammar, vocabulary),
+        lambda id, sentence, final: _write(answers, id, sentence, final),
+        seconds=seconds,
+        selector=selector,
+    )
+    received = bytearray()
+    while True:
+        for key, _ in selector.select(children.look()):
+            if key.fd:
+                children.read(key.fd)
+                continue
+            data = os.read(0, _CHUNK)
+            if not data:
+                return
+            received += data
+            while (asked := _take(received)) is not None:
+                children.add(*asked)
 
 
 def verdict(grammar: Grammar, vocabulary: LLTokenizer) -> str:
@@ -83,24 +100,23 @@ def verdict(grammar: Grammar, vocabulary: LLTokenizer) -> str:
     return answers[0] if answers else "the grammar compiler failed on it"
 
 
-def _limit_memory() -> None:
-    if sys.platform != "linux":
-        return
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    most = pages * resource.getpagesize() + MEMORY_BYTES
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
+def _take(received: bytearray) -> tuple[int, Grammar] | None:
+    """The first whole message, which is removed; None if there is none."""
+    if len(received) < 4:
+        return None
+    end = 4 + struct.unpack_from("<I", received)[0]
+    if len(received) < end:
+        return None
+    data = bytes(received[4:end])
+    del received[:end]
+    return msgspec.msgpack.decode(data, type=tuple[int, Grammar])
 
 
-def _read(stream: BinaryIO) -> bytes | None:
-    """One message; None at the end of the stream."""
-    head = stream.read(4)
-    return stream.read(struct.unpack("<I", head)[0]) if len(head) == 4 else None
-
-
-def _write(stream: BinaryIO, answer: str) -> None:
-    data = msgspec.msgpack.encode(answer)
-    stream.write(struct.pack("<I", len(data)) + data)
+def _write(answers: int, id: int, sentence: str, final: bool) -> None:
+    data = msgspec.msgpack.encode((id, sentence, final))
+    data = struct.pack("<I", len(data)) + data
+    while data:
+        data = data[os.write(answers, data) :]
 
 
 if __name__ == "__main__":

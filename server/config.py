@@ -100,7 +100,10 @@ class ServerConfig(BaseModel):
         8 * 2**20, ge=1024, description="largest request body, beyond it 413"
     )
     grammar_seconds: float = Field(
-        0.8, gt=0, le=10, description="a grammar or schema that compiles for longer is refused"
+        0.5,
+        gt=0,
+        le=10,
+        description="CPU time to compile a grammar or schema, beyond it a 400",
     )
     max_grammar_bytes: int = Field(
         2**17, ge=1024, description="longest grammar or schema, beyond it a 400"

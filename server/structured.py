@@ -1,16 +1,18 @@
 """Grammars: the way in for whoever constrains text (response_format, structured_outputs, tools).
 
-A user's grammar is compiled in a child process first, since neither a thread nor an event loop
-survives a bad one: at the deadline the child is killed and another takes its place, and the request
-gets a 400. What passed here is sent to the engine, which compiles it again off its step loop.
-Promises: `check` answers within the deadline and its wait for a free child; other requests do not
-notice; the same grammar is compiled once. Leaves to the child what a grammar means.
+A user's grammar is compiled in a process of its own first, since neither a thread nor an event loop
+survives a bad one: a child of the front end, which has the tokenizer at hand, forks for each. One
+that takes too much CPU time or memory is a 400; one that the machine had no time for is a 429. What
+passed here is sent to the engine, which compiles it again off its step loop.
+Promises: `check` answers in four times the CPU time that is allowed, a lost child apart; other
+requests do not notice; the same grammar is compiled once. Leaves to the child what a grammar means.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -29,11 +31,14 @@ from server.config import Config
 
 logger = logging.getLogger(__name__)
 
-PROCESSES = 2
 MAX_VERDICTS = 512
-START_SECONDS = 60.0  # for a child to read the tokenizer
-WAIT_SECONDS = 2.0  # for a child to become free
+START_SECONDS = 60.0  # for the first child to read the tokenizer
+WAIT_SECONDS = 0.5  # for a lost one to be replaced
+PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child says so itself by then, ...
+SLACK_SECONDS = 2.0  # ... or is given up after this much more
 RETRY_SECONDS = 1.0
+# Threads do not survive a fork, and the child forks.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 CHECK_COMMAND = (sys.executable, "-m", "engine.grammar_check")
 
 
@@ -41,14 +46,14 @@ class Grammars(Protocol):
     async def check(self, grammar: Grammar, *, param: str) -> None:
         """Returns when the engine can honour `grammar`. Raises ApiError (400, naming `param`) when
         it is malformed, too large, too slow to compile, or asks for what is not enforced; 429
-        when every child is busy."""
+        when there is no time for it."""
         ...
 
 
 def check_command(config: EngineConfig, seconds: float) -> list[str]:
-    """The child for this target's tokenizer; it ends itself some time after the deadline."""
+    """The child for this target's tokenizer; `seconds` of CPU time for each grammar."""
     target = config.target
-    command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", f"{2 * seconds}"]
+    command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", f"{seconds}"]
     if target.revision:
         command += ["--revision", target.revision]
     return [*command, "--trust-remote-code"] if target.trust_remote_code else command
@@ -65,9 +70,9 @@ def grammar_checker(config: Config) -> GrammarChecker:
 
 
 class GrammarChecker:
-    """`start` ahead of the first request saves it the wait for a child; `close` ends them all.
+    """`start` ahead of the first request saves it the wait for the child; `close` ends it.
 
-    `seconds`: the deadline of one compilation; `max_bytes`: the longest source.
+    `seconds`: the CPU time of one compilation; `max_bytes`: the longest source.
     """
 
     def __init__(self, command: Sequence[str], *, seconds: float, max_bytes: int) -> None:
@@ -76,28 +81,24 @@ class GrammarChecker:
         self._max_bytes = max_bytes
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
         self._asking: dict[Grammar, asyncio.Task[str]] = {}
-        self._free: asyncio.Queue[_Child | None] = asyncio.Queue()  # None: there will be none
-        self._children: set[_Child] = set()
-        self._starting: set[asyncio.Task[None]] = set()
-        self._unusable: str | None = None  # why no child can work with this model
-        self._started = self._served = self._closed = False
+        self._keeping: asyncio.Task[None] | None = None
+        self._child = _Child()
+        self._known = asyncio.Event()  # the child answers, or `_unusable` says why none ever will
+        self._unusable: str | None = None
+        self._served = False
 
     def start(self) -> None:
-        """Spawn the children; call it in the event loop, as often as you like."""
-        if not self._started:
-            self._started = True
-            for _ in range(PROCESSES):
-                self._replace()
+        """Spawn the child; call it in the event loop, as often as you like."""
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Kill and reap every child."""
-        self._closed = True
-        tasks = [*self._starting, *self._asking.values()]
+        """Kill and reap the child, and with it its own."""
+        tasks = [*self._asking.values()] + ([self._keeping] if self._keeping else [])
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for child in list(self._children):
-            await self._end(child)
+        await self._child.kill()
 
     async def check(self, grammar: Grammar, *, param: str) -> None:
         size = len(grammar.source.encode("utf-8"))
@@ -122,110 +123,109 @@ class GrammarChecker:
             task.exception()  # seen, so that asyncio does not log it
 
     async def _ask(self, grammar: Grammar) -> str:
-        """ "" or why not. A deadline that was missed is not remembered: the machine may have been
-        busy."""
-        child = await self._take()
+        """ "" or why not. Only last words are remembered: that there was no time for a grammar says
+        nothing about it."""
         try:
-            async with asyncio.timeout(self._seconds):
-                sentence = await child.ask(grammar)
+            async with asyncio.timeout(WAIT_SECONDS if self._served else START_SECONDS):
+                await self._known.wait()
         except TimeoutError:
-            await self._lose(child)
-            return f"it took longer than {self._seconds:g} s to compile"
-        except (asyncio.IncompleteReadError, OSError):
-            await self._lose(child)
-            sentence = "it is too complex to compile"
-        except BaseException:
-            await self._lose(child)
-            raise
-        else:
-            self._free.put_nowait(child)
+            raise _busy() from None
+        if self._unusable is not None:
+            raise ApiError(400, self._unusable, code="unsupported_field")
+        child = self._child
+        try:
+            async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):
+                sentence, final = await child.ask(grammar)
+        except (TimeoutError, OSError):
+            await child.kill()
+            raise _busy() from None
+        if not final:
+            raise _busy()
         self._verdicts[grammar] = sentence
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
         return sentence
 
-    async def _take(self) -> _Child:
-        if self._unusable is not None:
-            raise ApiError(400, self._unusable, code="unsupported_field")
-        wait = WAIT_SECONDS if self._served else START_SECONDS
-        try:
-            async with asyncio.timeout(wait):
-                child = await self._free.get()
-        except TimeoutError:
-            raise ApiError(
-                429, "too many grammars are being compiled; try again", code="queue_full"
-            ) from None
-        if child is None:
-            self._free.put_nowait(None)  # whoever waits behind learns it too
-            raise ApiError(400, self._unusable or "", code="unsupported_field")
-        return child
-
-    async def _lose(self, child: _Child) -> None:
-        self._replace()
-        await self._end(child)
-
-    async def _end(self, child: _Child) -> None:
-        await child.kill()
-        self._children.discard(child)  # last: `close` may cut this short, and finds it then
-
-    def _replace(self) -> None:
-        if not self._closed:
-            task = asyncio.create_task(self._spawn())
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
-
-    async def _spawn(self) -> None:
-        """Until a child works, or it is known that none can."""
+    async def _keep(self) -> None:
+        """A child, and another when it is lost, until it is known that none can work."""
         while self._unusable is None:
-            child = _Child()
-            self._children.add(child)
+            child = self._child = _Child()
             try:
                 async with asyncio.timeout(START_SECONDS):
                     self._unusable = await child.start(self._command) or None
+                self._known.set()
+                self._served = True
                 if self._unusable is None:
-                    self._served = True
-                    self._free.put_nowait(child)
-                    return
-                logger.warning("%s", self._unusable)
-                self._free.put_nowait(None)
+                    await child.listen()
+                    logger.warning("the grammar compiler was lost; starting another")
+                    self._known.clear()
+                else:
+                    logger.warning("%s", self._unusable)
             except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-                logger.warning("a grammar compiler did not start: %r", error)
+                logger.warning("the grammar compiler did not start: %r", error)
                 await asyncio.sleep(RETRY_SECONDS)
-            except BaseException:
-                await self._end(child)
-                raise
-            await self._end(child)
+            finally:
+                await child.kill()
+
+
+def _busy() -> ApiError:
+    return ApiError(429, "too many grammars are being compiled; try again", code="queue_full")
 
 
 class _Child:
-    """One child process; it answers one grammar at a time."""
+    """The child process; answers come in any order."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
+        self._asked: dict[int, asyncio.Future[tuple[str, bool]]] = {}
+        self._ids = itertools.count(1)
 
     async def start(self, command: Sequence[str]) -> str:
         """ "" once it is ready, or why it never will be."""
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **ONE_THREAD},
         )
-        return await self._answer()
+        return (await self._answer())[1]
 
-    async def ask(self, grammar: Grammar) -> str:
+    async def listen(self) -> None:
+        """Hand out the answers; returns when there will be no more."""
+        try:
+            while True:
+                id, sentence, final = await self._answer()
+                if (asked := self._asked.pop(id, None)) and not asked.done():
+                    asked.set_result((sentence, final))
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            for asked in self._asked.values():
+                if not asked.done():
+                    asked.set_exception(ConnectionResetError("the grammar compiler was lost"))
+            self._asked.clear()
+
+    async def ask(self, grammar: Grammar) -> tuple[str, bool]:
+        """The sentence, and whether it is the last word. Raises OSError when it is lost."""
         assert self._process is not None
         assert self._process.stdin is not None
-        data = msgspec.msgpack.encode(grammar)
+        id = next(self._ids)
+        answer: asyncio.Future[tuple[str, bool]] = asyncio.get_running_loop().create_future()
+        self._asked[id] = answer
+        data = msgspec.msgpack.encode((id, grammar))
         self._process.stdin.write(struct.pack("<I", len(data)) + data)
         await self._process.stdin.drain()
-        return await self._answer()
+        return await answer
 
-    async def _answer(self) -> str:
+    async def _answer(self) -> tuple[int, str, bool]:
         assert self._process is not None
         assert self._process.stdout is not None
         head = await self._process.stdout.readexactly(4)
         data = await self._process.stdout.readexactly(struct.unpack("<I", head)[0])
-        return msgspec.msgpack.decode(data, type=str)
+        return msgspec.msgpack.decode(data, type=tuple[int, str, bool])
 
     async def kill(self) -> None:
+        """And reap; its own children die with it."""
         if self._process is None:
             return
         if self._process.returncode is None:
@@ -233,4 +233,6 @@ class _Child:
             # then misses.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
-        await self._process.communicate()  # closes the pipes, reaps
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._process.wait()

@@ -31,7 +31,7 @@ LEVELS = {
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4.1, "engine.evaluate": 4,
     "engine.comparison": 4, "engine.trace": 1, "engine.recording": 3,
     "engine.replay": 3.9, "engine.simulate": 4,  # offline, without models
-    "engine.compiling": 3, "engine.grammar_check": 4,
+    "engine.compiling": 3, "engine.grammar_check": 4, "engine.grammar_children": 1,
     "engine.synthetic": 4,
     "engine.demo": 4,  # offline, like the benchmarks, which take their prompts from it
 }  # fmt: skip
