@@ -36,7 +36,8 @@ _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 # regular expression says nothing.
 _LARK = re.compile(
     r"""(?P<skipped> "(?:\\.|[^"\\])*" | (?:\#|//)[^\n]* | /(?:\\.|[^/\\])+/ )
-    | (?P<json> %(?:json|regex)\b\s* ) | \b(?P<attribute> max_tokens|temperature|stop)\s*=""",
+    | (?P<special> <[^<>\s]+> ) | (?P<json> %(?:json|regex)\b\s* )
+    | \b(?P<attribute> max_tokens|temperature|stop)\s*=""",
     re.VERBOSE | re.DOTALL,
 )
 _SENTENCE = 240  # characters of a library's message that are worth repeating
@@ -68,7 +69,7 @@ def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
     """A matcher at the start of the text. Bounded by the limits, but not by a deadline: that is
     for the process that runs this. Raises GrammarRefused."""
     try:
-        source = _source(grammar)
+        source = _source(grammar, vocabulary)
     except GrammarRefused:
         raise
     except (SchemaRefused, ValueError) as error:
@@ -93,7 +94,7 @@ def sentence(message: str) -> str:
     return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3] + "..."
 
 
-def _source(grammar: Grammar) -> str:
+def _source(grammar: Grammar, vocabulary: LLTokenizer) -> str:
     match grammar.kind:
         case "json_object":
             return _schema_source({"type": "object"})
@@ -109,7 +110,7 @@ def _source(grammar: Grammar) -> str:
             choices = " | ".join(map(json.dumps, json.loads(grammar.source)))
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case "lark":
-            return LLMatcher.grammar_from_lark(_as_enforced(_as_lark(grammar.source)))
+            return LLMatcher.grammar_from_lark(_as_enforced(_as_lark(grammar.source), vocabulary))
 
 
 def _schema_source(schema: dict[str, Any]) -> str:
@@ -126,15 +127,17 @@ def _as_lark(source: str) -> str:
         raise GrammarRefused(sentence(str(error))) from None
 
 
-def _as_enforced(lark: str) -> str:
+def _as_enforced(lark: str, vocabulary: LLTokenizer) -> str:
     """The grammar with every `%json {...}` in it checked and in our style. What would change how
-    tokens are drawn, or hide a part of the text, is refused."""
+    tokens are drawn, hide a part of the text, or end it in its middle, is refused."""
     parts, start = [], 0
     while found := _LARK.search(lark, start):
         parts.append(lark[start : found.end()])
         start = found.end()
         if name := found["attribute"]:
             raise GrammarRefused(f"the attribute `{name}` in a grammar is not supported")
+        if found["special"] and _may_end(found["special"], vocabulary):
+            raise GrammarRefused("it has an end-of-text token in it, where no text may end")
         if keyword := found["json"]:
             value, start = json.JSONDecoder().raw_decode(lark, start)
             if keyword.startswith("%json"):
@@ -142,3 +145,19 @@ def _as_enforced(lark: str) -> str:
                 value = {**value, "x-guidance": JSON_STYLE}
             parts.append(json.dumps(value))
     return "".join([*parts, lark[start:]])
+
+
+def _may_end(special: str, vocabulary: LLTokenizer) -> bool:
+    """Whether `<|name|>` or `<[ids]>` is, or may be, a token that ends a text. Of sets that are not
+    plain ids and ranges of ids it is taken to be so."""
+    ids = re.fullmatch(r"<\[(.*)\]>", special)
+    if not ids:
+        return special in map(vocabulary.decode_str, ([end] for end in vocabulary.eos_tokens))
+    for part in ids[1].split(","):
+        bounds = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        if not bounds:
+            return True
+        low, high = int(bounds[1]), int(bounds[2] or bounds[1])
+        if any(low <= end <= high for end in vocabulary.eos_tokens):
+            return True
+    return False
