@@ -32,9 +32,9 @@ from engine.sequence import Sequence
 
 MAX_COMPILED = 16  # grammars kept for the next request
 STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check had much less
-GUESSES_GRACE_SECONDS = 0.03  # CPU time that guesses about a text may take, and ...
+GUESSES_GRACE_SECONDS = 0.02  # CPU time that guesses about a text may take, and ...
 GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each of its tokens
-SLOW_SECONDS = 0.01  # of a single mask: no guesses behind it
+SLOW_SECONDS = 0.004  # of the text's last token and mask: one at a time, from then on
 
 NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
 
@@ -125,7 +125,7 @@ class GrammarState:
         self._may_end = may_end
         self._clock = clock
         self._seconds = 0.0  # that guesses took
-        self._last = 0.0  # that the text's last mask took
+        self._last = 0.0  # that the text's last token and mask took
         self._here: tuple[Bits, bool] | None = None  # allowed, complete; None: not looked yet
         self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}  # the same behind guesses
 
@@ -146,7 +146,10 @@ class GrammarState:
         self._row(())  # as plain decoding does, whether or not anybody asked
         if self.error:
             return
-        if not self._text.try_consume_tokens([token]):
+        started = self._clock()
+        taken = self._text.try_consume_tokens([token])
+        self._last = self._clock() - started
+        if not taken:
             self.error = sentence(self._text.get_error()) or NOTHING_ALLOWED
             return
         self._length += 1
@@ -170,7 +173,7 @@ class GrammarState:
         if not path:
             if self._here is None:
                 self._here = self._look(self._text)
-                self._last = self._clock() - started
+                self._last += self._clock() - started
             return self._here
         key = tuple(path)
         if key not in self._rows:

@@ -65,5 +65,7 @@ def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
         "k_max": getattr(ready, "k_max", None),
         "max_inflight": services.config.max_inflight,
         "max_body_bytes": services.config.server.max_body_bytes,
+        "max_grammar_bytes": services.config.server.max_grammar_bytes,
+        "grammar_seconds": services.config.server.grammar_seconds,
         **fixed,
     }

@@ -95,6 +95,7 @@ def test_limits_names_and_engine() -> None:
         assert found["limits"]["max_model_len"] == 512
         assert found["limits"]["k_max"] == 4
         assert found["limits"]["max_inflight"] == 3
+        assert found["limits"]["max_grammar_bytes"] == 2**17
         assert found["limits"]["max_n"] == limits.MAX_N
         client.state, client.ready = "starting", None
         found = told(served)

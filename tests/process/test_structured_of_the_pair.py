@@ -170,11 +170,12 @@ def test_no_compiler_outlives_a_killed_front_end() -> None:
                     json=body(structured_outputs={"regex": BOMBS["repeated"].source}),
                 )
             )
-            await asyncio.sleep(0.1)
+            await until(lambda: bool(children(compilers[0])))
+            doomed = [server.engine, *compilers, *children(compilers[0])]
             server.process.send_signal(signal.SIGKILL)
             with pytest.raises(httpx.HTTPError):
                 await busy
             await server.exit_code()
-            await until(lambda: all(map(is_gone, compilers)))
+            await until(lambda: all(map(is_gone, doomed)))
 
     asyncio.run(scenario())
