@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import IO, Protocol
 
 import msgspec
@@ -43,7 +42,7 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
-from engine.threads import limit_threads
+from engine.threads import VARIABLES, limit_threads
 
 OFF = Mode("off")
 _PR_SET_PDEATHSIG = 1
@@ -64,16 +63,24 @@ class SwitchingEngine(Protocol):
     def set_speculation(self, mode: ModeName, k: int = 0) -> None: ...
 
 
+class Timer:
+    """A clock in seconds: of the wall, or with `cpu_time` of the processor for this process."""
+
+    def __init__(self) -> None:
+        self.cpu_time = False
+
+    def __call__(self) -> float:
+        return time.process_time() if self.cpu_time else time.perf_counter()
+
+
 class Runner:
     """One engine, one batch at a time. Replies are those that the server would give: the mode says
     who guesses and nothing else."""
 
-    def __init__(
-        self, engine: SwitchingEngine, *, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, engine: SwitchingEngine, *, clock: Timer | None = None) -> None:
         self.ready = engine.ready
         self._engine = engine
-        self._clock = clock
+        self._clock = clock or Timer()
         self._count = 0
 
     def answer(self, command: Command) -> Event:
@@ -106,7 +113,8 @@ class Runner:
                     running -= 1
                 if output.finish == "error":
                     ran.errors[places[output.id]] = output.error or "the engine refused it"
-        return msgspec.structs.replace(ran, seconds=self._clock() - started)
+        seconds = self._clock() - started
+        return msgspec.structs.replace(ran, seconds=seconds, cpu_time=self._clock.cpu_time)
 
     def weigh(self, command: Weigh) -> Weighed:
         """Decodes plainly up to the token in question and looks at it."""
@@ -197,7 +205,7 @@ def serve(commands: IO[bytes], events: IO[bytes]) -> int:
         return 0
     config = EngineConfig.model_validate_json(start.config)
     try:
-        runner = Runner(_make_engine(config))
+        runner = _make_runner(config)
     except EngineError as error:
         send(events, Fatal(str(error), useless_to_retry=True))
         return 2
@@ -207,11 +215,15 @@ def serve(commands: IO[bytes], events: IO[bytes]) -> int:
     return 0
 
 
-def _make_engine(config: EngineConfig) -> SwitchingEngine:
+def _make_runner(config: EngineConfig) -> Runner:
+    """One thread on a CPU is timed by what it used: others on the machine then hardly matter."""
     limit_threads(config.threads, os.environ)
     from engine.core import Engine  # brings torch in, which reads the environment once
 
-    return Engine(config)
+    timer = Timer()
+    runner = Runner(Engine(config, clock=timer), clock=timer)
+    timer.cpu_time = runner.ready.device == "cpu" and os.environ[VARIABLES[0]] == "1"
+    return runner
 
 
 if __name__ == "__main__":

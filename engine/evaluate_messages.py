@@ -73,12 +73,14 @@ class Sums(msgspec.Struct, kw_only=True):
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
     """The generated ids in the order of the submits, and how long all of it took. `errors`: by the
-    number of a submit, why it could not be run."""
+    number of a submit, why it could not be run. `cpu_time`: all seconds are of the processor's time
+    that the engine got, which is what a single thread takes on an idle machine."""
 
     texts: list[list[int]]
     seconds: float
     sums: Sums
     errors: dict[int, str] = {}
+    cpu_time: bool = False
 
 
 class Weighed(msgspec.Struct, frozen=True, tag=True):

@@ -171,6 +171,7 @@ class Findings:
     equal: dict[str, int] = field(default_factory=dict)
     batched: tuple[int, int] = (0, 0)
     repeats: list[float] = field(default_factory=list)
+    cpu_time: bool = False
     differences: list[Difference] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
 

@@ -30,10 +30,11 @@ from server.evaluate.findings import (
     known,
 )
 from server.evaluate.prompts import PromptsError
-from server.evaluate.tasks import Task
+from server.evaluate.tasks import Task, by_turns
 
 SHORTEST = 16  # tokens of a reply, however little time there is
 SLACK = 0.8  # of the time: guesses may be slower, and what is last must not be short
+NOISY = 1.2  # K = 0 against itself
 LONG = 64  # tokens of a reply from which on a slice is worth doubling
 MAX_DIFFERENCES = 5  # that are looked into
 PROMISING = 4  # contenders, by the slices so far, besides K = 0 and what is configured
@@ -43,14 +44,6 @@ CONFIGURED = Mode("auto")
 Clock = Callable[[], float]
 Say = Callable[[str], object]
 Decode = Callable[[Sequence[int]], str]
-
-
-def by_turns(tasks: Sequence[Task]) -> list[Task]:
-    """Kinds of text in turn, so that a few prompts are of all kinds."""
-    kinds: dict[str, list[Task]] = {}
-    for task in tasks:
-        kinds.setdefault(task.kind, []).append(task)
-    return [task for some in zip_longest(*kinds.values()) for task in some if task is not None]
 
 
 class Lab(Protocol):
@@ -127,8 +120,13 @@ class Evaluation:
         longest = max(task.submit.params.max_tokens for task in self._tasks)
         if min(limits) < longest:
             self._findings.notes.append(
-                f"replies were cut at {min(limits)} to {max(limits)} tokens, to look at every load"
+                f"replies were cut, down to {min(limits)} tokens, to look at every load"
                 " in the time given"
+            )
+        if any(not 1 / NOISY < ratio < NOISY for ratio in self._findings.repeats):
+            self._findings.notes.append(
+                "the machine was busy: K=0 was far from itself, so the figures are rough; run it"
+                " again when it is idle"
             )
         for task in self._tasks:
             self._findings.prompts.append(
@@ -184,6 +182,7 @@ class Evaluation:
         second = self._batch(tasks, Mode("off"), load)
         if first.seconds and second.seconds:
             self._findings.repeats.append(first.seconds / second.seconds)
+        self._findings.cpu_time |= second.cpu_time
         return msgspec.structs.replace(first, seconds=(first.seconds + second.seconds) / 2)
 
     def _tell(self, cell: Cell, progress: _Progress) -> None:
@@ -211,12 +210,13 @@ class Evaluation:
         """Tokens of a reply, so that every slice that is due still gets its share of the time. By
         the speed of a short plain run, which warms up, too."""
         tasks = [task.shortened(SHORTEST) for task in progress.next(cell.load)]
+        began = self._clock()
         ran = self._batch(tasks, Mode("off"), cell.load)
-        tokens = max(sum(map(len, ran.texts)), 1)
+        rate = max(sum(map(len, ran.texts)), 1) / max(self._clock() - began, 1e-9)
         due = sum(max(p.due - p.slices, 0) for p in self._cells.values())
         seconds = max(self._deadline - self._clock(), 0.0) / due
         runs = len(tasks) * (contenders + 1)
-        fitting = int(SLACK * seconds * (tokens / ran.seconds) / runs)
+        fitting = int(SLACK * seconds * rate / runs)
         longest = max(task.submit.params.max_tokens for task in progress.tasks)
         return min(max(SHORTEST, fitting), longest)
 

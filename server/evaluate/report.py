@@ -52,6 +52,7 @@ def as_json(report: Report) -> str:
         "texts": {"compared": findings.compared, "equal": findings.equal},
         "texts_by_load": {"compared": findings.batched[0], "equal": findings.batched[1]},
         "repeats": findings.repeats,
+        "cpu_time": findings.cpu_time,
         "differences": [asdict(difference) for difference in findings.differences],
         "cells": cells,
         "kinds": kinds,
@@ -131,9 +132,10 @@ def difference_line(d: Difference) -> str:
 
 def noise_line(findings: Findings) -> str:
     """How far apart two runs of the same thing were."""
+    clock = "Times are the processor's for the engine's one thread. " if findings.cpu_time else ""
     low, high = min(findings.repeats, default=1.0), max(findings.repeats, default=1.0)
     return (
-        f"K=0 against itself, in the same slices: {low:.2f}x to {high:.2f}x"
+        f"{clock}K=0 against itself, in the same slices: {low:.2f}x to {high:.2f}x"
         f" ({len(findings.repeats)} slices); smaller differences in one slice mean little"
     )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -80,6 +81,14 @@ class Task:
             if self.choice.finish is not None:
                 self.limit(self.choice.num_tokens)
                 return
+
+
+def by_turns(tasks: Sequence[Task]) -> list[Task]:
+    """Kinds of text in turn, so that a few prompts are of all kinds."""
+    kinds: dict[str, list[Task]] = {}
+    for task in tasks:
+        kinds.setdefault(task.kind, []).append(task)
+    return [task for some in zip_longest(*kinds.values()) for task in some if task is not None]
 
 
 class Recorder:
