@@ -154,8 +154,8 @@ async def load_chat(
     """The prompt that the chat template makes of a request."""
     ids = await _ids(services, request, ready, use)
     if use is None:
-        return Prompts([ids])
-    return Prompts([ids], shown_tokens=use.format.shown_tokens)
+        return Prompts([ids], ["messages"])
+    return Prompts([ids], ["messages"], shown_tokens=use.format.shown_tokens)
 
 
 async def prompt_ids(

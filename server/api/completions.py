@@ -112,8 +112,8 @@ async def _load(services: Services, request: CompletionRequest, ready: Ready) ->
         return await _load_between(services, request, ready)
     all_ids: list[list[int]] = []
     echoes: list[Echo] = []
-    for i, prompt in enumerate(request.prompt):
-        param = f"prompt[{i}]" if len(request.prompt) > 1 else "prompt"
+    params = _params(request)
+    for prompt, param in zip(request.prompt, params, strict=True):
         if isinstance(prompt, str):
             ids = await encode(services, prompt, ready=ready, param=param, add_special_tokens=True)
             text = prompt
@@ -126,25 +126,34 @@ async def _load(services: Services, request: CompletionRequest, ready: Ready) ->
                 )
         all_ids.append(ids)
         echoes.append(Echo(text, ids, request.logprobs))
-    return Prompts(all_ids, echoes if request.echo else None)
+    return Prompts(all_ids, params, echoes if request.echo else None)
 
 
 async def _load_between(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
     """Prompts that ask for the text between each prompt and the suffix. Both are plain text: code
-    that spells out a special token must not end the gap. Ids are taken as they are."""
+    that spells out a special token must not end the gap. Ids are taken as they are. When they are
+    too long together, the longer one is named."""
     fill_in = services.tokenizer.fill_in
     assert fill_in is not None, "the row of `suffix` refuses it"
     plain = partial(encode, services, ready=ready, add_special_tokens=False, plain=True)
     after = await plain(request.suffix, param="suffix")
     lead = services.tokenizer.encode("", add_special_tokens=True)
     all_ids: list[list[int]] = []
-    for i, prompt in enumerate(request.prompt):
-        param = f"prompt[{i}]" if len(request.prompt) > 1 else "prompt"
+    params = _params(request)
+    for i, (prompt, param) in enumerate(zip(request.prompt, params, strict=True)):
         if isinstance(prompt, str):
             before = await plain(prompt, param=param)
         else:
             check_prompt_ids(prompt, ready=ready, param=param)
             before = prompt
         all_ids.append([*lead, *fill_in.prompt(before, after)])
+        if len(after) > len(before):
+            params[i] = "suffix"
     ends = tuple(token for token in fill_in.ends if token < ready.vocab_size)
-    return Prompts(all_ids, ends=ends)
+    return Prompts(all_ids, params, ends=ends)
+
+
+def _params(request: CompletionRequest) -> list[str]:
+    """The path of each prompt."""
+    count = len(request.prompt)
+    return [f"prompt[{i}]" for i in range(count)] if count > 1 else ["prompt"]

@@ -13,6 +13,9 @@ from server.api.limits import MAX_MESSAGES, MAX_TOOLS
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
+REASONING_REFUSED = ("summary", "generate_summary", "context", "mode")
+NO_REASONING = "must be left out or null, since reasoning is not told apart from text"
+
 # Handed to the chat endpoint as they are, whatever it does with them.
 SHARED = frozenset({
     "model", "stream", "temperature", "top_p", "seed", "stop", "presence_penalty",
@@ -86,7 +89,8 @@ def _own(chat: dict[str, FieldRow]) -> tuple[FieldRow, ...]:
             chat["reasoning_effort"],
             "reasoning",
             'an object with "effort"',
-            "`effort` does what `reasoning_effort` does for chat; there are no summaries.",
+            "`effort` does what `reasoning_effort` does for chat. Each of"
+            f" {', '.join(f'`{name}`' for name in REASONING_REFUSED)} {NO_REASONING}.",
             {},
         ),
         _like(

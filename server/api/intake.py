@@ -54,10 +54,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids of every prompt, what a completion that echoes begins with, the special tokens that
-    leave text even where others leave none, and the grammar of tool calls, checked."""
+    """Token ids of every prompt, the field to name when one is too long, what a completion that
+    echoes begins with, the special tokens that leave text even where others leave none, and the
+    grammar of tool calls, checked."""
 
     ids: list[list[int]]
+    params: list[str]
     echoes: list[Echo] | None = None
     ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
     shown_tokens: frozenset[int] = frozenset()
@@ -91,8 +93,8 @@ async def begin(
         if (constraint := request.constraint) is not None:
             await services.grammars.check(constraint.grammar, param=constraint.param)
         prompts = await load(ready)
-        for ids in prompts.ids:
-            check_length(len(ids), request, ready)
+        for ids, param in zip(prompts.ids, prompts.params, strict=True):
+            check_length(len(ids), request, ready, param=param)
         prediction = await _prediction(services, request, ready)
         seed = request.seed if request.seed is not None else services.draw_seed()
         id = prefix + uuid.uuid4().hex

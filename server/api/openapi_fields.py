@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from engine.messages import PROPOSERS
 from server.api import limits
 from server.api.field_row import Endpoint
+from server.api.fields_responses import REASONING_REFUSED
 from server.api.openapi_terms import (
     ANY_OBJECT,
     BOOLEAN,
     COUNT,
+    NULL,
     NUMBER,
     TEXT,
     TOKEN_ID,
@@ -170,7 +172,7 @@ OWN: Mapping[Endpoint, Mapping[str, Schema]] = {
     "responses": {
         "input": any_of(TEXT, array(INPUT_ITEM, least=1, most=limits.MAX_MESSAGES)),
         "text": closed({}, format=or_null(TEXT_FORMAT), verbosity=or_null(TEXT)),
-        "reasoning": closed({}, effort=or_null(TEXT)),
+        "reasoning": closed({}, effort=or_null(TEXT), **dict.fromkeys(REASONING_REFUSED, NULL)),
         "include": array(enum("message.output_text.logprobs", "reasoning.encrypted_content")),
         "tools": array(
             closed({"type": enum("function"), "name": NAME}, **FUNCTION), most=limits.MAX_TOOLS

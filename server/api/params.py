@@ -75,10 +75,9 @@ def _bad_id(param: str, token: int, ready: Ready) -> ApiError:
     )
 
 
-def check_length(size: int, request: CommonRequest, ready: Ready) -> None:
+def check_length(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:
     """Only a `max_tokens` that the client named is held against it; a default is clipped. The words
-    are OpenAI's: litellm and langchain know a full context by them."""
-    param = "messages" if hasattr(request, "messages") else "prompt"
+    are OpenAI's: litellm and langchain know a full context by them. `param`: the field to name."""
     context = ready.max_model_len
     known = f"This model's maximum context length is {context} tokens, prompt and output together"
     if size == 0:

@@ -20,10 +20,11 @@ QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
 
 class Renames:
     """`paths`: from a path of the inner request to the outer one's; what lies below goes along,
-    the longest path that fits decides."""
+    the longest path that fits decides. `too_long`: paths that only a full context is told of."""
 
-    def __init__(self, paths: Mapping[str, str]) -> None:
+    def __init__(self, paths: Mapping[str, str], too_long: Mapping[str, str] | None = None) -> None:
         self._paths = sorted(paths.items(), key=lambda pair: -len(pair[0]))
+        self._too_long = too_long or {}
 
     def path(self, inner: str) -> str:
         for old, new in self._paths:
@@ -40,7 +41,10 @@ class Renames:
             if error.param is not None:
                 error.param = self.path(error.param)
             raise
-        except (ApiError, ContextLengthExceeded, ChatTemplateError) as error:
+        except ContextLengthExceeded as error:
+            full = Renames({**dict(self._paths), **self._too_long})
+            raise full._renamed(as_api_error(error)) from None
+        except (ApiError, ChatTemplateError) as error:
             raise self._renamed(as_api_error(error)) from None
 
     def _renamed(self, error: ApiError) -> ApiError:

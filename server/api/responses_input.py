@@ -23,6 +23,18 @@ class Conversation:
     paths: dict[str, str] = field(default_factory=lambda: {"messages": "input"})
     called: set[str] = field(default_factory=set)  # ids of the calls so far
 
+    @property
+    def is_mostly_instructions(self) -> bool:
+        """Whether these alone are longer than all else."""
+        if self.paths.get("messages[0]") != "instructions":
+            return False
+        length = len(self.messages[0]["content"])
+        for message in self.messages[1:]:
+            content = message.get("content", "")
+            parts = [content] if isinstance(content, str) else [part["text"] for part in content]
+            length -= sum(map(len, parts))
+        return length > 0
+
     def add(self, message: dict[str, Any], path: str, **parts: str) -> None:
         """`parts`: members of the message that are called something else at `path`."""
         inner = f"messages[{len(self.messages)}]"

@@ -15,7 +15,7 @@ from engine.messages import MAX_LOGPROBS
 from server.api.errors import ApiError, invalid
 from server.api.explain import check_names, explain, must_be, shown
 from server.api.fields import ROWS
-from server.api.fields_responses import ENCRYPTED, LOGPROBS
+from server.api.fields_responses import ENCRYPTED, LOGPROBS, NO_REASONING, REASONING_REFUSED
 from server.api.limits import MAX_TOOLS
 from server.api.renames import Renames
 from server.api.responses_input import conversation
@@ -38,6 +38,18 @@ class Reasoning(Part):
     """What asks for a summary or for a way of thinking is refused, not left undone."""
 
     effort: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_more(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name in REASONING_REFUSED:
+            if value.get(name) is not None:
+                path = f"reasoning.{name}"
+                said = f"`{path}` is not supported by this server: it {NO_REASONING}"
+                raise ApiError(400, said, param=path, code="unsupported_field")
+        return {name: value[name] for name in value if name not in REASONING_REFUSED}
 
 
 class StreamOptions(Part):
@@ -92,7 +104,8 @@ def translate(data: dict[str, Any]) -> Translated:
         raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
     told = conversation(asked.input, asked.instructions)
     tools, paths = _tools(asked.tools)
-    renames = Renames({**PATHS, **paths, **told.paths})
+    longest = {"messages": "instructions"} if told.is_mostly_instructions else {}
+    renames = Renames({**PATHS, **paths, **told.paths}, too_long=longest)
     inner = {**shared, "messages": told.messages, **_limits(asked), **_text(asked), **tools}
     if asked.tool_choice is not None:
         inner["tool_choice"] = _tool_choice(asked.tool_choice)

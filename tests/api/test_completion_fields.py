@@ -138,9 +138,10 @@ def test_suffix_asks_for_what_is_between(served: Served, sdk: OpenAI) -> None:
     with pytest.raises(BadRequestError) as refused:
         sdk.completions.create(model=MODEL, prompt="a", suffix="z", echo=True)
     assert refused.value.param == "echo"
-    with pytest.raises(BadRequestError) as long:
-        sdk.completions.create(model=MODEL, prompt="a", suffix="z" * 512)
-    assert long.value.code == "context_length_exceeded"
+    for prompt, size, param in (("a", 512, "suffix"), ("a" * 300, 250, "prompt")):
+        with pytest.raises(BadRequestError) as long:
+            sdk.completions.create(model=MODEL, prompt=prompt, suffix="z" * size)
+        assert (long.value.code, long.value.param) == ("context_length_exceeded", param)
 
 
 def test_a_model_that_cannot_fill_in_says_so() -> None:

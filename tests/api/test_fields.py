@@ -130,7 +130,7 @@ GOOD_RESPONSES: dict[str, Any] = {
     "stream_options": {"include_obfuscation": False},
     "truncation": "disabled",
     "text": {"format": {"type": "text"}},
-    "reasoning": {"effort": "low"},
+    "reasoning": {"effort": "low", "summary": None},
     "tools": FLAT,
     "store": True,
     **LOGPROBS,
