@@ -22,7 +22,7 @@ from llguidance import LLTokenizer
 
 from engine.errors import ModelError
 from engine.grammar_children import Children, die_with_parent
-from engine.messages import Grammar
+from engine.messages import CheckOutcome, Grammar
 from engine.sampling.grammar_probe import probe
 from engine.sampling.grammar_source import GrammarRefused, compile_grammar
 from engine.sampling.vocabulary import load_vocabulary
@@ -47,11 +47,11 @@ def main() -> int:
             args.path, revision=args.revision, trust_remote_code=args.trust_remote_code
         )
     except ModelError as error:
-        _write(answers, 0, str(error), True)
+        _write(answers, 0, str(error), "refused")
         return 0
     gc.collect()
     gc.freeze()  # so that children share these pages
-    _write(answers, 0, "", True)
+    _write(answers, 0, "", "accepted")
     _serve(vocabulary, answers, args.seconds)
     return 0
 
@@ -62,7 +62,7 @@ def _serve(vocabulary: LLTokenizer, answers: int, seconds: float) -> None:
     selector.register(0, selectors.EVENT_READ)
     children = Children(
         lambda grammar: verdict(grammar, vocabulary),
-        lambda id, sentence, final: _write(answers, id, sentence, final),
+        lambda id, sentence, outcome: _write(answers, id, sentence, outcome),
         seconds=seconds,
         selector=selector,
     )
@@ -112,8 +112,8 @@ def _take(received: bytearray) -> tuple[int, Grammar] | None:
     return msgspec.msgpack.decode(data, type=tuple[int, Grammar])
 
 
-def _write(answers: int, id: int, sentence: str, final: bool) -> None:
-    data = msgspec.msgpack.encode((id, sentence, final))
+def _write(answers: int, id: int, sentence: str, outcome: CheckOutcome) -> None:
+    data = msgspec.msgpack.encode((id, sentence, outcome))
     data = struct.pack("<I", len(data)) + data
     while data:
         data = data[os.write(answers, data) :]

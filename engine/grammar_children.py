@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.messages import Grammar
+from engine.messages import CheckOutcome, Grammar
 
 PLACES = 8
 YOUNG_SECONDS = 0.1  # on the clock; most grammars are compiled by then
@@ -34,7 +34,7 @@ MAX_FILES = 256  # more than this process ever has open
 BUSY = "too many grammars are being compiled; try again"
 _PR_SET_PDEATHSIG = 1
 
-Tell = Callable[[int, str, bool], None]  # id, "" or a sentence, whether it is the last word
+Tell = Callable[[int, str, CheckOutcome], None]  # id, "" or a sentence
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Children:
             elif now - child.started > YOUNG_SECONDS and self._num_alive > 1:
                 self._demote(child)
         while self._waiting and self._waiting[0][0] <= late:
-            self._tell(self._waiting.popleft()[1], BUSY, False)
+            self._tell(self._waiting.popleft()[1], BUSY, "busy")
         while self._waiting and (self._num_alive < PLACES or self._make_room(now)):
             self._start(*self._waiting.popleft())
         return LOOK_SECONDS if self._running or self._waiting else None
@@ -98,12 +98,13 @@ class Children:
         if child.is_over:
             pass
         elif child.said:
-            self._tell(child.id, child.said.decode("utf-8").removeprefix("="), True)
+            sentence = child.said.decode("utf-8").removeprefix("=")
+            self._tell(child.id, sentence, "refused" if sentence else "accepted")
         elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             sentence = f"it took longer than {self._seconds:g} s of computing to compile"
-            self._tell(child.id, sentence, True)
+            self._tell(child.id, sentence, "too_slow")
         else:
-            self._tell(child.id, "it is too complex to compile", True)
+            self._tell(child.id, "it is too complex to compile", "refused")
 
     def _start(self, asked: float, id: int, grammar: Grammar) -> None:
         receive, send = os.pipe()
@@ -112,7 +113,7 @@ class Children:
         except OSError:
             os.close(receive)
             os.close(send)
-            self._tell(id, BUSY, False)
+            self._tell(id, BUSY, "busy")
             return
         if not pid:
             self._be_child(send, grammar)
@@ -150,7 +151,7 @@ class Children:
         """Its end is read like any other: what is large and nice takes a while to die."""
         child.is_over = True
         os.kill(child.pid, signal.SIGKILL)
-        self._tell(child.id, BUSY, False)
+        self._tell(child.id, BUSY, "busy")
 
     def _demote(self, child: _Child) -> None:
         if not child.is_nice:

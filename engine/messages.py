@@ -24,6 +24,11 @@ Reason = Literal["pays", "off", "probe", "baseline", "neighbour", "fixed"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
+# What became of compiling a grammar ahead of its request. `too_slow`: it took more CPU time than is
+# allowed; `busy`: there was no time for it, which says nothing about it.
+CheckOutcome = Literal["accepted", "refused", "too_slow", "busy"]
+
+
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What the generated text must be a sentence of, from the first generated token to the last.
 

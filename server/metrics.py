@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from engine.messages import Estimates, Mode, StepMetrics
+from engine.messages import CheckOutcome, Estimates, Mode, StepMetrics
 from server.engine_client import EngineState
 from server.kept import Kept
 from server.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
@@ -113,6 +113,11 @@ class Metrics:
     def count_rejection(self, reason: Rejection) -> None:
         """One request was refused before it reached the engine."""
         self._counters["rejected_requests_total"].labels(reason).inc()
+
+    def observe_grammar(self, outcome: CheckOutcome, seconds: float) -> None:
+        """A grammar was compiled ahead of its request, or there was no time for it."""
+        self._add("grammar_checks_total", 1, outcome)
+        self._histograms["grammar_check_seconds"].observe(seconds)
 
     def set_engine_state(self, state: EngineState) -> None:
         """The engine's state changed; `starting` after `lost` is a restart."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from engine.messages import PROPOSERS, Mode, Reason
+from engine.messages import PROPOSERS, CheckOutcome, Mode, Reason
 from server.engine_client import EngineState
 
 Finish = Literal["stop", "length", "abort", "error"]
@@ -78,6 +78,20 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "requests that never reached the engine, by reason",
         {"reason": get_args(Rejection)},
+    ),
+    Metric(
+        "grammar_checks_total",
+        "counter",
+        "grammars of requests that were compiled ahead of the engine, by what came of it: honoured"
+        " or `refused`, or more CPU time than is allowed (`too_slow`), or no time for it (`busy`)."
+        " One that was compiled before is remembered and not counted",
+        {"outcome": get_args(CheckOutcome)},
+    ),
+    Metric(
+        "grammar_check_seconds",
+        "histogram",
+        "time of each of those, the wait for its turn included",
+        buckets=LATENCY,
     ),
     Metric("requests_running", "gauge", "sequences in the batch"),
     Metric("requests_waiting", "gauge", "sequences queued in the engine"),

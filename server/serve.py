@@ -98,7 +98,7 @@ class Service:
         return self._outcome()
 
     async def _serve_http(self, tokenizer: Tokenizer, over: asyncio.Task[None]) -> None:
-        grammars = grammar_checker(self._config)
+        grammars = grammar_checker(self._config, self._metrics.observe_grammar)
         grammars.start()  # ahead of the first request that needs it
         app = create_app(
             self._config,

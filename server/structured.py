@@ -18,14 +18,15 @@ import os
 import signal
 import struct
 import sys
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from engine.config import EngineConfig, model_folder
-from engine.messages import Grammar
+from engine.messages import CheckOutcome, Grammar
 from server.api.errors import ApiError, invalid
 from server.config import Config
 
@@ -37,8 +38,10 @@ WAIT_SECONDS = 0.5  # for a lost one to be replaced
 PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child says so itself by then, ...
 SLACK_SECONDS = 2.0  # ... or is given up after this much more
 RETRY_SECONDS = 1.0
+BUSY: tuple[str, CheckOutcome] = ("too many grammars are being compiled; try again", "busy")
 # Threads do not survive a fork, and the child forks.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compiled, and its seconds
 CHECK_COMMAND = (sys.executable, "-m", "engine.grammar_check")
 
 
@@ -59,13 +62,18 @@ def check_command(config: EngineConfig, seconds: float) -> list[str]:
     return [*command, "--trust-remote-code"] if target.trust_remote_code else command
 
 
-def grammar_checker(config: Config) -> GrammarChecker:
+def _unobserved(outcome: CheckOutcome, seconds: float) -> None:
+    pass
+
+
+def grammar_checker(config: Config, observe: Observe = _unobserved) -> GrammarChecker:
     """The configured one, not yet started."""
     seconds = config.server.grammar_seconds
     return GrammarChecker(
         check_command(config.engine, seconds),
         seconds=seconds,
         max_bytes=config.server.max_grammar_bytes,
+        observe=observe,
     )
 
 
@@ -75,10 +83,18 @@ class GrammarChecker:
     `seconds`: the CPU time of one compilation; `max_bytes`: the longest source.
     """
 
-    def __init__(self, command: Sequence[str], *, seconds: float, max_bytes: int) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        seconds: float,
+        max_bytes: int,
+        observe: Observe = _unobserved,
+    ) -> None:
         self._command = command
         self._seconds = seconds
         self._max_bytes = max_bytes
+        self._observe = observe
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
         self._asking: dict[Grammar, asyncio.Task[str]] = {}
         self._keeping: asyncio.Task[None] | None = None
@@ -123,28 +139,32 @@ class GrammarChecker:
             task.exception()  # seen, so that asyncio does not log it
 
     async def _ask(self, grammar: Grammar) -> str:
-        """ "" or why not. Only last words are remembered: that there was no time for a grammar says
-        nothing about it."""
+        """ "" or why not. What there was no time for is not remembered."""
+        began = time.monotonic()
+        sentence, outcome = await self._compile(grammar)
+        self._observe(outcome, time.monotonic() - began)
+        if outcome == "busy":
+            raise ApiError(429, sentence, code="queue_full")
+        self._verdicts[grammar] = sentence
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        return sentence
+
+    async def _compile(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
         try:
             async with asyncio.timeout(WAIT_SECONDS if self._served else START_SECONDS):
                 await self._known.wait()
         except TimeoutError:
-            raise _busy() from None
+            return BUSY
         if self._unusable is not None:
             raise ApiError(400, self._unusable, code="unsupported_field")
         child = self._child
         try:
             async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):
-                sentence, final = await child.ask(grammar)
+                return await child.ask(grammar)
         except (TimeoutError, OSError):
             await child.kill()
-            raise _busy() from None
-        if not final:
-            raise _busy()
-        self._verdicts[grammar] = sentence
-        if len(self._verdicts) > MAX_VERDICTS:
-            self._verdicts.popitem(last=False)
-        return sentence
+            return BUSY
 
     async def _keep(self) -> None:
         """A child, and another when it is lost, until it is known that none can work."""
@@ -168,16 +188,12 @@ class GrammarChecker:
                 await child.kill()
 
 
-def _busy() -> ApiError:
-    return ApiError(429, "too many grammars are being compiled; try again", code="queue_full")
-
-
 class _Child:
     """The child process; answers come in any order."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
-        self._asked: dict[int, asyncio.Future[tuple[str, bool]]] = {}
+        self._asked: dict[int, asyncio.Future[tuple[str, CheckOutcome]]] = {}
         self._ids = itertools.count(1)
 
     async def start(self, command: Sequence[str]) -> str:
@@ -194,9 +210,9 @@ class _Child:
         """Hand out the answers; returns when there will be no more."""
         try:
             while True:
-                id, sentence, final = await self._answer()
+                id, sentence, outcome = await self._answer()
                 if (asked := self._asked.pop(id, None)) and not asked.done():
-                    asked.set_result((sentence, final))
+                    asked.set_result((sentence, outcome))
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
@@ -205,24 +221,26 @@ class _Child:
                     asked.set_exception(ConnectionResetError("the grammar compiler was lost"))
             self._asked.clear()
 
-    async def ask(self, grammar: Grammar) -> tuple[str, bool]:
-        """The sentence, and whether it is the last word. Raises OSError when it is lost."""
+    async def ask(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
+        """The sentence, "" for accepted. Raises OSError when it is lost."""
         assert self._process is not None
         assert self._process.stdin is not None
         id = next(self._ids)
-        answer: asyncio.Future[tuple[str, bool]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[str, CheckOutcome]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._asked[id] = answer
         data = msgspec.msgpack.encode((id, grammar))
         self._process.stdin.write(struct.pack("<I", len(data)) + data)
         await self._process.stdin.drain()
         return await answer
 
-    async def _answer(self) -> tuple[int, str, bool]:
+    async def _answer(self) -> tuple[int, str, CheckOutcome]:
         assert self._process is not None
         assert self._process.stdout is not None
         head = await self._process.stdout.readexactly(4)
         data = await self._process.stdout.readexactly(struct.unpack("<I", head)[0])
-        return msgspec.msgpack.decode(data, type=tuple[int, str, bool])
+        return msgspec.msgpack.decode(data, type=tuple[int, str, CheckOutcome])
 
     async def kill(self) -> None:
         """And reap; its own children die with it."""

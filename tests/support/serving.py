@@ -63,8 +63,8 @@ def serve(
         await grammars.close()
 
     config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
-    grammars = grammar_checker(config)  # its children start with the first grammar
     metrics = Metrics()
+    grammars = grammar_checker(config, metrics.observe_grammar)  # starts with the first grammar
     app = create_app(
         config,
         tokenizer=tokenizer if tokenizer is not None else ByteTokenizer(),

@@ -140,6 +140,18 @@ def test_rejections_by_reason() -> None:
     assert changes(before, samples(metrics)) == {"rejected_requests_total{queue_full}": 1}
 
 
+def test_grammars_by_outcome() -> None:
+    """Law: a check is counted under its outcome, and its seconds once."""
+    metrics = Metrics()
+    before = samples(metrics)
+    metrics.observe_grammar("too_slow", 2.0)
+    added = changes(before, samples(metrics))
+    assert added.pop("grammar_checks_total{too_slow}") == 1
+    assert added.pop("grammar_check_seconds_sum") == 2.0
+    assert added.pop("grammar_check_seconds_count") == 1
+    assert {name.partition("{")[0] for name in added} == {"grammar_check_seconds_bucket"}
+
+
 def test_engine_state_is_one_hot_and_restarts_count() -> None:
     """Law: one state is 1; only `starting` after `lost` is a restart; lost means nothing runs."""
     metrics = Metrics()
@@ -162,6 +174,7 @@ def test_series_are_fixed() -> None:
     metrics.observe_step(STEP)
     metrics.set_engine_state("failed")
     metrics.count_rejection("invalid")
+    metrics.observe_grammar("busy", 0.1)
     metrics.observe_request(RequestTimes("error", 1, None, 0.1))
     assert samples(metrics).keys() == before.keys()
     assert samples(other)["steps_total"] == 0

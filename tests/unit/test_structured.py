@@ -26,7 +26,7 @@ CHILD = """
         sys.stdout.buffer.write(struct.pack("<I", len(data)) + data)
         sys.stdout.buffer.flush()
 
-    say(0, "", True)
+    say(0, "", "accepted")
     while head := sys.stdin.buffer.read(4):
         data = sys.stdin.buffer.read(struct.unpack("<I", head)[0])
         id, grammar = msgspec.msgpack.decode(data, type=tuple[int, Grammar])
@@ -36,16 +36,22 @@ CHILD = """
             case "die":
                 os._exit(9)
             case "busy":
-                say(id, "no time", False)
+                say(id, "no time", "busy")
             case "bad":
-                say(id, "it is bad", True)
+                say(id, "it is bad", "refused")
+            case "slow":
+                say(id, "it is slow", "too_slow")
             case source if source != "hang":
-                say(id, "", True)
+                say(id, "", "accepted")
 """
 
 
 def run(
-    folder: Path, work: Callable[[GrammarChecker], Awaitable[None]], *, child: str = CHILD
+    folder: Path,
+    work: Callable[[GrammarChecker], Awaitable[None]],
+    *,
+    child: str = CHILD,
+    observe: Callable[[str, float], None] = lambda outcome, seconds: None,
 ) -> list[str]:
     """Do `work` with a checker over scripted children; answers the sources that they saw."""
     script, seen = folder / "child.py", folder / "seen"
@@ -54,7 +60,7 @@ def run(
 
     async def main() -> None:
         command = [sys.executable, str(script), str(seen)]
-        checker = GrammarChecker(command, seconds=0.3, max_bytes=100)
+        checker = GrammarChecker(command, seconds=0.3, max_bytes=100, observe=observe)
         try:
             await work(checker)
         finally:
@@ -83,6 +89,22 @@ def test_a_verdict_is_asked_for_once(tmp_path: Path) -> None:
             assert error.message == "`the.field` cannot be honoured: it is bad"
 
     assert run(tmp_path, work) == ["good", "bad"]
+
+
+def test_checks_are_observed_by_outcome(tmp_path: Path) -> None:
+    """Law: each compilation once, whatever came of it; not what is remembered or too long. A child
+    that is lost had no time."""
+    seen: list[tuple[str, float]] = []
+
+    async def work(checker: GrammarChecker) -> None:
+        good = Grammar("regex", "good")
+        await asyncio.gather(*(checker.check(good, param="p") for _ in range(3)))
+        for source in ("bad", "bad", "slow", "busy", "x" * 101, "die"):
+            await refusal(checker, source)
+
+    run(tmp_path, work, observe=lambda outcome, seconds: seen.append((outcome, seconds)))
+    assert [outcome for outcome, _ in seen] == ["accepted", "refused", "too_slow", "busy", "busy"]
+    assert all(seconds >= 0 for _, seconds in seen)
 
 
 def test_what_there_was_no_time_for_is_no_fault_of_its_own(tmp_path: Path) -> None:
@@ -142,7 +164,7 @@ def test_a_long_source_never_reaches_a_child(tmp_path: Path) -> None:
 
 def test_a_model_whose_tokenizer_cannot_be_read_has_no_grammars(tmp_path: Path) -> None:
     """Bug: the first request waited for a child until its patience ended, a minute."""
-    child = CHILD.replace('say(0, "", True)', 'say(0, "no tokenizer", True)')
+    child = CHILD.replace('say(0, "", "accepted")', 'say(0, "no tokenizer", "refused")')
 
     async def work(checker: GrammarChecker) -> None:
         async with asyncio.timeout(30):
@@ -195,12 +217,18 @@ async def answer(checker: GrammarChecker, grammar: Grammar) -> ApiError | None:
 
 
 def test_bombs_get_an_answer_and_leave_no_trace() -> None:
-    """The real child, the built-in tokenizer: every bomb is refused, and then a schema that is none
-    is honoured."""
+    """The real child, the built-in tokenizer: every bomb is refused, some for their time, and then a
+    schema that is none is honoured."""
+    outcomes: set[str] = set()
 
     async def main() -> None:
         command = check_command(EngineConfig(), 0.5)
-        checker = GrammarChecker(command, seconds=0.5, max_bytes=2**20)
+        checker = GrammarChecker(
+            command,
+            seconds=0.5,
+            max_bytes=2**20,
+            observe=lambda outcome, _: outcomes.add(outcome),
+        )
         checker.start()
         try:
             for name, grammar in BOMBS.items():
@@ -212,6 +240,7 @@ def test_bombs_get_an_answer_and_leave_no_trace() -> None:
             await checker.close()
 
     asyncio.run(main())
+    assert outcomes >= {"accepted", "refused", "too_slow"}
 
 
 def test_many_bombs_at_once_hold_up_nobody() -> None:
