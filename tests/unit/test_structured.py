@@ -217,8 +217,8 @@ async def answer(checker: GrammarChecker, grammar: Grammar) -> ApiError | None:
 
 
 def test_bombs_get_an_answer_and_leave_no_trace() -> None:
-    """The real child, the built-in tokenizer: every bomb is refused, some for their time, and then a
-    schema that is none is honoured."""
+    """The real child, the built-in tokenizer: every bomb is refused, some for the time they take,
+    and then a schema that is none is honoured."""
     outcomes: set[str] = set()
 
     async def main() -> None:
