@@ -98,6 +98,7 @@ class Choice:
         self.finish: Finish | None = None
         self.num_tokens = self.cached_tokens = self.proposed = self.accepted = self.rounds = 0
         self.predicted = self.mispredicted = 0  # see generation.Usage
+        self._predicted = 0  # guessed from the prediction
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
@@ -136,6 +137,7 @@ class Choice:
         before = self.num_tokens
         text = self._begin(output) + self._take(output)
         tokens = output.tokens[: self.num_tokens - before]
+        self._count_guesses(output, len(tokens))
         self._count_predicted(output, len(tokens))
         if output.logprobs is not None:
             self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
@@ -166,8 +168,17 @@ class Choice:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.cached_tokens = output.cached_tokens or self.cached_tokens
-        self.proposed, self.accepted = output.proposed, output.accepted
-        self.rounds = output.rounds
+
+    def _count_guesses(self, output: Output, taken: int) -> None:
+        """Up to the step in which the last of the `taken` tokens was drawn: how far the engine gets
+        before it hears of a stop string depends on time."""
+        for step in self.stream.steps or (output,):
+            self.rounds, self.proposed = step.rounds, step.proposed
+            self.accepted += min(step.accepted - self.accepted, taken)  # they are its first tokens
+            self._predicted = step.predicted
+            taken -= len(step.tokens)
+            if self._hit and taken <= 0:
+                return
 
     def _count_predicted(self, output: Output, taken: int) -> None:
         """Of the tokens that arrived, the first `taken` are in the completion."""
@@ -175,7 +186,7 @@ class Choice:
             if source == PREDICTION:
                 self.predicted += min(count, taken)
             taken = max(taken - count, 0)
-        self.mispredicted = output.predicted - self.predicted
+        self.mispredicted = self._predicted - self.predicted
 
     def _begin(self, output: Output) -> str:
         """The echoed prompt, once, with its logprobs when the first Output brings them."""

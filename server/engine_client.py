@@ -72,10 +72,13 @@ class EngineHandle(Protocol):
 
 class Stream:
     """One request's mailbox. Outputs that arrive while nobody reads are merged into one: tokens,
-    logprobs and sources are appended, counters replaced, `finish` kept. One reader at a time."""
+    logprobs and sources are appended, counters replaced, `finish` kept. One reader at a time.
+    `steps`: what the last `next` merged, for whoever wants counters of a step in between."""
 
     def __init__(self, id: str) -> None:
         self.id = id
+        self.steps: list[Output] = []
+        self._arrived: list[Output] = []
         self._latest = Output(id=id)  # merged, but for the three lists below
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None
@@ -105,6 +108,7 @@ class Stream:
     def put(self, output: Output) -> None:
         """Merge one Output in. Refuses anything after the terminal event."""
         assert not self._ended, f"stream {self.id} got an output after its end"
+        self._arrived.append(output)
         self._tokens.extend(output.tokens)
         if output.logprobs is not None:
             self._logprobs = self._logprobs if self._logprobs is not None else []
@@ -148,6 +152,7 @@ class Stream:
         output = msgspec.structs.replace(
             self._latest, tokens=self._tokens, logprobs=self._logprobs, sources=self._sources
         )
+        self.steps, self._arrived = self._arrived, []
         self._sources = None
         self._tokens = []
         self._logprobs = None

@@ -12,6 +12,7 @@ from server.provenance import Origin
 def usage_body(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage, and how speculation went: draft tokens proposed and accepted, and the number
     of sampling steps (rounds) that all completion tokens took; who was allowed to guess how much.
+    Steps after the one that completed a stop string are not counted.
 
     Accepted prediction tokens are completion tokens that were guessed from the prediction; rejected
     ones were guessed from it and are not in the completion, nor in `completion_tokens`."""

@@ -228,6 +228,35 @@ def test_usage_counts_a_prompt_once_and_choices_each() -> None:
     assert (usage.proposed, usage.accepted, usage.rounds) == (24, 24, 12)
 
 
+@pytest.mark.parametrize("steps_ahead", [1, 2, 9])
+def test_guesses_after_a_stop_string_are_not_counted(steps_ahead: int) -> None:
+    """Law: the counts end with the step in which the stop string was complete, however far the
+    engine got before it heard of it; of that step's guesses, those in the completion are kept."""
+    client = fake(listed_script(list(b"abcdefghijkl"), then=EOS), tokens_per_step=3)
+    gate = client._gate = asyncio.Semaphore(0)
+    call = generation(
+        client, stop=("d",), params={"max_tokens": 12, "prediction": tuple(b"abcdefghijkl")}
+    )
+
+    async def main() -> str:
+        task = asyncio.create_task(collect(call))
+        while not task.done():
+            for _ in range(steps_ahead):
+                gate.release()
+            before = client.steps
+            while not task.done() and client.inflight and client.steps < before + steps_ahead:
+                await asyncio.sleep(0)
+            for _ in range(9):
+                await asyncio.sleep(0)
+        return text_of(await task)
+
+    assert run(main) == "abc"
+    usage = call.usage
+    assert (usage.completion_tokens, usage.rounds) == (4, 2)
+    assert (usage.proposed, usage.accepted) == (4, 3)
+    assert (usage.predicted, usage.mispredicted) == (3, 1)
+
+
 def test_leaving_the_iterator_aborts_what_is_open() -> None:
     """`aclose` in the middle: all choices aborted, none twice."""
     client = fake()
