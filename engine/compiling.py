@@ -58,8 +58,13 @@ class Compiling:
         return ready, ends
 
     def abort(self, ids: Iterable[str]) -> list[Sequence]:
-        """Let go of these; what compiles for them goes on unheard."""
-        return [self._held.pop(id).seq for id in ids if id in self._held]
+        """Let go of these, and of what was to be compiled for nobody else."""
+        gone = [self._held.pop(id) for id in ids if id in self._held]
+        wanted = {id(held.compiled) for held in self._held.values()}
+        for held in gone:
+            if id(held.compiled) not in wanted:
+                self._compiler.cancel(held.compiled)
+        return [held.seq for held in gone]
 
     def wait(self) -> None:
         """Until something may have changed, but not for long."""

@@ -74,6 +74,15 @@ class GrammarCompiler:
             self._compiled.popitem(last=False)
         return future
 
+    def cancel(self, compiled: Future[Compiled]) -> None:
+        """Nobody waits for it any more. What has begun goes on, for the next request."""
+        if compiled.cancel():
+            self._compiled = OrderedDict(
+                (grammar, future)
+                for grammar, future in self._compiled.items()
+                if future is not compiled
+            )
+
     def _submit(self, grammar: Grammar) -> Future[Compiled]:
         if self._thread is not None:
             return self._thread.submit(self._work, grammar)
