@@ -113,10 +113,11 @@ class CompiledDecoder:
         steps: int,
         scales: Sequence[float],
         noise: Tensor | None,
-    ) -> list[list[int]]:
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """`steps` tokens for each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape == (len(starts), self._vocab)
         tokens = np.empty((len(starts), steps), dtype=np.int64)
+        leads = np.empty((len(starts), steps), dtype=np.float32)
         positions = np.array([start.position for start in starts], dtype=np.int64)
         assert positions.max() + steps <= len(self._angles[0])
         given = np.empty((0, 0), np.float32) if noise is None else noise.numpy()
@@ -126,9 +127,9 @@ class CompiledDecoder:
             np.array(logits.numpy(), order="C"), positions, tables, plane.block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values,
             np.array(scales, dtype=np.float32), np.ascontiguousarray(given), tokens,
+            leads,
         )  # fmt: skip
-        found: list[list[int]] = tokens.tolist()
-        return found
+        return tokens.tolist(), leads.tolist()
 
     def warm(self, plane: KVPlane) -> None:
         """Compile, or read the kept code, before anybody waits. Writes to the first block."""

@@ -270,25 +270,30 @@ def _gate(wide: Any, inner: Any, out: Any) -> None:
 def chain(
     logits: Any, starts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
     shape: Any, numbers: Any, keys: Any, values: Any, scales: Any, noise: Any, out: Any,
+    leads: Any,
 ) -> None:  # fmt: skip
     """`out` `[sequences, steps]`: tokens, each the likeliest under `logits * scale + noise`, the
-    next step's logits being those after it; -1 where nothing is finite. `logits` `[sequences,
-    vocab]` are written over; `starts`: positions of the first tokens; `noise` `[sequences * steps,
-    vocab]`, or empty: without noise and scale. The last token is not run."""
+    next step's logits being those after it; -1 where nothing is finite. `leads`, of the same shape:
+    how far its score lies above the next. `logits` `[sequences, vocab]` are written over; `starts`:
+    positions of the first tokens; `noise` `[sequences * steps, vocab]`, or empty: without noise and
+    scale. The last token is not run."""
     count, steps = out.shape
     vocab = logits.shape[1]
     facts = np.ones((count, 3), np.int64)
     wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
     for step in range(steps):
         for i in range(count):
-            best, token = np.float32(-np.inf), -1
+            best, second, token = np.float32(-np.inf), np.float32(-np.inf), -1
             for v in range(vocab):
                 x = logits[i, v]
                 if len(noise):
                     x = x * scales[i] + noise[i * steps + step, v]
-                if x > best:
-                    best, token = x, v
+                if x > second:
+                    second = x
+                    if x > best:
+                        best, second, token = x, best, v
             out[i, step] = token if np.isfinite(best) else -1
+            leads[i, step] = best - second
             facts[i, 0], facts[i, 1] = i, starts[i] + step
         if step + 1 < steps:
             forward(

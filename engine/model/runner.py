@@ -52,6 +52,11 @@ class ModelRunner:
             self._compiled.warm(self._plane)
         self._synchronize = model.device.type == "cuda"
 
+    @property
+    def chains(self) -> bool:
+        """Whether `chain` can do a whole proposal in one call."""
+        return self._compiled is not None
+
     def forward(self, segments: Sequence[Segment]) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
         `start + len(tokens)`, and everything before `start` must have been computed."""
@@ -79,10 +84,11 @@ class ModelRunner:
         steps: int,
         scales: Sequence[float],
         noise: Tensor | None,
-    ) -> list[list[int]] | None:
+    ) -> tuple[list[list[int]], list[list[float]]] | None:
         """`steps` tokens for each sequence in one call: the likeliest under `logits * scale +
-        noise`, the logits of the next step being those after it; -1 where nothing is finite. The
-        keys and values of all but the last are in the cache afterwards. None if this model cannot.
+        noise`, the logits of the next step being those after it; -1 where nothing is finite. And
+        how far each one's score lies above the next. The keys and values of all but the last are in
+        the cache afterwards. None if this model cannot.
 
         `logits` `[sequences, vocab]` follow each sequence's last token; `noise` `[sequences *
         steps, vocab]`, or None for neither noise nor scale.
@@ -90,8 +96,8 @@ class ModelRunner:
         if self._compiled is None or len(starts) > MOST_ROWS:
             return None
         started = self._clock()
-        tokens = self._compiled.chain(
+        found = self._compiled.chain(
             logits, starts, self._plane, steps=steps, scales=scales, noise=noise
         )
         self.seconds = self._clock() - started
-        return tokens
+        return found

@@ -16,6 +16,7 @@ from engine.messages import TokenLogprobs
 from engine.sampling.logits import RowContext
 from engine.sampling.noise import Key, KeyedNoise
 
+MOST_SURE = 99.0  # the largest lead that is told
 NOT_FINITE = -1  # in place of a token: nothing can be drawn from that row
 _ELEMENTS_AT_ONCE = 2**24  # of logits ranked at once, to bound the memory
 
@@ -34,6 +35,19 @@ class Sampler:
         if any(keys):
             log_probs = log_probs + self._for(log_probs).rows(keys)
         return _argmax(log_probs)
+
+    def guess(self, log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[list[int], list[float]]:
+        """As `sample`, and how far each token's score lies above the next: a draw with the same
+        noise from another model's distribution is the likelier to agree, the larger that is."""
+        keys = [_key(context) for context in contexts]
+        return self.judge(log_probs, keys)
+
+    def judge(self, scores: Tensor, keys: Seq[Key | None]) -> tuple[list[int], list[float]]:
+        """`guess`, by the keys of the rows' noise (None: without)."""
+        if any(keys):
+            scores = scores + self._for(scores).rows(keys)
+        tokens: list[int] = _argmax(scores).tolist()
+        return tokens, _leads(scores, tokens)
 
     def prefetch(self, log_probs: Tensor, keys: Seq[Key]) -> None:
         """Compute the noise of these (seed, position) pairs in one go, for rows that are as wide
@@ -60,6 +74,26 @@ def _argmax(scores: Tensor) -> Tensor:
         return torch.from_numpy(np.where(np.isfinite(best), tokens, NOT_FINITE))
     largest, ids = scores.max(dim=1)
     return ids.masked_fill_(~largest.isfinite(), NOT_FINITE)
+
+
+def _leads(scores: Tensor, tokens: list[int]) -> list[float]:
+    """[rows] each row's largest score less its second largest, at most MOST_SURE; 0 where there is
+    nothing to compare. `tokens` are where the largest stand."""
+    if scores.shape[1] < 2:
+        return [0.0] * len(scores)
+    if scores.device.type == "cpu":
+        table, rows = scores.numpy(), np.arange(len(scores))
+        best = table[rows, tokens]
+        table[rows, tokens] = -np.inf
+        second = table.max(axis=1)
+        table[rows, tokens] = best
+        with np.errstate(invalid="ignore"):
+            leads = np.nan_to_num(best - second, nan=0.0, posinf=MOST_SURE)
+        return np.clip(leads, 0.0, MOST_SURE).tolist()  # type: ignore[no-any-return]
+    two = scores.topk(2, dim=1).values
+    distances = (two[:, 0] - two[:, 1]).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+    found: list[float] = distances.tolist()
+    return found
 
 
 def _key(context: RowContext) -> Key | None:

@@ -4,6 +4,9 @@ union in the configuration, a case here and a row in the lossless test.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
 from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
@@ -32,6 +35,7 @@ def build_proposer(
     vocab_size: int,
     max_step_tokens: int,
     sampler: Sampler | None = None,
+    goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
 ) -> Proposer:
     """`draft_runner` is needed by the draft model only; `vocab_size` is the target's. Give the
     verifier's `sampler`, and the noise of a step is computed once for both."""
@@ -48,4 +52,5 @@ def build_proposer(
                 sampler=sampler or Sampler(),
                 vocab_size=vocab_size,
                 max_step_tokens=max_step_tokens,
+                goes_on=goes_on,
             )

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Feedback, Proposer
+from engine.speculation.proposer import Agreement, Feedback, Proposer
 from engine.step_plan import Chunk
 
 Limit = Callable[[Sequence, str], int]
@@ -30,6 +30,7 @@ class Cascade:
         self.name = main.name
         self.needs = main.needs
         self.forward_seconds = 0.0
+        self.agreements: Seq[Agreement] = ()
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
         self._limit = limit
@@ -43,9 +44,7 @@ class Cascade:
         """As proposer.Proposer."""
         if not all(chunk.seq.sources is None for chunk in chunks):
             return self._each(chunks)
-        proposals = self._main.propose(chunks)
-        self.forward_seconds = self._main.forward_seconds
-        return proposals
+        return self._ask(chunks)
 
     def update(self, feedback: Seq[Feedback]) -> None:
         """Everyone is told what became of their own proposals, the main one of empty ones too."""
@@ -67,12 +66,17 @@ class Cascade:
             proposal, k = self._walk(chunk) if chunk.k else (EMPTY, 0)
             proposals.append(proposal)
             left.append(chunk if k == chunk.k else replace(chunk, k=k))
-        self.forward_seconds = 0.0
+        self.forward_seconds, self.agreements = 0.0, ()
         if not any(chunk.k for chunk in left):
             return proposals
-        drafted = self._main.propose(left)
-        self.forward_seconds = self._main.forward_seconds
+        drafted = self._ask(left)
         return [own if len(own) else main for own, main in zip(proposals, drafted, strict=True)]
+
+    def _ask(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        proposals = self._main.propose(chunks)
+        self.forward_seconds = self._main.forward_seconds
+        self.agreements = self._main.agreements
+        return proposals
 
     def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:
         """What a free proposer says, or how many guesses are left to the main one."""

@@ -17,6 +17,7 @@ in the scheduler's commit, and once more in `update`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,10 +29,11 @@ from engine.model.batch import Segment
 from engine.model.compiled import Start
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.sampler import NOT_FINITE, Sampler
+from engine.sampling.sampler import MOST_SURE, NOT_FINITE, Sampler
 from engine.sequence import Sequence
+from engine.speculation.hindsight import judge, rows_to_judge
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback, Needs
 from engine.step_plan import Chunk
 
 
@@ -51,7 +53,7 @@ class Runner(Protocol):
         steps: int,
         scales: Seq[float],
         noise: Tensor | None,
-    ) -> list[list[int]] | None: ...
+    ) -> tuple[list[list[int]], list[list[float]]] | None: ...
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class _Draft:
     seq: Sequence
     k: int
     tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)  # one for each of `tokens`
     forced: set[int] = field(default_factory=set)  # places in `tokens` that its grammar filled
     run: int = 0  # of `tokens`, how many the drafter has run
     ended: bool = False
@@ -82,11 +85,16 @@ class _Draft:
         forced = constraint.forced(self.k - len(self.tokens), self.tokens)
         self.forced.update(range(len(self.tokens), len(self.tokens) + len(forced)))
         self.tokens += forced
+        self.confidences += [MOST_SURE] * len(forced)
+
+    def proposal(self, source: str) -> Proposal:
+        return chain(self.tokens, source, forced=self.forced, confidences=self.confidences)
 
 
 class DraftModelProposer:
     """`vocab_size` is the target's; ids that the draft lacks are never guessed, rows of the draft
-    beyond it are cut off. No forward takes more than `max_step_tokens` tokens."""
+    beyond it are cut off. No forward takes more than `max_step_tokens` tokens. Between two draft
+    steps `goes_on` is asked, see controller.KController; not where all are one call."""
 
     name = "draft_model"
     needs = Needs(kv_plane=True, follows_grammar=True)
@@ -99,19 +107,22 @@ class DraftModelProposer:
         sampler: Sampler,
         vocab_size: int,
         max_step_tokens: int,
+        goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     ) -> None:
         assert max_step_tokens > 0
         self.forward_seconds = 0.0
+        self.agreements: Seq[Agreement] = ()
         self._runner = runner
         self._processor = processor
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._max_step_tokens = max_step_tokens
+        self._goes_on = goes_on
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """One chain per sampling chunk with k > 0, shorter than k only where it ends in a token
         that would stop the sequence. Blocks for `num_tokens + k` positions must be reserved."""
-        self.forward_seconds = 0.0
+        self.forward_seconds, self.agreements = 0.0, ()
         drafts = {
             index: _Draft(chunk.seq, chunk.k)
             for index, chunk in enumerate(chunks)
@@ -126,11 +137,11 @@ class DraftModelProposer:
             if not self._draw_chains(live, logits):
                 self._draw(live, logits)
         while live := [draft for draft in live if draft.wants_more]:
+            if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
+                break
             self._draw(live, self._extend(live))
         return [
-            chain(drafts[index].tokens, self.name, forced=drafts[index].forced)
-            if index in drafts
-            else EMPTY
+            drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
         ]
 
@@ -150,11 +161,15 @@ class DraftModelProposer:
         found: list[Tensor] = []
         segments: list[Segment] = []
         room = self._max_step_tokens
-        for draft in drafts:
+        scales = [self._processor.scale_of(draft.seq) for draft in drafts]
+        counts: list[int] = []
+        for draft, scale in zip(drafts, scales, strict=True):
             seq = draft.seq
             start, end = min(seq.num_draft_computed, seq.num_tokens - 1), seq.num_tokens
+            counts.append(0 if draft.tokens else rows_to_judge(seq, start, scale))
             tokens = seq.tokens[start:] + draft.tokens
             first, end, draft.run = start, end + len(draft.tokens), len(draft.tokens)
+            silent = end - 1 - counts[-1]  # positions below it are not asked for logits
             while start < end:
                 stop = min(start + room, end)
                 segments.append(
@@ -162,7 +177,7 @@ class DraftModelProposer:
                         tokens=self._known(tokens[start - first : stop - first]),
                         start=start,
                         blocks=seq.blocks,
-                        num_logits=1 if stop == end else 0,
+                        num_logits=max(stop - max(start, silent), 0),
                     )
                 )
                 room -= stop - start
@@ -173,7 +188,10 @@ class DraftModelProposer:
             seq.num_draft_computed = end
         if segments:
             found.append(self._forward(segments))
-        return self._fit(found[0] if len(found) == 1 else torch.cat(found))
+        logits = self._fit(found[0] if len(found) == 1 else torch.cat(found))
+        seqs = [draft.seq for draft in drafts]
+        logits, self.agreements = judge(logits, seqs, counts, scales, self._sampler)
+        return logits
 
     def _extend(self, drafts: list[_Draft]) -> Tensor:
         """Run the new guesses of each; [drafts, vocab] logits after the last of them."""
@@ -199,17 +217,18 @@ class DraftModelProposer:
         """One more token for each; a row that nothing can be drawn from ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
         log_probs = self._processor.finalize(logits, contexts)
-        tokens: list[int] = self._sampler.sample(log_probs, contexts).tolist()
-        for draft, token in zip(drafts, tokens, strict=True):
-            self._take(draft, token)
+        drawn = self._sampler.guess(log_probs, contexts)
+        for draft, token, lead in zip(drafts, *drawn, strict=True):
+            self._take(draft, token, lead)
             draft.follow_grammar()
 
-    def _take(self, draft: _Draft, token: int) -> None:
+    def _take(self, draft: _Draft, token: int, lead: float) -> None:
         """One more guess, or the end: nothing could be drawn, or it would stop the sequence."""
         if token == NOT_FINITE:
             draft.ended = True
             return
         draft.tokens.append(token)
+        draft.confidences.append(min(lead, MOST_SURE))
         params = draft.seq.params
         is_eos = token in self._processor.eos_ids and not params.ignore_eos
         draft.ended = is_eos or token in params.stop_token_ids
@@ -232,9 +251,9 @@ class DraftModelProposer:
         if found is None:
             return False
         self.forward_seconds += self._runner.seconds
-        for draft, tokens in zip(drafts, found, strict=True):
-            for token in tokens:
-                self._take(draft, token)
+        for draft, tokens, leads in zip(drafts, *found, strict=True):
+            for token, lead in zip(tokens, leads, strict=True):
+                self._take(draft, token, lead)
                 if draft.ended:
                     break
             draft.seq.num_draft_computed += max(len(draft.tokens) - 1, 0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from engine.constraint import Constraint, has_bit
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
-from engine.speculation.proposer import Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback, Needs
 from engine.step_plan import Chunk
 
 
@@ -22,6 +22,7 @@ class GrammarProposer:
     name = GRAMMAR
     needs = Needs()
     forward_seconds = 0.0
+    agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]

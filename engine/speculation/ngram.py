@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from engine.sequence import Sequence
 from engine.speculation.evidence import Evidence, Record
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback, Needs
 from engine.step_plan import Chunk
 
 _MAX_SIZES = 4  # suffix lengths that are indexed
@@ -31,6 +31,7 @@ class NgramProposer:
     name = "ngram"
     needs = Needs()
     forward_seconds = 0.0
+    agreements: Seq[Agreement] = ()
 
     def __init__(self, *, n_max: int, n_min: int) -> None:
         assert 1 <= n_min <= n_max

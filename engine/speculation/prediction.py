@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 from engine.sequence import Sequence
 from engine.speculation.evidence import START, SUPPOSED, Evidence, Record, grown
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback, Needs
 from engine.step_plan import Chunk
 
 NAME = "prediction"
@@ -37,6 +37,7 @@ class PredictionProposer:
     name = NAME
     needs = Needs()
     forward_seconds = 0.0
+    agreements: Seq[Agreement] = ()
 
     def __init__(self) -> None:
         self._followers: dict[Sequence, _Follower] = {}

@@ -16,13 +16,15 @@ GRAMMAR = "grammar"  # who guesses what a grammar forces
 class Proposal:
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
     committed token. Nodes from `num_candidates` on are probes: computed, fed back, never accepted.
-    `source` names who guessed; the nodes in `forced` were put in by the grammar."""
+    `source` names who guessed; the nodes in `forced` were put in by the grammar. `confidences`, one
+    per node or none at all: larger is surer, on a scale of the proposer's own."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     num_candidates: int = 0
     source: str = "none"
     forced: frozenset[int] = frozenset()
+    confidences: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)
@@ -67,13 +69,22 @@ class Proposal:
             min(self.num_candidates, size),
             self.source,
             frozenset(node for node in self.forced if node < size),
+            self.confidences[:size],
         )
 
 
-def chain(tokens: Sequence[int], source: str, *, forced: Iterable[int] = ()) -> Proposal:
+def chain(
+    tokens: Sequence[int],
+    source: str,
+    *,
+    forced: Iterable[int] = (),
+    confidences: Sequence[float] = (),
+) -> Proposal:
     """A proposal without branches."""
     parents = list(range(-1, len(tokens) - 1))
-    return Proposal(list(tokens), parents, len(tokens), source, frozenset(forced))
+    return Proposal(
+        list(tokens), parents, len(tokens), source, frozenset(forced), list(confidences)
+    )
 
 
 EMPTY = Proposal()

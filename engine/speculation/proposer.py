@@ -35,14 +35,26 @@ class Feedback:
     num_tokens_before: int
 
 
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Guesses that were found out without being verified: whether the proposer, asked afterwards,
+    would have guessed the committed tokens from position `start` on, and its confidences."""
+
+    seq: Sequence
+    start: int
+    hits: list[bool]
+    confidences: list[float]
+
+
 class Proposer(Protocol):
     """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
     k is 0 or the chunk does not sample). `forward_seconds` is the time the last `propose` spent in
-    model forwards."""
+    model forwards, `agreements` what it found out on the way."""
 
     name: str
     needs: Needs
     forward_seconds: float
+    agreements: Seq[Agreement]
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
 
@@ -64,6 +76,7 @@ class NoProposer:
     name = "none"
     needs = Needs()
     forward_seconds = 0.0
+    agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [EMPTY for _ in chunks]

@@ -151,6 +151,10 @@ def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path:
             for proposer, group in zip(proposers, groups, strict=True)
         ]
         assert [p.tokens for p in answers[0]] == [p.tokens for p in answers[1]]
+        for one_call, stepwise in zip(*answers, strict=True):
+            assert one_call.confidences == pytest.approx(stepwise.confidences, abs=1e-3)
+        hits = [[found.hits for found in proposer.agreements] for proposer in proposers]
+        assert hits[0] == hits[1]
         for one, other, proposal in zip(*groups, answers[0], strict=True):
             assert one.num_draft_computed == other.num_draft_computed
             kept = proposal.tokens[: rng.randint(0, len(proposal.tokens))]

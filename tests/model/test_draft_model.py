@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -32,7 +33,11 @@ BLOCK = 4
 
 
 def proposer_on(
-    runner: Runner, *, vocab_size: int = VOCAB, max_step_tokens: int = 512
+    runner: Runner,
+    *,
+    vocab_size: int = VOCAB,
+    max_step_tokens: int = 512,
+    goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
 ) -> DraftModelProposer:
     return DraftModelProposer(
         runner,
@@ -40,6 +45,7 @@ def proposer_on(
         sampler=Sampler(),
         vocab_size=vocab_size,
         max_step_tokens=max_step_tokens,
+        goes_on=goes_on,
     )
 
 
@@ -175,6 +181,33 @@ def test_a_fully_accepted_round_leaves_one_guess_to_catch_up() -> None:
         runner.sizes.clear()
         proposer.propose([decode(seq, 1)])
         assert runner.sizes == [missing]
+
+
+def test_drafting_ends_where_the_controller_says() -> None:
+    """Law: it is asked before each further forward, with the confidences of those who want one; the
+    guesses so far are those that it would have made anyway."""
+    asked: list[list[list[float]]] = []
+
+    def goes_on(confidences: Seq[Seq[float]]) -> bool:
+        asked.append([list(sure) for sure in confidences])
+        return len(confidences[0]) < 3
+
+    answers, sizes = [], []
+    for ask in (None, goes_on):
+        runner, blocks = FakeRunner(VOCAB, block_size=BLOCK), Blocks(1)
+        seqs = [sequence(str(i), [5, 6, 7 + i]) for i in range(3)]
+        for seq in seqs:
+            blocks.reserve(seq, 16)
+        chunks = [decode(seq, k) for seq, k in zip(seqs, (6, 2, 5), strict=True)]
+        answers.append(proposer_on(runner, goes_on=ask).propose(chunks))
+        sizes.append(runner.sizes)
+    whole, ended = answers
+    assert [len(proposal) for proposal in whole] == [6, 2, 5]
+    assert ended == [proposal.trim(3) for proposal in whole]
+    assert [len(sure) for sure in asked] == [3, 2, 2]
+    assert asked[-1] == [ended[0].confidences, ended[2].confidences]
+    assert sizes == [[9, 3, 2, 2, 2, 1], [9, 3, 2]]
+    assert all(0 <= sure <= 99 for proposal in whole for sure in proposal.confidences)
 
 
 def test_a_guess_that_would_stop_the_sequence_ends_the_chain() -> None:

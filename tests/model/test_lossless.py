@@ -7,11 +7,13 @@ reply must equal the reference's token for token, and its log-probabilities with
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 
 import pytest
 
 from engine.config import EngineConfig
+from engine.controller import Confidences, FixedK, KController, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
 from engine.pair import Pair, load_pair
@@ -157,6 +159,53 @@ def test_lossless(
         assert proposed == 0
     elif k != "adaptive" and variant == "whole prompts":
         assert proposed > 0
+
+
+class Whims(FixedK):
+    """Chooses, stops and cuts at random."""
+
+    def __init__(self, k_max: int, seed: int) -> None:
+        super().__init__(k_max)
+        self.random = random.Random(seed)
+        self.stopped = self.cut = 0
+
+    def choose(self, load: Load) -> int:
+        return self.random.choice([0, 1, self.k_max, self.k_max])
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        goes_on = self.random.random() < 0.7
+        self.stopped += not goes_on
+        return goes_on
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        kept = [self.random.randint(0, len(sure)) for sure in confidences]
+        self.cut += sum(map(len, confidences)) - sum(kept)
+        return kept
+
+
+@pytest.mark.parametrize("variant", ["whole prompts", "small blocks, preemption"])
+def test_trimming_and_stopping_change_no_text(
+    variant: str,
+    pair: Pair,
+    tiny_target: str,
+    tiny_draft: str,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: a controller that chooses, stops and cuts at random, and whatever a drafter finds out in
+    hindsight, changes no token."""
+    config = config_for(tiny_target, tiny_draft, "draft_model", 6, VARIANTS[variant])
+    engine, whims = Engine(config, pair=pair), Whims(6, seed=5)
+    obey(engine, whims)
+    submit_all(engine, PROMPT, FIELDS)
+    replies = Replies(run(engine))
+    assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
+    assert whims.stopped
+    assert whims.cut
+
+
+def obey(engine: Engine, controller: KController) -> None:
+    """In place of the configured one."""
+    engine._controller._configured = engine._controller._present = controller
 
 
 def test_preemption_happens_and_is_silent(

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback, Needs
 from engine.step_plan import Chunk
 
 
@@ -17,6 +17,7 @@ class Oracle:
     name = "oracle"
     needs = Needs()
     forward_seconds = 0.0
+    agreements: Seq[Agreement] = ()
 
     def __init__(self, known: Mapping[str, Seq[int]]) -> None:
         self._known = known

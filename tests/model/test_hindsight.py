@@ -1,0 +1,147 @@
+"""In hindsight: what the drafter would have guessed at positions that are committed by now."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.model.kv_cache import KVCache
+from engine.model.loader import load_model
+from engine.model.runner import ModelRunner
+from engine.sequence import Sequence
+from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.hindsight import MOST_ROWS
+from engine.speculation.proposal import Proposal
+from engine.speculation.proposer import Agreement
+from tests.model.test_draft_model import BLOCK, VOCAB, Blocks, decode, proposer_on, sequence
+from tests.support.fake_runner import FakeRunner
+
+MakeRunner = Callable[[], Runner]
+UNUSUAL: list[dict[str, Any]] = [
+    {"presence_penalty": 0.5},
+    {"repetition_penalty": 1.2},
+    {"top_p": 0.9},
+    {"top_k": 5},
+    {"logit_bias": {7: 2.0}},
+]
+
+
+def fake() -> Runner:
+    return FakeRunner(VOCAB, block_size=BLOCK)
+
+
+@pytest.fixture(scope="module")
+def real(tiny_draft: str) -> MakeRunner:
+    model = load_model(tiny_draft, role="draft", device="cpu", dtype="float32")
+    return lambda: ModelRunner(model, KVCache(4000, BLOCK, "cpu"), "draft")
+
+
+def drawn(seq: Sequence, end: int, make: MakeRunner) -> Proposal:
+    """One guess behind the first `end` tokens, by a drafter that has seen nothing before."""
+    runner = make()
+    copy = Sequence(seq.id, seq.params, seq.tokens[:end], seq.num_prompt)
+    Blocks(99).reserve(copy, end + 1)
+    [proposal] = proposer_on(runner, vocab_size=runner.vocab_size).propose([decode(copy, 1)])
+    return proposal
+
+
+def go_on(seq: Sequence, count: int, make: MakeRunner, rng: random.Random) -> None:
+    """Tokens of a target that agrees with the drafter about every other time."""
+    for _ in range(count):
+        [token] = drawn(seq, seq.num_tokens, make).tokens
+        seq.tokens.append(token if rng.random() < 0.5 else rng.randrange(VOCAB))
+
+
+def hold(found: Agreement, make: MakeRunner) -> None:
+    """Each of its positions, drawn afresh."""
+    for i, (hit, confidence) in enumerate(zip(found.hits, found.confidences, strict=True)):
+        fresh = drawn(found.seq, found.start + i, make)
+        assert hit == (fresh.tokens == [found.seq.tokens[found.start + i]])
+        assert confidence == pytest.approx(fresh.confidences[0], abs=1e-3)
+
+
+def propose(proposer: DraftModelProposer, blocks: Blocks, k: int, *seqs: Sequence) -> None:
+    for seq in seqs:
+        blocks.reserve(seq, seq.num_tokens + k)
+    proposals = proposer.propose([decode(seq, k) for seq in seqs])
+    assert [len(proposal) for proposal in proposals] == [k] * len(seqs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ["fake", "real"])
+@pytest.mark.parametrize("max_step_tokens", [5, 512])
+def test_agreements_are_what_it_draws_afresh(
+    max_step_tokens: int, kind: str, temperature: float, real: MakeRunner
+) -> None:
+    """Law: after a spell without guesses every generated token is judged as it would have been had
+    the drafter been asked there, whatever else is in the batch and however it catches up."""
+    make, rng, blocks = fake if kind == "fake" else real, random.Random(4), Blocks(3)
+    runner = make()
+    proposer = proposer_on(runner, vocab_size=runner.vocab_size, max_step_tokens=max_step_tokens)
+    seqs = [sequence(str(i), [5 + i, 9, 11, 6], temperature=temperature) for i in range(2)]
+    hits = list[bool]()
+    for spell in (6, 3):
+        for seq in seqs:
+            go_on(seq, spell, make, rng)
+        starts = [max(seq.num_prompt, seq.num_draft_computed + 1) for seq in seqs]
+        propose(proposer, blocks, 2, *seqs)
+        found = proposer.agreements
+        assert [(each.seq, each.start) for each in found] == list(zip(seqs, starts, strict=True))
+        for each in found:
+            assert each.start + len(each.hits) == each.seq.num_tokens
+            hold(each, make)
+            hits += each.hits
+        for seq in seqs:
+            seq.tokens.append(rng.randrange(VOCAB))
+            seq.num_draft_computed = min(seq.num_draft_computed, seq.num_tokens - 2)
+    assert 0 < sum(hits) < len(hits)
+
+
+def test_nothing_is_told_of_a_prompt_or_of_what_was_verified() -> None:
+    """Law: the prompt is nobody's guess, and no position is told twice."""
+    proposer, blocks, seq = proposer_on(fake()), Blocks(1), sequence("s", [4, 5, 6, 7])
+    propose(proposer, blocks, 3, seq)
+    assert not proposer.agreements
+    seq.tokens.append(8)
+    seq.num_draft_computed = 4
+    propose(proposer, blocks, 3, seq)
+    assert not proposer.agreements
+
+
+@pytest.mark.parametrize("fields", UNUSUAL, ids=lambda fields: next(iter(fields)))
+def test_who_has_penalties_or_filters_is_not_judged(fields: dict[str, Any]) -> None:
+    """Law: their rows would have to be redone; their neighbours in the batch are judged as ever."""
+    rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(2)
+    unusual, usual = sequence("a", [4, 5, 6], **fields), sequence("b", [4, 5, 6])
+    for seq in (unusual, usual):
+        go_on(seq, 5, fake, rng)
+    propose(proposer, blocks, 2, unusual, usual)
+    [found] = proposer.agreements
+    assert found.seq is usual
+    assert len(found.hits) == 5
+    hold(found, fake)
+
+
+def test_of_a_long_spell_the_latest_positions_are_judged() -> None:
+    rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(2)
+    seq = sequence("s", [4, 5, 6])
+    seq.tokens += [rng.randrange(VOCAB) for _ in range(MOST_ROWS + 9)]
+    propose(proposer, blocks, 1, seq)
+    [found] = proposer.agreements
+    assert (found.start, len(found.hits)) == (seq.num_tokens - MOST_ROWS, MOST_ROWS)
+    hold(found, fake)
+
+
+def test_judging_changes_no_guess() -> None:
+    """Law: the row behind the last token is the one that the next guess is drawn from."""
+    rng, proposer, blocks = random.Random(6), proposer_on(fake()), Blocks(2)
+    seqs = [sequence("a", [4, 5, 6]), sequence("b", [7, 8, 9, 4], top_k=3), sequence("c", [1])]
+    for count, seq in enumerate(seqs):
+        go_on(seq, 4 * count, fake, rng)
+        blocks.reserve(seq, seq.num_tokens + 1)
+    proposals = proposer.propose([decode(seq, 1) for seq in seqs])
+    fresh = [drawn(seq, seq.num_tokens, fake).tokens for seq in seqs]
+    assert [proposal.tokens for proposal in proposals] == fresh
