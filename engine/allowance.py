@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from engine.controller import KController, Load
+from engine.estimates import Outcome
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.step_plan import Chunk
@@ -34,13 +36,17 @@ class Walked(Protocol):
     @property
     def num_accepted(self) -> int: ...
 
+    @property
+    def tokens(self) -> list[int]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class MainOutcomes:
     """The part of a step that tells of the main proposer; see controller.StepObservation."""
 
     k: int
-    outcomes: list[tuple[int, int]]
+    outcomes: list[Outcome]
+    confidences: list[list[float]]
     num_drafting: int | None
 
 
@@ -56,6 +62,7 @@ class Allowance:
         self._forecasts = dict(forecasts)
         self._limits: dict[Sequence, dict[str, int]] = {}
         self._missed: set[Sequence] = set()  # sampled last without the main proposer
+        self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
         self._k = 0
         self._left: int | None = None  # sequences that a probe may still ask
 
@@ -64,6 +71,7 @@ class Allowance:
         self._k = self._controller.choose(load)
         self._left = self._controller.max_speculating
         self._limits.clear()
+        self._drafted.clear()
 
     def want(self, seq: Sequence) -> int:
         """Rows to keep for guesses about `seq`."""
@@ -79,11 +87,29 @@ class Allowance:
         """Guesses that `name` may make for a sequence with wishes, after `want`."""
         return self._limits[seq].get(name, 0)
 
+    def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
+        """The proposals, the main proposer's without the guesses that are not worth their rows.
+        Lawful since a proposal never influences a token (speculation.verify)."""
+        sure = [i for i, proposal in enumerate(proposals) if proposal.confidences]
+        if not sure:
+            return proposals
+        kept = list(proposals)
+        lengths = self._controller.keep([proposals[i].confidences for i in sure])
+        for i, length in zip(sure, lengths, strict=True):
+            if length < len(proposals[i]):
+                self._drafted[chunks[i].seq] = proposals[i]
+                kept[i] = proposals[i].trim(length) if length else EMPTY
+        return kept
+
+    def made(self, item: Walked) -> Proposal:
+        """Its proposal before guesses were left out of it by `keep`."""
+        return self._drafted.get(item.chunk.seq, item.proposal)
+
     def learn(self, walked: Seq[Walked]) -> MainOutcomes:
         """What tells of the main proposer. The free ones know their own chances."""
         if not self._limits:
             k = max((item.chunk.k for item in walked), default=0)
-            return MainOutcomes(k, [_outcome(item) for item in walked], None)
+            return self._told(k, walked, None)
         asked: list[tuple[int, Walked]] = []
         fresh = True
         for item in walked:
@@ -99,7 +125,16 @@ class Allowance:
         k = max((limit for limit, _ in asked), default=0)
         # A bound that is the request's own is no evidence that there was nothing more to say.
         told = [item for limit, item in asked if limit == k or item.chunk.seq.sources is None]
-        return MainOutcomes(k, [_outcome(item) for item in told], len(asked) if fresh else 0)
+        return self._told(k, told, len(asked) if fresh else 0)
+
+    def _told(self, k: int, walked: Seq[Walked], num_drafting: int | None) -> MainOutcomes:
+        drafted = [self.made(item) for item in walked]
+        outcomes = [_outcome(item, made) for item, made in zip(walked, drafted, strict=True)]
+        confidences = [
+            made.confidences[: outcome.tried]
+            for made, outcome in zip(drafted, outcomes, strict=True)
+        ]
+        return MainOutcomes(k, outcomes, confidences, num_drafting)
 
     def _left_to_main(self, item: Walked) -> int:
         """Guesses that the main proposer was asked for, when nobody before it had any."""
@@ -128,5 +163,12 @@ class Allowance:
         return k
 
 
-def _outcome(item: Walked) -> tuple[int, int]:
-    return len(item.proposal), item.num_accepted
+def _outcome(item: Walked, drafted: Proposal) -> Outcome:
+    """What was left out of the forward is compared with the tokens that came."""
+    if not drafted.is_chain:
+        accepted = item.num_accepted
+        return Outcome(len(drafted), min(len(drafted), accepted + 1), accepted)
+    tried = min(len(drafted), len(item.tokens))
+    pairs = zip(drafted.tokens[:tried], item.tokens, strict=False)
+    right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return Outcome(len(drafted), min(tried, right + 1), right)

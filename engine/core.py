@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from engine.acceptance import Acceptor, Sampled, segments
+from engine.adaptive import build_controller
 from engine.allowance import Allowance
 from engine.block_pool import BlockPool
 from engine.compiling import Compiling
 from engine.config import EngineConfig
-from engine.controller import Load, StepObservation, build_controller
+from engine.controller import Load, StepObservation
 from engine.messages import (
     Mode,
     Output,
@@ -75,6 +76,8 @@ class Engine:
         draft = ModelRunner(pair.draft, self._cache, "draft") if pair.draft else None
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
         self._processor = processor
+        stops = draft is not None and not draft.chains
+        self._controller = Modes(build_controller(config.speculation, stops=stops))
         main = proposer or build_proposer(
             config.speculation.proposer,
             draft_runner=draft,
@@ -82,6 +85,7 @@ class Engine:
             vocab_size=target.vocab_size,
             max_step_tokens=config.schedule.max_step_tokens,
             sampler=sampler,
+            goes_on=self._controller.goes_on,
         )
         self._pool = BlockPool(
             num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
@@ -91,7 +95,6 @@ class Engine:
             processor, MatchSampled(sampler), eos_ids=target.eos_ids, room=self._scheduler.room
         )
         self._max_sequences = config.schedule.max_sequences
-        self._controller = Modes(build_controller(config.speculation))
         free = build_free()
         forecasts = {p.name: p.forecast for p in free}
         self._allowance = Allowance(self._controller, main.name, forecasts)
@@ -120,7 +123,7 @@ class Engine:
             proposers=self._proposer.names if self._controller.k_max else (),
             default_proposers=(*config.speculation.companions, main.name),
         )
-        self._recorder = Recorder(config, self.ready, measured)
+        self._recorder = Recorder(config, self.ready, measured.target, measured.draft, stops=stops)
 
     # -- between steps -----------------------------------------------------------------------
 
@@ -195,6 +198,7 @@ class Engine:
                 self._compiling.wait()
             return Outputs(self._take_pending(), self.gauges())
         proposals = within_grammars(plan.chunks, self._proposer.propose(plan.chunks))
+        proposals = self._allowance.keep(plan.chunks, proposals)
         seconds.propose, seconds.propose_forward = lap(), self._proposer.forward_seconds
         output = self._runner.forward(segments(plan, proposals))
         seconds.verify, seconds.verify_forward = lap(), self._runner.seconds
@@ -206,7 +210,8 @@ class Engine:
         seconds.emit = lap()
         self._num_steps += 1
         metrics = measure(plan, sampled, seconds, self.gauges())
-        self._recorder.take(plan, sampled, metrics, getattr(self._proposer, "agreements", ()))
+        agreed = self._proposer.agreements
+        self._recorder.take(plan, sampled, metrics, agreed, self._allowance.made)
         self._adapt(plan, sampled, seconds)
         return Outputs(items, metrics)
 
@@ -282,7 +287,13 @@ class Engine:
                 num_sequences=len(plan.chunks),
                 rows=sum(c.length for c in plan.chunks) + sum(len(s.proposal) for s in sampled),
                 k=main.k,
+                tokens=sum(len(s.tokens) for s in sampled),
                 outcomes=main.outcomes,
+                confidences=main.confidences,
+                agreements=[
+                    list(zip(found.confidences, found.hits, strict=True))
+                    for found in self._proposer.agreements
+                ],
                 draft_seconds=seconds.propose,
                 target_seconds=seconds.verify,
                 host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit,

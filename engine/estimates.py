@@ -1,204 +1,192 @@
-"""What the controller learns: how guesses fare by depth, and what a step of a given size costs.
+"""How guesses fare by depth: what the controller learns of a proposer.
 
-Both fade, so both follow a changing world. Pure arithmetic over numbers that are passed in; what
-to do with the estimates is `controller`'s.
+Old evidence fades, so the estimate follows a changing world. Pure arithmetic over numbers that are
+passed in; what a step costs is `step_costs`'.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from math import exp, log
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
 
 Points = Sequence[tuple[int, float]]  # (size, seconds), from a start-up profile
 
-_HALF_LIFE = 192.0  # sequence-rounds after which old acceptance counts half
+_HALF_LIFE = 96.0  # sequence-rounds after which old acceptance counts half
 _PRIOR_REJECTION = 0.3
 _PRIOR_TRIALS = 4.0
 _POOL_WEIGHT = 8.0  # trials that the pooled hazard is worth at each depth
-_OUTLIER = 0.7  # log-seconds beyond which an observation is clipped
-_COMMON_RATE, _RESIDUAL_RATE = 0.1, 0.05
-_LINE_KEEP = 0.97  # what a round-old host time still counts
+_WINDOW = 12.0  # sequence-rounds after which a surprise counts half
+_CHANGE = 3.5  # deviations that are no chance
+_DOUBT = 4.0  # trials that the past weighs after a change
+
+
+class Outcome(NamedTuple):
+    """Of one sequence in one step: guesses that its main proposer offered; `tried`: of these, those
+    whose fate became known, up to the first wrong one (it may have been left out of the forward:
+    the token that came instead tells); `right`: of the tried, those that were right."""
+
+    offered: int
+    tried: int
+    right: int
 
 
 class AcceptanceEstimate:
-    """How a proposal fares by depth: was a guess offered there, and was it accepted?
+    """How a proposal fares by depth: was a guess offered there, and was it right?
 
-    A mismatch is the event of a survival analysis and the end of the proposal is censoring, so a
+    A mismatch is the event of a survival analysis and the end of what was tried is censoring, so a
     short proposal is no evidence against the depths it never reached. Proposers that often have
-    nothing to say (n-grams) are described by the offering rates.
+    nothing to say (n-grams) are described by the offering rates. When the wrong guesses of the last
+    few rounds are far from what was expected, the past loses its weight.
     """
 
     def __init__(self, k_max: int) -> None:
-        self._trials = [0.0] * k_max  # guesses offered and checked at this depth
+        # Lists: for so few numbers they are quicker than arrays.
+        self._trials = [0.0] * k_max  # guesses tried at this depth
         self._rejections = [0.0] * k_max
-        self._reached = [1.0] * k_max  # all guesses before this depth were accepted, k allowing
-        self._offered_if_reached = [1.0] * k_max
+        self._reached = [1.0] * k_max  # all guesses before this depth were right, k allowing
+        self._there = [1.0] * k_max  # of these, a guess was offered
         self._asked = [1.0] * k_max  # k allowed a guess at this depth
         self._offered = [1.0] * k_max
         self.rejection = _PRIOR_REJECTION  # pooled over depths
         self._weight = _PRIOR_TRIALS
+        self._surprise = _Surprise()
+        self.changes = 0  # how often the world was found to be another
 
-    def update(self, k: int, outcomes: Sequence[tuple[int, int]]) -> float:
-        """Learn from one round at `k`; the number of guesses checked in it."""
+    def update(self, k: int, outcomes: Sequence[Outcome]) -> None:
+        """Learn from one round at `k`."""
         k = min(k, len(self._trials))
         if not k or not outcomes:
-            return 0.0
-        offered, reached, checked, rejected = _counts(k, outcomes)
+            return
+        offered, reached, there, tried, wrong = _counts(k, outcomes)
         keep = 0.5 ** (len(outcomes) / _HALF_LIFE)
+        expected = spread = 0.0
         for j in range(k):
-            self._trials[j] = self._trials[j] * keep + checked[j]
-            self._rejections[j] = self._rejections[j] * keep + rejected[j]
-            if reached[j]:  # else both would fade to nothing, and their ratio with them
-                self._reached[j] = self._reached[j] * keep + reached[j]
-                self._offered_if_reached[j] = self._offered_if_reached[j] * keep + checked[j]
+            if tried[j]:
+                hazard = self.hazard(j)
+                expected += tried[j] * hazard
+                spread += tried[j] * hazard * (1.0 - hazard)
+            self._trials[j] = self._trials[j] * keep + tried[j]
+            self._rejections[j] = self._rejections[j] * keep + wrong[j]
             self._asked[j] = self._asked[j] * keep + len(outcomes)
             self._offered[j] = self._offered[j] * keep + offered[j]
-        trials, events = float(sum(checked)), float(sum(rejected))
+            if reached[j]:  # else both would fade to nothing, and their ratio with them
+                self._reached[j] = self._reached[j] * keep + reached[j]
+                self._there[j] = self._there[j] * keep + there[j]
+        found = sum(wrong)
+        self._pool(sum(tried), found)
+        if self._surprise.seen(found, expected, spread, len(outcomes)):
+            self.doubt(_DOUBT)
+            self.rejection = min(max(self.rejection * self._surprise.ratio, 0.01), 0.95)
+            self._surprise.restart()
+            self.changes += 1
+
+    def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
+        """Learn from guesses that were found out in hindsight, for positions in a row: what rounds
+        of the longest proposals would have shown there."""
+        k = len(self._trials)
+        outcomes = [
+            seen for stretch in stretches if len(stretch) > 1 for seen in _rounds(stretch, k)
+        ]
+        self.update(k, outcomes)
+        alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
+        self._pool(len(alone), len(alone) - sum(alone))
+
+    def _pool(self, trials: float, wrong: float) -> None:
         if trials:
             weight = self._weight * 0.5 ** (trials / (2 * _HALF_LIFE))
             self._weight = weight + trials
-            self.rejection = (self.rejection * weight + events) / self._weight
-        return trials
+            self.rejection = (self.rejection * weight + wrong) / self._weight
 
     def doubt(self, trials: float) -> None:
         """Let the past weigh at most this many trials per depth, so that news can overturn it."""
-        for j, present in enumerate(self._trials):
-            if present > trials:
-                self._trials[j] = trials
-                self._rejections[j] *= trials / present
-            for count, total in (
-                (self._offered_if_reached, self._reached),
-                (self._offered, self._asked),
-            ):
-                if total[j] > trials:
-                    count[j] *= trials / total[j]
+        for count, total in (
+            (self._rejections, self._trials),
+            (self._there, self._reached),
+            (self._offered, self._asked),
+        ):
+            for j, present in enumerate(total):
+                if present > trials:
+                    count[j] *= trials / present
                     total[j] = trials
         self._weight = min(self._weight, trials)
 
-    def expected(self) -> list[tuple[float, float]]:
-        """For each depth: P(a guess is offered), P(it and all before it are accepted)."""
-        answer = []
-        survival = 1.0
+    def hazard(self, j: int) -> float:
+        """That a guess at depth j + 1 is wrong, all before it being right."""
         pooled = _POOL_WEIGHT * self.rejection
-        for j, trials in enumerate(self._trials):
-            hazard = (self._rejections[j] + pooled) / (trials + _POOL_WEIGHT)
-            hazard = min(max(hazard, 0.005), 0.98)
-            survival *= (1.0 - hazard) * self._offered_if_reached[j] / self._reached[j]
-            answer.append((self._offered[j] / self._asked[j], survival))
-        return answer
+        hazard = (self._rejections[j] + pooled) / (self._trials[j] + _POOL_WEIGHT)
+        return min(max(hazard, 0.005), 0.98)
+
+    def chances(self) -> list[float]:
+        """For each depth: that a guess there is right, all before it being right."""
+        return [1.0 - self.hazard(j) for j in range(len(self._trials))]
+
+    def offering(self) -> list[float]:
+        """For each depth: that a guess is offered there."""
+        return [some / all_ for some, all_ in zip(self._offered, self._asked, strict=True)]
+
+    def survival(self) -> list[float]:
+        """For each depth: that a guess is offered there and it and all before it are right."""
+        steps = zip(self.chances(), self._there, self._reached, strict=True)
+        return list(accumulate((c * there / reached for c, there, reached in steps), mul))
 
 
-def _counts(
-    k: int, outcomes: Sequence[tuple[int, int]]
-) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Per depth, sequences: offered a guess; all before accepted; guess checked; rejected."""
-    offered, reached, checked, rejected = [0] * k, [0] * k, [0] * k, [0] * k
-    for (proposed, accepted), times in Counter(outcomes).items():
-        for j in range(min(proposed, k)):
-            offered[j] += times
-        for j in range(min(accepted + 1, k)):
-            reached[j] += times
-        for j in range(min(accepted + 1, proposed, k)):
-            checked[j] += times
-        if accepted < min(proposed, k):
-            rejected[accepted] += times
-    return offered, reached, checked, rejected
-
-
-class CostCurve:
-    """Seconds by size: a profile, linear between its points, times what it got wrong.
-
-    The correction has a factor for all sizes within a group (a group is a batch size; heat,
-    neighbours, context and the work per sequence land here) and one for each power of two of the
-    size in that group, interpolated where none was seen. Corrections are logarithms.
-    """
-
-    def __init__(self, points: Points = ((1, 1e-5),)) -> None:
-        self.set_profile(points)
-
-    def set_profile(self, points: Points) -> None:
-        """Start over from measured points; a single one means a flat curve."""
-        table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
-        if len(table) == 1:
-            table.append((table[0][0] + 1, table[0][1]))
-        self._sizes = [size for size, _ in table]
-        self._seconds = [seconds for _, seconds in table]
-        self._common: dict[int, float] = {}
-        self._latest = 0.0  # the correction of the group seen last, for groups not seen yet
-        self._residuals: dict[int, dict[int, float]] = {}  # by group, then power of two
-        self._visits: dict[tuple[int, int], int] = {}
-
-    def _base(self, size: float) -> float:
-        sizes, seconds = self._sizes, self._seconds
-        i = min(max(bisect_right(sizes, size), 1), len(sizes) - 1)
-        slope = (seconds[i] - seconds[i - 1]) / (sizes[i] - sizes[i - 1])
-        return max(seconds[i] + slope * (size - sizes[i]), 0.5 * seconds[0])
-
-    def predict(self, size: float, group: int) -> float:
-        correction = self._common.get(group, self._latest)
-        residuals = self._residuals.get(group)
-        if residuals:
-            correction += _interpolated(residuals, int(size).bit_length())
-        return self._base(size) * exp(correction)
-
-    def update(self, size: float, group: int, seconds: float) -> None:
-        """Learn from one measurement. A size's first ones set its own factor; later, what is common
-        is learnt faster, so a slow spell does not make the other sizes look good."""
-        power = int(size).bit_length()
-        residuals = self._residuals.setdefault(group, {})
-        error = log(max(seconds, 1e-7) / self.predict(size, group))
-        visits = self._visits.get((group, power), 0) + 1
-        self._visits[group, power] = visits
-        if visits > 1:
-            error = min(max(error, -_OUTLIER), _OUTLIER)
-        residual = _interpolated(residuals, power) if residuals else 0.0
-        if residuals:
-            rate = max(_RESIDUAL_RATE, 1.0 / visits)
-            residual += rate * error
-            step = (1.0 - rate) * _COMMON_RATE
-        else:
-            step = 1.0
-        residuals[power] = residual
-        self._latest = self._common.get(group, self._latest) + step * error
-        self._common[group] = self._latest
-
-
-def _interpolated(table: dict[int, float], key: int) -> float:
-    """The value at `key`, between its neighbours', or the nearest one's."""
-    if key in table:
-        return table[key]
-    below = max((k for k in table if k < key), default=None)
-    above = min((k for k in table if k > key), default=None)
-    if below is None or above is None:
-        return table[next(k for k in (below, above) if k is not None)]
-    share = (key - below) / (above - below)
-    return table[below] + share * (table[above] - table[below])
-
-
-class HostCost:
-    """Seconds of a step outside the forwards, as a line over the target's rows: packing, sampling
-    and acceptance grow with them. Decayed least squares; the slope is never negative."""
+class _Surprise:
+    """Wrong guesses of the last rounds against those expected; a change is far from chance."""
 
     def __init__(self) -> None:
-        self.start(0.0)
+        self.restart()
 
-    def start(self, seconds: float) -> None:
-        """Start over from one figure for every size."""
-        self._weight, self._x, self._y, self._xx, self._xy = 1.0, 0.0, seconds, 0.0, 0.0
+    def restart(self) -> None:
+        self._found, self._expected, self._spread = 0.0, 0.0, 0.0
 
-    def update(self, rows: int, seconds: float) -> None:
-        if self._weight > 4.0:
-            seconds = min(seconds, 3.0 * self.predict(rows) + 1e-4)
-        self._weight = self._weight * _LINE_KEEP + 1.0
-        self._x = self._x * _LINE_KEEP + rows
-        self._y = self._y * _LINE_KEEP + seconds
-        self._xx = self._xx * _LINE_KEEP + rows * rows
-        self._xy = self._xy * _LINE_KEEP + rows * seconds
+    @property
+    def ratio(self) -> float:
+        return self._found / max(self._expected, 1e-9)
 
-    def predict(self, rows: float) -> float:
-        x, y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - x * x
-        slope = max(0.0, (self._xy / self._weight - x * y) / (spread + 1.0))
-        return max(y + slope * (rows - x), 0.0)
+    def seen(self, found: float, expected: float, spread: float, sequences: int) -> bool:
+        keep = 0.5 ** (sequences / _WINDOW)
+        self._found = self._found * keep + found
+        self._expected = self._expected * keep + expected
+        self._spread = self._spread * keep * keep + spread
+        chance: float = (self._spread + 0.5) ** 0.5
+        return abs(self._found - self._expected) > _CHANGE * chance
+
+
+def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
+    """What proposals of `k` guesses each, one behind the other, would have come to."""
+    found, right = list[Outcome](), 0
+    for hit in stretch:
+        if not hit:
+            found.append(Outcome(k, min(right + 1, k), right))
+            right = 0
+        elif right == k:  # the token behind a proposal that was all right
+            found.append(Outcome(k, k, k))
+            right = 0
+        else:
+            right += 1
+    return [*found, Outcome(k, right, right)] if right else found
+
+
+def _counts(k: int, outcomes: Sequence[Outcome]) -> list[list[int]]:
+    """Per depth, sequences: offered a guess; all before right; both; guess tried; wrong."""
+    offered, reached, there, tried, wrong = ([0] * (k + 1) for _ in range(5))
+    for (given, known, right), times in Counter(outcomes).items():
+        offered[min(given, k)] += times
+        reached[min(right + 1, k)] += times
+        there[min(right + 1, given, k)] += times
+        tried[min(known, k)] += times
+        if right < min(known, k):
+            wrong[right] += times
+    return [*(_beyond(counts) for counts in (offered, reached, there, tried)), wrong[:k]]
+
+
+def _beyond(counts: list[int]) -> list[int]:
+    """From how many ended at each number to how many went beyond it."""
+    left, answer = 0, [0] * (len(counts) - 1)
+    for i in range(len(counts) - 1, 0, -1):
+        left += counts[i]
+        answer[i - 1] = left
+    return answer

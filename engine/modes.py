@@ -7,11 +7,11 @@ stay fresh, and it goes on from there when it is obeyed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from engine.controller import FixedK, KController, Load, StepObservation
+from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
 from engine.errors import ConfigError
 from engine.estimates import Points
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
@@ -48,8 +48,14 @@ class Modes:
     def max_speculating(self) -> int | None:
         return self._present.max_speculating
 
-    def profile(self, target_points: Points, draft_points: Points, host_seconds: float) -> None:
-        self._configured.profile(target_points, draft_points, host_seconds)
+    def profile(
+        self,
+        target_points: Points,
+        draft_points: Points,
+        host_seconds: float,
+        batches: Mapping[int, Points] = NO_BATCHES,
+    ) -> None:
+        self._configured.profile(target_points, draft_points, host_seconds, batches)
 
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences
@@ -59,6 +65,13 @@ class Modes:
         self._unasked = 0
         chosen = self._configured.choose(load)
         return chosen if self._mode == "auto" else self._present.choose(load)
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        return self._present.goes_on(confidences)
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        kept = self._configured.keep(confidences)
+        return kept if self._mode == "auto" else self._present.keep(confidences)
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         return self._present.worth(survival, instead=instead)

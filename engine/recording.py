@@ -7,9 +7,10 @@ recording that fails ends with one line in the log while the engine goes on.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import takewhile
-from typing import Any
+from operator import attrgetter
 
 from engine.acceptance import Sampled
 from engine.config import EngineConfig
@@ -17,6 +18,7 @@ from engine.estimates import Points
 from engine.messages import Ready, StepMetrics
 from engine.sequence import Sequence
 from engine.speculation.proposal import Proposal
+from engine.speculation.proposer import Agreement
 from engine.step_plan import Chunk, StepPlan
 from engine.trace import Agreed, Header, Part, Step, Writer
 
@@ -27,13 +29,14 @@ _MIB = 1 << 20
 
 class Recorder:
     """`take` every step, after its commit; without `speculation.trace` that does nothing.
-    `profile`: as in KController.profile; `stops`: as in trace.Header. Raises TraceError."""
+    `target` and `draft`: start-up profiles; `stops`: as in trace.Header. Raises TraceError."""
 
     def __init__(
         self,
         config: EngineConfig,
         ready: Ready,
-        profile: tuple[Points, Points, float],
+        target: Points,
+        draft: Points,
         *,
         stops: bool = True,
     ) -> None:
@@ -43,7 +46,6 @@ class Recorder:
         self._main = ready.proposer
         if config.speculation.trace is None:
             return
-        target, draft, _ = profile
         header = Header(
             k_max=ready.k_max,
             proposer=ready.proposer,
@@ -60,9 +62,15 @@ class Recorder:
         logger.info("recording steps in %s", self._writer.path)
 
     def take(
-        self, plan: StepPlan, sampled: Seq[Sampled], metrics: StepMetrics, agreed: Seq[Any]
+        self,
+        plan: StepPlan,
+        sampled: Seq[Sampled],
+        metrics: StepMetrics,
+        agreed: Seq[Agreement],
+        made: Callable[[Sampled], Proposal] = attrgetter("proposal"),
     ) -> None:
-        """One step, as measured."""
+        """One step, as measured. `made`: a proposal as it was before guesses were left out of the
+        target's forward."""
         writer = self._writer
         if writer is None or writer.ended:
             return
@@ -76,7 +84,7 @@ class Recorder:
                 target=_short(seconds.verify),
                 host=_short(seconds.schedule + seconds.accept + seconds.commit + seconds.emit),
                 waiting=metrics.num_waiting,
-                parts=[self._part(chunk, items.get(chunk.seq)) for chunk in plan.chunks],
+                parts=[self._part(chunk, items.get(chunk.seq), made) for chunk in plan.chunks],
                 agreed=[self._agreed(found) for found in agreed],
             )
         )
@@ -95,13 +103,15 @@ class Recorder:
             self._next += 1
         return self._numbers[seq.id]
 
-    def _part(self, chunk: Chunk, item: Sampled | None) -> Part:
+    def _part(
+        self, chunk: Chunk, item: Sampled | None, made: Callable[[Sampled], Proposal]
+    ) -> Part:
         seq = chunk.seq
         tokens = len(item.tokens) if item else 0
         begin = seq.num_tokens - seq.num_prompt - tokens
         if item is None:
             return Part(self._number(seq), begin, chunk.end, chunk.length)
-        proposal = item.proposal
+        proposal = made(item)
         right = _right(proposal, item)
         return Part(
             request=self._number(seq),
@@ -110,17 +120,17 @@ class Recorder:
             rows=chunk.length,
             asked=chunk.k,
             drafted=len(proposal),
-            verified=len(proposal),
+            verified=len(item.proposal),
             accepted=item.num_accepted,
             tokens=tokens,
             tried=min(len(proposal), right + 1, tokens),
             right=right,
             finish=item.finish or "",
             own=not proposal.tokens or proposal.source == self._main,
-            confidences=_shorts(getattr(proposal, "confidences", [])[: right + 1]),
+            confidences=_shorts(proposal.confidences[: right + 1]),
         )
 
-    def _agreed(self, found: Any) -> Agreed:
+    def _agreed(self, found: Agreement) -> Agreed:
         return Agreed(
             self._number(found.seq),
             found.start - found.seq.num_prompt,

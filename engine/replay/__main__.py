@@ -55,7 +55,9 @@ def play(parsed: argparse.Namespace) -> Comparison:
     trace = read_trace(Path(parsed.trace))
     k_max = max(trace.header.k_max, _K_MAX) if parsed.k_max is None else parsed.k_max
     names = dict.fromkeys(parsed.policy or ["adaptive"])
-    policies = [(name, partial(build_policy, name, k_max)) for name in names]
+    policies = [
+        (name, partial(build_policy, name, k_max, stops=trace.header.stops)) for name in names
+    ]
     for _, build in policies:
         build()
     return compare(trace, policies, k_max=k_max, charge=parsed.charge)

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
+from engine.adaptive import build_controller
 from engine.config import AdaptiveConfig, FixedConfig, SpeculationConfig
-from engine.controller import KController, build_controller
+from engine.controller import KController
 from engine.errors import ConfigError
 
 ALLOWED = "adaptive, fixed:K (0 to 16), or module:callable, which is called with k_max"
 
 
-def build_policy(name: str, k_max: int) -> KController:
-    """A fresh controller. Raises ConfigError for a name that is none."""
+def build_policy(name: str, k_max: int, *, stops: bool = True) -> KController:
+    """A fresh controller; `stops`: it will be asked between draft steps. Raises ConfigError for a
+    name that is none."""
     kind, _, rest = name.partition(":")
     if name == "adaptive":
         config = AdaptiveConfig(k_max=k_max)
-        return build_controller(SpeculationConfig(controller=config))
+        return build_controller(SpeculationConfig(controller=config), stops=stops)
     if kind == "fixed" and rest.isdecimal() and int(rest) <= 16:
         return build_controller(SpeculationConfig(controller=FixedConfig(k=int(rest))))
     if kind.isidentifier() or "." in kind:

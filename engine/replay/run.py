@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from engine.controller import KController, Load, StepObservation
+from engine.estimates import Outcome
 from engine.replay.costs import Costs
 from engine.replay.streams import Live, Workload
 
 Confidences = list[Sequence[float]]  # by sequence, of its guesses so far
 
 MOST_JUDGED = 32  # positions of a request in one catch-up that are compared, as in the engine
-
-_SEEN = {field.name for field in fields(StepObservation)}
 
 
 @dataclass(slots=True)
@@ -85,7 +84,7 @@ class Drafted:
     kept: list[int]
     depth: int = 0
     seconds: float = 0.0
-    agreements: list[tuple[float, bool]] = field(default_factory=list)
+    agreements: list[list[tuple[float, bool]]] = field(default_factory=list)
 
 
 class Player:
@@ -144,12 +143,14 @@ class Player:
             num_sequences=len(batch),
             rows=rows,
             k=k,
+            tokens=tokens,
             outcomes=outcomes,
             draft_seconds=drafted.seconds * noise() if drafted.depth else 0.0,
             target_seconds=target * noise(),
             host_seconds=host + self._charge * timed.seconds,
             pure_decode=not prompt,
-            **_evidence(confidences, drafted.agreements),
+            confidences=confidences,
+            agreements=drafted.agreements,
         )
         timed(controller.update, observation)
         return Round(
@@ -160,7 +161,7 @@ class Player:
             sequences=len(batch),
             rows=rows,
             proposed=sum(drafted.kept),
-            accepted=sum(pair[1] for pair in outcomes),
+            accepted=sum(map(_accepted, outcomes, drafted.kept)),
             tokens=tokens,
             seconds=host + self._charge * timed.seconds + drafted.seconds + target,
             controller_seconds=timed.seconds,
@@ -180,7 +181,8 @@ class Player:
             if want:
                 rows += live.position - live.scored + 1 + live.behind
                 live.behind = 0
-                drafted.agreements += _agreements(live)
+                if live.scored < live.position:
+                    drafted.agreements.append(_agreements(live))
         drafted.seconds = self.costs.draft(rows)
         drafted.depth = depth = self._stop(asked, wants, drafted)
         made = [min(want, depth) for want in wants]
@@ -215,12 +217,6 @@ class Player:
             depth += 1
 
 
-def _evidence(confidences: list[Sequence[float]], agreements: list[tuple[float, bool]]) -> Any:
-    """Fields that the protocol is about to have."""
-    known = {"confidences": confidences, "agreements": agreements}
-    return {name: value for name, value in known.items() if name in _SEEN}
-
-
 def _prompts(batch: list[Live], budget: int, k: int) -> tuple[list[Live], int]:
     """Who samples in this step, and rows of prompts in it: what decoding leaves of the budget."""
     if not any(live.left for live in batch):
@@ -245,28 +241,29 @@ def _agreements(live: Live) -> list[tuple[float, bool]]:
 
 def _verify(
     batch: list[Live], drafted: Drafted
-) -> tuple[list[tuple[int, int]], list[Sequence[float]], int]:
-    """Walk the guesses and move on: (verified, accepted) and confidences of each sequence, and the
-    tokens generated. A guess that was dropped is compared with the token that came instead."""
-    outcomes: list[tuple[int, int]] = []
+) -> tuple[list[Outcome], list[Sequence[float]], int]:
+    """Walk the guesses and move on: outcomes and confidences of each sequence, and the tokens
+    generated. A guess that was dropped is compared with the token that came instead."""
+    outcomes: list[Outcome] = []
     confidences: list[Sequence[float]] = []
     tokens = 0
     for live, made, kept in zip(batch, drafted.made, drafted.kept, strict=True):
         request, begin = live.request, live.position
         accepted = min(kept, request.runs[begin])
-        outcomes.append((kept, accepted))
-        confidences.append(request.confidences[begin : begin + kept])
+        tried = min(made, accepted + 1, request.length - begin)
+        outcomes.append(Outcome(made, tried, min(tried, request.runs[begin])))
+        confidences.append(request.confidences[begin : begin + tried])
         end = begin + accepted
         if made:
-            live.scored = end
-            if accepted < made:
-                live.scored += 1
-                if accepted == kept and end < request.length:
-                    drafted.agreements.append((request.confidences[end], request.hits[end]))
+            live.scored = end + (accepted < made)
         live.position = min(end + 1, request.length)
         live.scored = min(live.scored, live.position)
         tokens += live.position - begin
     return outcomes, confidences, tokens
+
+
+def _accepted(outcome: Outcome, kept: int) -> int:
+    return min(outcome.right, kept)
 
 
 def _exact() -> float:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.allowance import Allowance
-from engine.controller import FixedK, KController, Load
+from engine.controller import Confidences, FixedK, KController, Load
 from engine.messages import SamplingParams, Speculation
 from engine.sequence import Sequence
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback, Needs
 from engine.step_plan import Chunk
 
 
@@ -29,6 +29,7 @@ class Scripted:
     asked: list[list[tuple[str, int]]] = field(default_factory=list)
     told: list[Feedback] = field(default_factory=list)
     forgotten: list[Sequence] = field(default_factory=list)
+    agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         self.asked.append([(chunk.seq.id, chunk.k) for chunk in chunks])
@@ -139,6 +140,7 @@ class Walked:
     chunk: Chunk
     proposal: Proposal
     num_accepted: int
+    tokens: list[int]
 
 
 class Spy(FixedK):
@@ -157,7 +159,7 @@ class Spy(FixedK):
 
 def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Walked:
     proposal = chain([1] * proposed, source) if proposed else EMPTY
-    return Walked(Chunk(seq, 0, 1, k), proposal, accepted)
+    return Walked(Chunk(seq, 0, 1, k), proposal, accepted, [*proposal.tokens[:accepted], 99])
 
 
 def wanted(controller: KController, *sequences: Sequence) -> Allowance:
@@ -184,7 +186,7 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
             walked(plain, 4, "draft_model", 4, 0),
         ]
     )
-    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2), (4, 0)], 3)
+    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2), (4, 1, 0)], 3)
 
 
 def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
@@ -200,7 +202,7 @@ def test_without_wishes_the_controller_hears_all() -> None:
     a, b = sequence("a", None), sequence("b", None)
     allowance = wanted(FixedK(4), a, b)
     main = allowance.learn([walked(a, 4, "draft_model", 4, 1), walked(b, 2, "none", 0, 0)])
-    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 1), (0, 0)], None)
+    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2, 1), (0, 0, 0)], None)
 
 
 def test_free_guesses_are_priced_by_their_forecasts() -> None:
@@ -233,3 +235,53 @@ def test_a_probe_is_meant_for_a_few_sequences() -> None:
     for order in (sequences, sequences[::-1]):
         allowance.begin(Load(3))
         assert [allowance.want(seq) for seq in order] == [4, 4, 0]
+
+
+class Cutter(FixedK):
+    """Keeps the first guess of each proposal, and notes what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.told: list[Confidences] = []
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        self.told.append(confidences)
+        return [min(len(sure), 1) for sure in confidences]
+
+
+def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
+    """Law: of four guesses one was verified and was right; the next token says whether the second
+    would have been, nothing says it of the third."""
+    seqs = [sequence(name, None) for name in "abc"]
+    controller = Cutter()
+    allowance = wanted(controller, *seqs)
+    chunks = [Chunk(seq, 0, 1, 4) for seq in seqs]
+    sure = [0.5, 0.4, 0.3, 0.2]
+    made = [
+        chain([1, 2, 3, 4], "draft_model", confidences=sure),
+        chain([1, 2, 3, 4], "draft_model", confidences=sure),
+        chain([1, 2], "ngram"),
+    ]
+    kept = allowance.keep(chunks, made)
+    assert controller.told == [[sure, sure]]
+    assert [len(proposal) for proposal in kept] == [1, 1, 2]
+    assert kept[0].confidences == [0.5]
+    came = [[1, 2], [1, 9], [7]]
+    walked = [
+        Walked(chunk, proposal, len(tokens) - 1, tokens)
+        for chunk, proposal, tokens in zip(chunks, kept, came, strict=True)
+    ]
+    assert [allowance.made(item) for item in walked] == made
+    main = allowance.learn(walked)
+    assert main.outcomes == [(4, 2, 2), (4, 2, 1), (2, 1, 0)]
+    assert main.confidences == [[0.5, 0.4], [0.5, 0.4], []]
+
+
+def test_without_confidences_nothing_is_cut() -> None:
+    """Law: who does not say how sure it is, is verified as it is."""
+    controller = Cutter()
+    seq = sequence("a", None)
+    allowance = wanted(controller, seq)
+    made = [chain([1, 2, 3], "draft_model"), EMPTY]
+    assert allowance.keep([Chunk(seq, 0, 1, 4)] * 2, made) == made
+    assert controller.told == []

@@ -18,6 +18,8 @@ LEVELS = {
     "engine.constraint": 1, "engine.sequence": 1, "engine.step_plan": 1,
     "engine.block_pool": 1, "engine.scheduler": 1, "engine.speculation.grammar": 1,
     "engine.controller": 1, "engine.modes": 1, "engine.estimates": 1, "engine.plan": 1,
+    "engine.adaptive": 1, "engine.exploration": 1, "engine.experience": 1,
+    "engine.confidence": 1, "engine.step_costs": 1,
     "engine.validation": 1,
     "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
     "engine.speculation.ngram": 1, "engine.speculation.prediction": 1,
@@ -43,7 +45,8 @@ OFFLINE = {"server.bench": "engine.comparison"}  # a program of its own; pure Py
 # One door per heavy package: the only modules (or packages) that may name it.
 DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.core", "engine.demo",
-              "engine.speculation.draft_model", "engine.speculation.verify", "engine.bench",
+              "engine.speculation.draft_model", "engine.speculation.hindsight",
+              "engine.speculation.verify", "engine.bench",
               "engine.synthetic"],
     "transformers": ["engine.model.loader", "engine.attention.interface", "engine.demo",
                      "engine.bench", "engine.sampling.vocabulary", "engine.synthetic",

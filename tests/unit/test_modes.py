@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from engine.controller import AdaptiveK, FixedK, Load
+from engine.adaptive import AdaptiveK
+from engine.controller import Confidences, FixedK, Load
 from engine.errors import ConfigError
 from engine.messages import Mode
 from engine.modes import Modes
-from tests.unit.test_controller import K_MAX, World, play
+from tests.support.controller_world import K_MAX, World, play
 
 
 def modes(world: World) -> Modes:
-    controller = Modes(AdaptiveK(K_MAX))
+    controller = Modes(AdaptiveK(K_MAX, stops=False))
     world.profile(controller)
     return controller
 
 
 def test_auto_is_the_configured_controller() -> None:
     """Law: without a word from the operator the wrapper is not there."""
-    alone = AdaptiveK(K_MAX)
+    alone = AdaptiveK(K_MAX, stops=False)
     World(alpha=0.8).profile(alone)
     trace = play(modes(World(alpha=0.8)), World(alpha=0.8), 300)
     assert trace.ks == play(alone, World(alpha=0.8), 300).ks
@@ -87,6 +88,33 @@ def test_it_learns_while_it_is_not_obeyed() -> None:
     assert controller.estimates().acceptance > 0.85
     controller.set("auto")
     assert controller.choose(Load(1)) > 0
+
+
+class Listener(FixedK):
+    """Keeps and drafts one guess at most; counts what it is asked."""
+
+    asked = 0
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        self.asked += 1
+        return [min(len(sure), 1) for sure in confidences]
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        return False
+
+
+def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
+    """Law: fixed drafts to its K and verifies all of it; the configured controller still hears how
+    sure the draft was."""
+    listener = Listener(8)
+    controller = Modes(listener)
+    sure = [[0.1, 0.2, 0.3], [], [5.0]]
+    assert (controller.keep(sure), controller.goes_on(sure)) == ([1, 0, 1], False)
+    controller.set("fixed", 4)
+    assert (controller.keep(sure), controller.goes_on(sure)) == ([3, 0, 1], True)
+    assert listener.asked == 2
+    controller.set("auto")
+    assert controller.keep(sure) == [1, 0, 1]
 
 
 @pytest.mark.parametrize(

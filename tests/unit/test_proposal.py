@@ -44,6 +44,13 @@ def test_a_trimmed_tree_is_a_tree_with_the_same_paths(size: int) -> None:
     assert [trimmed.path(n) for n in range(kept)] == [TREE.path(n) for n in range(kept)]
 
 
+def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
+    """Law: confidences and grammar marks stay with their nodes."""
+    whole = chain([7, 8, 9], "draft_model", forced=[0, 2], confidences=[99.0, 0.5, 99.0])
+    assert whole.trim(2) == chain([7, 8], "draft_model", forced=[0], confidences=[99.0, 0.5])
+    assert whole.trim(3) is whole
+
+
 @pytest.mark.parametrize(
     ("tokens", "parents", "num_candidates"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 from engine import simulate
 from engine.controller import FixedK, StepObservation
+from engine.estimates import Outcome
 from engine.replay.costs import Roofline
 from engine.replay.references import Clairvoyant
 from engine.replay.run import Player
@@ -41,11 +42,11 @@ class Script(FixedK):
     def choose(self, load: object) -> int:
         return self.ks[min(len(self.seen), len(self.ks) - 1)]
 
-    def goes_on(self, confidences: list[Sequence[float]]) -> bool:
+    def goes_on(self, confidences: Sequence[Sequence[float]]) -> bool:
         self.asked.append([list(row) for row in confidences])
         return len(confidences[0]) < self.stop_at
 
-    def keep(self, confidences: list[Sequence[float]]) -> list[int]:
+    def keep(self, confidences: Sequence[Sequence[float]]) -> list[int]:
         return [min(len(row), self.keep_at) for row in confidences]
 
     def update(self, observation: StepObservation) -> None:
@@ -78,7 +79,7 @@ def outcomes(script: Script, hits: Sequence[bool] = HITS) -> list[tuple[int, int
     player = Player(script, Roofline(), clock=lambda: 0.0)
     rounds = list(player.rounds(Given([request(hits)])))
     assert sum(done.tokens for done in rounds) == len(hits)
-    return [seen.outcomes[0] for seen in script.seen]
+    return [(seen.outcomes[0].offered, seen.outcomes[0].right) for seen in script.seen]
 
 
 def test_a_round_keeps_the_hits_up_to_the_first_miss_and_one_more_token() -> None:
@@ -100,7 +101,27 @@ def test_drafting_stops_where_the_controller_says_and_only_that_is_paid() -> Non
     paid = machine.draft(1) + machine.draft(1) + machine.target(3, 1, 10)
     assert rounds[0].depth == 2
     assert rounds[0].seconds == pytest.approx(paid)
-    assert script.seen[0].outcomes == [(2, 2)]
+    assert script.seen[0].outcomes == [Outcome(2, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("ks", "stop_at", "keep_at"),
+    [([2], 99, 99), ([0, 0, 3, 1], 99, 99), ([4], 99, 1), ([5], 3, 2), ([0, 4], 2, 0)],
+)
+def test_every_position_is_told_once(ks: list[int], stop_at: int, keep_at: int) -> None:
+    """The law of coupling: each position but for a tail is found out exactly once, verified, left
+    out or agreed, whatever was chosen: accepted rounds, spells at 0, dropped guesses, stops."""
+    script = Script(ks=ks, stop_at=stop_at, keep_at=keep_at)
+    list(Player(script, Roofline(), clock=lambda: 0.0).rounds(Given([request()])))
+    told: list[tuple[float, bool]] = []
+    for seen in script.seen:
+        told += [pair for stretch in seen.agreements for pair in stretch]
+        for outcome, row in zip(seen.outcomes, seen.confidences, strict=True):
+            told += [(sure, i < outcome.right) for i, sure in enumerate(row)]
+    positions = sorted(int(sure) for sure, _ in told)
+    assert positions == list(range(len(positions)))
+    assert all(hit == HITS[int(sure)] for sure, hit in told)
+    assert len(positions) >= len(HITS) - 3
 
 
 def test_who_knows_all_hits_is_never_slower_than_the_oracle() -> None:

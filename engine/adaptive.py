@@ -1,0 +1,306 @@
+"""AdaptiveK: the K, and of each proposal the length, with the most expected tokens per second.
+
+It multiplies two estimates: how many guesses will be kept (a survival model of the first mismatch,
+sharpened by how sure the proposer is of each) and what a step of a given size costs (a start-up
+profile, corrected online). Everything is bought at one price, the tokens per second that the
+present batch makes: a draft step, a row of the target, K = 0 instead of either (Dinkelbach's rule
+for a ratio; goodput as the goal: TurboSpec, arXiv:2406.14066). What a proposal is worth once its
+confidences are known is judged on a sample of the last ones.
+
+K = 0 is an ordinary answer; while there, probes keep the estimates alive: the drafter catches up
+with what it missed, and each position says whether it would have been right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp
+
+import numpy as np
+
+from engine.confidence import LEAST, MOST
+from engine.config import SpeculationConfig
+from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
+from engine.estimates import Points
+from engine.experience import GRID, Experience
+from engine.exploration import Exploration
+from engine.messages import Estimates, Reason
+from engine.step_costs import StepCosts
+
+_HYSTERESIS = 1.02
+_FEW = 24.0  # rounds seen, fading
+_TRUST = 16.0  # rounds seen that count as much as the prediction
+_KEEP = 0.5 ** (1 / 32)  # what the last round still counts
+_NEVER = 1e-9  # a chance that is none
+_REPLAN, _SETTLED = 6, 16  # rounds between two choices for the same batch, at first and later
+_PROBE_SEQUENCES = 4  # of the batch: each has to catch up with what it missed
+_DOUBT = 12.0  # trials that the past may weigh against a probe
+
+
+class AdaptiveK:
+    """It leaves the present K only for a gain of 2 %, except when the batch changes by a power of
+    two. Costs are learnt from pure decode steps, acceptance from all. Under 100 microseconds a step
+    at a batch of 32 (`engine.simulate` prints them)."""
+
+    name = "adaptive"
+
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        """`stops`: whether the drafter asks `goes_on`."""
+        self.k_max = k_max
+        self._stops = stops
+        self.reason: Reason = "off"
+        self._guesses = Experience(k_max)
+        self._costs = StepCosts()
+        self._explore = Exploration()
+        self._probe_sequences: int | None = None
+        self._drafted = True  # whether the last round proposed for all: the next has no backlog
+        self._k = 0
+        self._sequences, self._size = 1, -1  # of the last choice; and its power of two
+        self._age = 0  # rounds since the last choice
+        self._price = 0.0  # tokens per second: what a second is worth
+        self._made = self._spent = self._rounds = 0.0  # tokens, seconds, of late at this size
+        self._seconds = self._costs.by_rows(1, 2 * (k_max + 1))
+        self._by_row: list[float] = self._seconds.tolist()  # the first of them
+        self._row = 0.0  # seconds of one more
+        self._gain = np.zeros((k_max, len(GRID)))
+        self._each = [(1.0, 1.0)]  # tokens and rows per sequence by K
+        self._survival = list[float]()  # by depth: that so many guesses are kept
+        self._rates = [0.0]  # tokens per second by K
+
+    def profile(
+        self,
+        target_points: Points,
+        draft_points: Points,
+        host_seconds: float,
+        batches: Mapping[int, Points] = NO_BATCHES,
+    ) -> None:
+        """Start-up costs. Without draft points there is nothing to forward."""
+        self._costs.profile(target_points, draft_points, host_seconds, batches)
+        if draft_points:
+            self._probe_sequences = _PROBE_SEQUENCES
+
+    @property
+    def max_speculating(self) -> int | None:
+        """A probe of a draft model asks a few sequences only."""
+        return self._probe_sequences if self._explore.round == "probe" else None
+
+    # -- before and while drafting ---------------------------------------------------------------
+
+    def choose(self, load: Load) -> int:
+        """Draft steps for the step ahead."""
+        if not self.k_max:
+            return 0
+        self._sequences = sequences = max(1, load.num_sequences)
+        size = sequences.bit_length()
+        self._age += 1
+        if size != self._size or self._age >= (_REPLAN if self._rounds < _FEW else _SETTLED):
+            self._plan(sequences, changed=size != self._size)
+            self._size = size
+        if self._k:
+            return self._while_on()
+        return self._while_off()
+
+    def _while_on(self) -> int:
+        match self._explore.while_on(varies=self._guesses.tells):
+            case "baseline":
+                self.reason = "baseline"
+                return 0
+            case "above" | "below" as side:
+                self.reason = "neighbour"
+                up = side == "above" or self._k == 1
+                return min(self._k + 1, self.k_max) if up else self._k - 1
+        self.reason = "pays"
+        return self.k_max if self._stops else self._k
+
+    def _while_off(self) -> int:
+        match self._explore.while_off():
+            case "probe":
+                self.reason = "probe"
+                return 1
+            case "trial":
+                self.reason = "neighbour"
+                return max(range(1, len(self._rates)), key=self._rates.__getitem__)
+        self.reason = "off"
+        return 0
+
+    def _plan(self, sequences: int, *, changed: bool) -> None:
+        """Choose anew."""
+        self._age = 0
+        most = (1 << sequences.bit_length()) * (self.k_max + 1)
+        self._seconds = self._costs.by_rows(sequences, most)
+        self._by_row = self._seconds[: sequences + self.k_max + 1].tolist()
+        self._guesses.refresh()
+        if changed:
+            self._explore.restart()
+            self._price = self._made = self._spent = self._rounds = 0.0
+        for _ in range(2 if changed else 1):
+            self._predict(sequences)
+        rates = self._rates
+        best = max(range(len(rates)), key=rates.__getitem__)
+        if changed or rates[best] > _HYSTERESIS * rates[self._k]:
+            self._k = best
+        self._price = max(rates[0], self._blend(rates[self._k]))
+        if self._stops:
+            _, step = self._costs.drafting(sequences)
+            price = self._price
+            self._gain = self._guesses.gains(price * step / sequences, price * self._row)
+
+    def _blend(self, predicted: float) -> float:
+        """What the batch was seen to make at this size, as far as it was seen: stopping and cutting
+        make more than is predicted without them."""
+        if not self._k or not self._spent:
+            return predicted
+        share = self._rounds / (self._rounds + _TRUST)
+        return share * self._made / self._spent + (1.0 - share) * predicted
+
+    def _predict(self, sequences: int) -> None:
+        """Expected tokens per second for each number of draft steps, each proposal being cut where
+        its guesses are worth less than their rows."""
+        begin, step = self._costs.drafting(sequences)
+        alive = np.cumprod(self._guesses.sure, axis=1)
+        offered = np.array(self._guesses.acceptance.offering()) / len(alive)
+        self._row = row = self._seconds_of_a_row(sequences)
+        spent = begin + step * np.arange(self.k_max + 1)
+        spent[0] = 0.0
+        places = np.arange(len(self._seconds))
+        found = []
+        for bar in (0.0, 0.5, 1.0) if self._price else (0.0,):
+            worth = alive > bar * row * self._price
+            each = np.ones((2, self.k_max + 1))  # tokens, rows
+            each[0, 1:] += ((alive * worth).sum(0) * offered).cumsum()
+            each[1, 1:] += (worth.sum(0) * offered).cumsum()
+            seconds = np.interp(sequences * each[1], places, self._seconds) + spent
+            found.append((sequences * each[0] / seconds, each))
+        rates = np.stack([rate for rate, _ in found])
+        best = rates.argmax(0)
+        every = np.arange(self.k_max + 1)
+        self._rates = rates[best, every].tolist()
+        table = np.stack([each for _, each in found])[best, :, every]
+        self._each = [(tokens, rows) for tokens, rows in table.tolist()]
+        self._survival = np.diff(table[:, 0]).tolist()
+
+    def _seconds_of_a_row(self, sequences: int) -> float:
+        last = sequences * (self.k_max + 1)
+        more = float(self._seconds[last] - self._seconds[sequences])
+        return max(more, 0.0) / (last - sequences)
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        """Whether one more draft step, or several, are worth their seconds."""
+        depth = min(map(len, confidences))
+        if depth >= self.k_max or self._explore.round == "probe":
+            return False
+        if not self._stops or not depth:
+            return True
+        if self._explore.round == "trial":
+            return True
+        alive = self._guesses.alive(confidences)[:, -1]
+        return bool(np.interp(alive, GRID, self._gain[depth]).sum() > 0)
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        """The rows with the most expected tokens at the present price."""
+        if self._explore.round != "probe":
+            self._guesses.remember(confidences)
+        if self._explore.round == "trial":
+            return [len(sure) for sure in confidences]
+        if len(confidences) == 1:
+            return [self._keep_of(confidences[0])]
+        alive = self._guesses.alive(confidences)
+        ordered = np.sort(alive, axis=None)[::-1]
+        begin = self._sequences
+        most = len(self._seconds) - begin - 1  # where it was not obeyed there may be more
+        ordered = ordered[: min(int(np.count_nonzero(ordered > _NEVER)), most)]
+        seconds = self._seconds[begin : begin + len(ordered) + 1]
+        values = ordered.cumsum() - self._price * (seconds[1:] - seconds[0])
+        if not len(values) or values.max() <= 0:
+            return [0] * len(confidences)
+        least = ordered[int(values.argmax())]
+        kept: list[int] = (alive >= least).sum(1).tolist()
+        return kept
+
+    def _keep_of(self, confidences: Sequence[float]) -> int:
+        """`keep` for one sequence, without arrays."""
+        seconds, price, begin = self._by_row, self._price, self._sequences
+        bases, weight = self._guesses.bases, self._guesses.weight
+        alive, value = 1.0, 0.0
+        best, most = 0, 0.0
+        for j, confidence in enumerate(confidences):
+            z = bases[j] + weight * min(confidence, MOST)
+            alive /= 1.0 + exp(min(-z, LEAST))
+            value += alive
+            worth = value - price * (seconds[begin + j + 1] - seconds[begin])
+            if worth > most:
+                best, most = j + 1, worth
+        return best
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        """The length with the most expected tokens per second for the batch, whose other sequences
+        do as last chosen."""
+        sequences, k = self._sequences, self._k
+        others = sequences - 1
+        each_tokens, each_rows = self._each[k]
+        tokens, rows = others * each_tokens + 1.0, round(others * each_rows) + 1
+        begin, step = self._costs.drafting(others)
+        drafting = begin + k * step if others and k else 0.0
+        rate = self._rates[k] if instead else tokens / (self._seconds[rows] + drafting)
+        best = 0
+        most = min(len(survival), self.k_max, len(self._seconds) - 1 - rows)
+        for length in range(1, most + 1):
+            tokens += survival[length - 1]
+            found = tokens / (self._seconds[rows + length] + drafting)
+            if found > rate:
+                best, rate = length, found
+        return best
+
+    # -- afterwards --------------------------------------------------------------------------------
+
+    def update(self, observation: StepObservation) -> None:
+        """Learn from the step that the last choice led to."""
+        seen, outcomes = observation, observation.outcomes
+        probe = self._explore.round == "probe"
+        if self._explore.asks and seen.k:
+            self._guesses.acceptance.doubt(_DOUBT)
+        if probe and self._probe_sequences:
+            outcomes = [asked for asked in outcomes if asked.offered]
+        k = seen.k
+        if self._stops:  # what was not drafted was not asked for
+            k = min(k, max((outcome.offered for outcome in outcomes), default=0))
+        changes = self._guesses.acceptance.changes
+        self._guesses.learn(k, outcomes, seen)
+        if changes != self._guesses.acceptance.changes:
+            self._age, self._rounds = _SETTLED, 0.0  # choose anew at once
+        if self._explore.asks:
+            self._guesses.look_back(seen)
+            self._age = _SETTLED
+        if seen.pure_decode and seen.num_sequences:
+            self._costs.learn(seen, fresh=self._drafted)
+            self._realise(seen)
+        if seen.outcomes:
+            self._drafted = seen.k > 0 and not probe
+        self._explore.over(asked=seen.k > 0)
+
+    def _realise(self, seen: StepObservation) -> None:
+        seconds = seen.draft_seconds + seen.target_seconds + seen.host_seconds
+        self._made = self._made * _KEEP + seen.tokens
+        self._spent = self._spent * _KEEP + seconds
+        self._rounds = self._rounds * _KEEP + 1.0
+
+    def estimates(self) -> Estimates:
+        """As of the last choice."""
+        rates, k = self._rates, 1 if self.reason == "probe" else self._k
+        return Estimates(
+            k=k,
+            reason=self.reason,
+            acceptance=1.0 - self._guesses.acceptance.rejection,
+            survival=self._survival,
+            rates=rates,
+            speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,
+            num_sequences=self._sequences,
+        )
+
+
+def build_controller(config: SpeculationConfig, *, stops: bool = True) -> KController:
+    """The configured controller; without a proposer there is nothing to choose. `stops`: whether
+    the drafter asks between its steps."""
+    if config.k_max == 0 or config.controller.kind == "fixed":
+        return FixedK(config.k_max)
+    return AdaptiveK(config.k_max, stops=stops)

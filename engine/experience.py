@@ -1,0 +1,112 @@
+"""What is known of the main proposer's guesses: how they fare by depth, how far its confidence can
+be trusted, and a sample of its last proposals, which stands for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.confidence import LEAST, MOST, Array, Calibration
+from engine.controller import Confidences, StepObservation
+from engine.estimates import AcceptanceEstimate, Outcome
+
+_SAMPLE = 64  # proposals that stand for the next
+_LATEST = 8  # of a step that go into it
+_SEEN = 32  # of the sample, for the worth of one more confidence
+_NONE = -1e6  # the confidence of no guess
+
+GRID = np.linspace(0.0, 1.0, 17)
+
+
+class Experience:
+    """`refresh` before a choice; until then the chances stay as they were."""
+
+    def __init__(self, k_max: int) -> None:
+        self.acceptance = AcceptanceEstimate(k_max)
+        self.sure = np.zeros((1, k_max))  # `[sample, depth]`: that a guess is right
+        self.bases, self.weight = [0.0] * k_max, 0.0  # log-odds = base + weight * confidence
+        self._k_max = k_max
+        self._calibration = Calibration()
+        self._sample = np.full((_SAMPLE, k_max), np.nan)  # confidences
+        self._sampled = 0
+        self._odds = [0.0] * k_max  # of the chances by depth
+        self._base = np.zeros(k_max)
+
+    @property
+    def tells(self) -> bool:
+        """Whether the proposer says how sure it is, so that lengths vary."""
+        return self._sampled > 0
+
+    def refresh(self) -> None:
+        """The chances of the sampled proposals as of now; the mean chance where there was none."""
+        chances = np.array(self.acceptance.chances())
+        odds = np.log(chances / (1.0 - chances))
+        base, slope, self.weight = self._calibration.line()
+        self._base = base + slope * odds
+        self.bases, self._odds = self._base.tolist(), odds.tolist()
+        sample = self._sample[: max(min(self._sampled, _SAMPLE), 1)]
+        self.sure = np.where(np.isnan(sample), chances, self._calibration.sure(odds, sample))
+
+    def alive(self, confidences: Confidences) -> Array:
+        """`[sequences, most]`: that a guess and all before it are right; as good as 0 where there
+        is none."""
+        most = max(map(len, confidences))
+        if min(map(len, confidences)) < most:
+            confidences = [[*sure, *[_NONE] * (most - len(sure))] for sure in confidences]
+        table = np.minimum(np.array(confidences, dtype=float), MOST)
+        z = self._base[:most] + self.weight * table
+        sure: Array = 1.0 / (1.0 + np.exp(np.minimum(-z, LEAST)))
+        return sure.cumprod(axis=1) if most > 1 else sure
+
+    def gains(self, step: float, row: float) -> Array:
+        """`[depth, GRID]`: what going on after `depth` guesses is worth to a sequence, by the
+        chance that all so far are right: one step more and see, or as many as pay on average. All
+        in tokens, `step` being its share of a draft step's price and `row` that of a row."""
+        see = np.maximum(GRID[:, None, None] * self.sure[:_SEEN] - row, 0.0).mean(1).T - step
+        chances = self.sure.mean(0)
+        gains = np.empty((self._k_max, len(GRID)))
+        for depth in range(self._k_max):
+            ahead = np.cumprod(chances[depth:])
+            each = np.maximum(np.multiply.outer(GRID, ahead) - row, 0.0) - step
+            gains[depth] = np.maximum(np.cumsum(each, axis=1).max(1), see[depth])
+        return gains
+
+    def remember(self, confidences: Confidences) -> None:
+        """Of proposals that were just made."""
+        for sure in confidences[:_LATEST]:
+            row = self._sample[self._sampled % _SAMPLE]
+            row[: len(sure)] = sure
+            row[len(sure) :] = np.nan
+            self._sampled += 1
+
+    def learn(self, k: int, outcomes: Sequence[Outcome], seen: StepObservation) -> None:
+        """What became of the guesses of a step; see StepObservation."""
+        self.acceptance.update(k, outcomes)
+        if seen.agreements:
+            self.acceptance.agree([[hit for _, hit in each] for each in seen.agreements])
+        if (seen.confidences or seen.agreements) and self._calibration.wants():
+            self._calibrate(seen)
+
+    def look_back(self, seen: StepObservation) -> None:
+        """Remember what would have been proposed in a spell without guesses: from each position
+        behind a wrong guess on."""
+        for stretch in seen.agreements:
+            starts = [0, *(i + 1 for i, (_, hit) in enumerate(stretch) if not hit)]
+            sure = [confidence for confidence, _ in stretch]
+            rows = [sure[start : start + self._k_max] for start in starts]
+            self.remember([row for row in rows if row])
+
+    def _calibrate(self, seen: StepObservation) -> None:
+        odds, sure, hits = list[float](), list[float](), list[bool]()
+        for outcome, found in zip(seen.outcomes, seen.confidences, strict=False):
+            tried = min(outcome.tried, len(found), self._k_max)
+            odds += self._odds[:tried]
+            sure += found[:tried]
+            hits += [i < outcome.right for i in range(tried)]
+        for stretch in seen.agreements:
+            odds += self._odds[:1] * len(stretch)
+            sure += [confidence for confidence, _ in stretch]
+            hits += [hit for _, hit in stretch]
+        self._calibration.learn(odds, sure, hits)

@@ -1,0 +1,252 @@
+"""What a step costs: seconds of the target by rows, of drafting by steps, of the host.
+
+A profile measured at start says what to expect; every pure decode step corrects it. What is learnt
+fades, so it follows a changing machine. Pure arithmetic over numbers that are passed in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from math import exp, log, log2
+
+import numpy as np
+
+from engine.confidence import Array
+from engine.controller import StepObservation
+from engine.estimates import Points
+
+_OUTLIER = 0.7  # log-seconds beyond which an observation is clipped
+_COMMON_RATE, _RESIDUAL_RATE = 0.1, 0.05
+_LINE_KEEP = 0.97  # what a round-old host time still counts
+
+
+class _Curve:
+    """Seconds by size, linear between measured points and beyond the last."""
+
+    def __init__(self, points: Points) -> None:
+        table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
+        if len(table) == 1:
+            table.append((table[0][0] + 1, table[0][1]))
+        self._sizes = [float(size) for size, _ in table]
+        self._seconds = [seconds for _, seconds in table]
+        self._least = 0.5 * self._seconds[0]
+
+    def _slope(self, i: int) -> float:
+        seconds, sizes = self._seconds, self._sizes
+        return (seconds[i] - seconds[i - 1]) / (sizes[i] - sizes[i - 1])
+
+    def at(self, size: float) -> float:
+        i = min(max(bisect_right(self._sizes, size), 1), len(self._sizes) - 1)
+        return max(self._seconds[i] + self._slope(i) * (size - self._sizes[i]), self._least)
+
+    def many(self, sizes: Array) -> Array:
+        """`at`, for an array."""
+        found = np.interp(sizes, self._sizes, self._seconds)
+        first, last = self._sizes[0], self._sizes[-1]
+        found += np.maximum(sizes - last, 0.0) * self._slope(len(self._sizes) - 1)
+        found -= np.maximum(first - sizes, 0.0) * self._slope(1)
+        return np.maximum(found, self._least)
+
+
+class CostCurve:
+    """Seconds by size: a profile, linear between its points, times what it got wrong.
+
+    The correction has a factor for all sizes within a group (a group is a batch size; heat,
+    neighbours, context and the work per sequence land here) and one for each of some sizes in that
+    group (`_place`), interpolated where none was seen. Corrections are logarithms.
+    """
+
+    def __init__(self, points: Points = ((1, 1e-5),)) -> None:
+        self.set_profile(points)
+
+    def set_profile(self, points: Points, groups: Mapping[int, Points] | None = None) -> None:
+        """Start over from measured points; a single one means a flat curve. `groups` have curves of
+        their own; between two of them it is the mean."""
+        self._curve = _Curve(points)
+        self._curves = {group: _Curve(own) for group, own in (groups or {}).items()}
+        self._common: dict[int, float] = {}
+        self._latest = 0.0  # the correction of the group seen last, for groups not seen yet
+        self._residuals: dict[int, dict[int, float]] = {}  # by group, then place
+        self._visits: dict[tuple[int, int], int] = {}
+
+    def _base(self, group: int) -> list[_Curve]:
+        """One curve, or the two to take the mean of."""
+        if not self._curves:
+            return [self._curve]
+        if group in self._curves:
+            return [self._curves[group]]
+        below = max((g for g in self._curves if g < group), default=None)
+        above = min((g for g in self._curves if g > group), default=None)
+        return [self._curves[g] for g in (below, above) if g is not None]
+
+    def predict(self, size: float, group: int) -> float:
+        correction = self._common.get(group, self._latest)
+        residuals = self._residuals.get(group)
+        if residuals:
+            correction += _interpolated(residuals, _place(size))
+        curves = self._base(group)
+        return sum(curve.at(size) for curve in curves) / len(curves) * exp(correction)
+
+    def many(self, sizes: Array, group: int) -> Array:
+        """`predict`, for an array of sizes."""
+        curves = self._base(group)
+        base = sum((curve.many(sizes) for curve in curves), np.zeros(len(sizes))) / len(curves)
+        base = base * exp(self._common.get(group, self._latest))
+        if residuals := self._residuals.get(group):
+            places = sorted(residuals)
+            values = [residuals[place] for place in places]
+            base = base * np.exp(np.interp(_places(sizes), places, values))
+        return base
+
+    def update(self, size: float, group: int, seconds: float) -> None:
+        """Learn from one measurement. A size's first ones set its own factor; later, what is common
+        is learnt faster, so a slow spell does not make the other sizes look good."""
+        place = round(_place(size))
+        residuals = self._residuals.setdefault(group, {})
+        error = log(max(seconds, 1e-7) / self.predict(size, group))
+        visits = self._visits.get((group, place), 0) + 1
+        self._visits[group, place] = visits
+        if visits > 1:
+            error = min(max(error, -_OUTLIER), _OUTLIER)
+        residual = _interpolated(residuals, place) if residuals else 0.0
+        if residuals:
+            rate = max(_RESIDUAL_RATE, 1.0 / visits)
+            residual += rate * error
+            step = (1.0 - rate) * _COMMON_RATE
+        else:
+            step = 1.0
+        residuals[place] = residual
+        self._latest = self._common.get(group, self._latest) + step * error
+        self._common[group] = self._latest
+
+
+def _place(size: float) -> float:
+    """Where a size stands among those that have a factor: each up to 8, then four per octave."""
+    return size if size <= 8 else 8.0 + 4.0 * log2(size / 8.0)
+
+
+def _places(sizes: Array) -> Array:
+    return np.where(sizes <= 8, sizes, 8.0 + 4.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
+
+
+def _interpolated(table: dict[int, float], key: float) -> float:
+    """The value at `key`, between its neighbours', or the nearest one's."""
+    if key in table:
+        return table[int(key)]
+    below = max((k for k in table if k < key), default=None)
+    above = min((k for k in table if k > key), default=None)
+    if below is None or above is None:
+        return table[next(k for k in (below, above) if k is not None)]
+    share = (key - below) / (above - below)
+    return table[below] + share * (table[above] - table[below])
+
+
+class Line:
+    """Seconds as a line over a size, by decayed least squares about a slope that is expected; the
+    more the sizes vary, the less that counts. The slope is never negative."""
+
+    def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0) -> None:
+        self._expected, self._stiffness = slope, stiffness
+        self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
+
+    def update(self, size: float, seconds: float) -> None:
+        """Learn from one measurement; outliers are cut."""
+        if self._weight > 4.0:
+            seconds = min(seconds, 3.0 * self.predict(size) + 1e-4)
+        self._weight = self._weight * _LINE_KEEP + 1.0
+        self._x = self._x * _LINE_KEEP + size
+        self._y = self._y * _LINE_KEEP + seconds
+        self._xx = self._xx * _LINE_KEEP + size * size
+        self._xy = self._xy * _LINE_KEEP + size * seconds
+
+    def line(self) -> tuple[float, float]:
+        """Seconds at size 0, and more for each."""
+        if not self._weight:
+            return 0.0, self._expected
+        x, y = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - x * x
+        along = self._xy / self._weight - x * y + self._stiffness * self._expected
+        slope = max(0.0, along / (spread + self._stiffness))
+        return y - slope * x, slope
+
+    @property
+    def ratio(self) -> float:
+        """Mean seconds by mean size."""
+        return self._y / self._x
+
+    def predict(self, size: float) -> float:
+        start, slope = self.line()
+        return max(start + slope * size, 0.0)
+
+
+class DraftCost:
+    """Seconds of drafting: what it takes to begin, and more for each step; a line for each batch
+    size (of a power of two), about the step that was measured at start."""
+
+    def __init__(self) -> None:
+        self._profile = CostCurve()
+        self._lines: dict[int, Line] = {}
+
+    def set_profile(self, points: Points) -> None:
+        self._profile.set_profile(points)
+        self._lines.clear()
+
+    def line(self, sequences: int) -> tuple[float, float]:
+        """Seconds to begin, and of a step. Beginning costs something: where a dear step would say
+        otherwise, the step is cheaper."""
+        line = self._of(sequences)
+        start, step = line.line()
+        return (start, step) if start >= 0.0 else (0.0, line.ratio)
+
+    def update(self, sequences: int, steps: int, seconds: float) -> None:
+        self._of(sequences).update(steps, seconds)
+
+    def _of(self, sequences: int) -> Line:
+        group = sequences.bit_length()
+        if group not in self._lines:
+            step = self._profile.predict(sequences, group)
+            self._lines[group] = Line(step, stiffness=0.25)
+        return self._lines[group]
+
+
+class StepCosts:
+    """All of them. Groups are powers of two of the sequences in a step."""
+
+    def __init__(self) -> None:
+        self._target = CostCurve(((1, 1e-3), (65, 2e-3)))
+        self._draft = DraftCost()
+        self._host = Line()
+
+    def profile(
+        self, target: Points, draft: Points, host_seconds: float, batches: Mapping[int, Points]
+    ) -> None:
+        """As KController.profile. Without draft points (nothing to forward) a draft step is cheap
+        until it is seen to be otherwise."""
+        if target:
+            groups = {n.bit_length(): points for n, points in batches.items()}
+            self._target.set_profile(target, groups)
+        if draft:
+            self._draft.set_profile(draft)
+        self._host.update(1, host_seconds)
+
+    def by_rows(self, sequences: int, most: int) -> Array:
+        """Seconds of target and host for 0 to `most` rows."""
+        rows = np.arange(most + 1.0)
+        start, slope = self._host.line()
+        target = self._target.many(rows, sequences.bit_length())
+        return target + np.maximum(start + slope * rows, 0.0)
+
+    def drafting(self, sequences: int) -> tuple[float, float]:
+        """Seconds to begin drafting, and of each step."""
+        return self._draft.line(max(sequences, 1))
+
+    def learn(self, seen: StepObservation, *, fresh: bool) -> None:
+        """From a pure decode step; `fresh`: the drafter had nothing to catch up with."""
+        size = seen.num_sequences.bit_length()
+        self._target.update(seen.rows, size, seen.target_seconds)
+        self._host.update(seen.rows, seen.host_seconds)
+        drafting = seen.num_sequences if seen.num_drafting is None else seen.num_drafting
+        steps = max((outcome.offered for outcome in seen.outcomes), default=0)
+        if steps and fresh and drafting:
+            self._draft.update(drafting, steps, seen.draft_seconds)

@@ -1,0 +1,181 @@
+"""A world for controllers: known acceptance, known costs, seeded noise."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from engine.adaptive import AdaptiveK
+from engine.controller import KController, Load, StepObservation
+from engine.estimates import Outcome
+
+K_MAX = 8
+_MOST_JUDGED = 32
+Guess = tuple[float, bool]  # confidence, and whether it is right
+
+
+@dataclass
+class World:
+    """Costs in seconds. A draft step is `draft`, a target forward `base` plus `row` for each row
+    beyond `free` rows; a guess is right with probability `alpha`; a proposer has something to say
+    with probability `speaks`. `informed`: what a standard deviation of confidence adds to the
+    log-odds of a guess; 0: nothing; None: there are no confidences, nor agreements."""
+
+    alpha: float
+    batch: int = 1
+    base: float = 4e-3
+    row: float = 1e-4
+    free: int = 1
+    draft: float = 4e-4
+    host: float = 2e-4
+    noise: float = 0.05
+    speaks: float = 1.0
+    informed: float | None = None
+    seed: int = 1
+    random: random.Random = field(init=False)
+    missed: list[int] = field(init=False)  # positions of each sequence that the drafter must run
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.missed = [0] * self.batch
+
+    def target(self, rows: int) -> float:
+        return self.base + self.row * max(0, rows - self.free)
+
+    def rate(self, k: int) -> float:
+        """Expected tokens per second at a fixed K (exact where the target's cost is linear)."""
+        tokens = 1 + self.speaks * sum(self.alpha**j for j in range(1, k + 1))
+        rows = round(self.batch * (1 + k * self.speaks))
+        return self.batch * tokens / (self.host + self.target(rows) + k * self.draft)
+
+    @property
+    def best_rate(self) -> float:
+        return max(self.rate(k) for k in range(K_MAX + 1))
+
+    def guess(self) -> Guess:
+        surprise = self.random.gauss(0.0, 1.0) if self.informed is not None else 0.0
+        odds = math.log(max(self.alpha, 1e-9) / max(1.0 - self.alpha, 1e-9))
+        chance = 1.0 / (1.0 + math.exp(-odds - (self.informed or 0.0) * surprise))
+        return 3.0 + surprise, self.random.random() < chance
+
+    def guesses(self, k: int) -> list[Guess]:
+        spoken = self.random.random() < self.speaks
+        return [self.guess() for _ in range(k)] if spoken else []
+
+    def round(self, controller: KController, k: int) -> StepObservation:
+        """One step as the engine makes it: draft until told to stop, cut, verify."""
+        limit = controller.max_speculating
+        asked = self.batch if limit is None else min(limit, self.batch)
+        ahead = [self.guesses(k if i < asked else 0) for i in range(self.batch)]
+        agreements = self._catch_up(asked if k else 0)
+        depth = self._depth(controller, ahead, k)
+        made = [guesses[:depth] for guesses in ahead]
+        kept = self._kept(controller, made)
+        outcomes = [_outcome(*each) for each in zip(made, kept, strict=True)]
+        accepted = [min(o.right, n) for o, n in zip(outcomes, kept, strict=True)]
+        for i, guesses in enumerate(made):
+            behind = int(accepted[i] == len(guesses))
+            self.missed[i] = behind if guesses else self.missed[i] + 1
+        rows = self.batch + sum(kept)
+        jitter = self.random.lognormvariate(0.0, self.noise)
+        return StepObservation(
+            num_sequences=self.batch,
+            rows=rows,
+            k=k,
+            tokens=self.batch + sum(accepted),
+            outcomes=outcomes,
+            draft_seconds=max(map(len, made)) * self.draft * jitter,
+            target_seconds=self.target(rows) * jitter,
+            host_seconds=self.host,
+            pure_decode=True,
+            confidences=self._told(made, outcomes),
+            agreements=agreements,
+        )
+
+    def _catch_up(self, asked: int) -> list[list[Guess]]:
+        if self.informed is None:
+            return []
+        spells = [min(missed, _MOST_JUDGED) for missed in self.missed[:asked]]
+        return [[self.guess() for _ in range(spell)] for spell in spells if spell]
+
+    def _depth(self, controller: KController, ahead: list[list[Guess]], k: int) -> int:
+        depth = min(k, 1)
+        while depth < k:
+            live = [guesses[:depth] for guesses in ahead if len(guesses) > depth]
+            sure = [[confidence for confidence, _ in guesses] for guesses in live]
+            if not live or (self.informed is not None and not controller.goes_on(sure)):
+                break
+            depth += 1
+        return depth
+
+    def _kept(self, controller: KController, made: list[list[Guess]]) -> list[int]:
+        drafted = [[confidence for confidence, _ in guesses] for guesses in made if guesses]
+        if self.informed is None or not drafted:
+            return [len(guesses) for guesses in made]
+        lengths = iter(controller.keep(drafted))
+        kept = [next(lengths) if guesses else 0 for guesses in made]
+        assert all(0 <= n <= len(guesses) for n, guesses in zip(kept, made, strict=True))
+        return kept
+
+    def _told(self, made: list[list[Guess]], outcomes: list[Outcome]) -> list[list[float]]:
+        if self.informed is None:
+            return []
+        return [
+            [confidence for confidence, _ in guesses[: outcome.tried]]
+            for guesses, outcome in zip(made, outcomes, strict=True)
+        ]
+
+    def profile(self, controller: KController, *, wrong_by: float = 1.1) -> None:
+        sizes = (1, 2, 3, 5, 9, 16, 64, 256)
+        controller.profile(
+            [(n, self.target(n) * wrong_by) for n in sizes],
+            [(n, self.draft / wrong_by) for n in (1, 4, 16, 64)],
+            self.host,
+        )
+
+
+def _outcome(made: list[Guess], kept: int) -> Outcome:
+    """As the engine tells it: what was cut is compared with the token that came."""
+    hits = sum(1 for _ in takewhile(lambda guess: guess[1], made))
+    tried = min(len(made), min(hits, kept) + 1)
+    right = min(hits, tried)
+    return Outcome(len(made), min(tried, right + 1), right)
+
+
+@dataclass
+class Trace:
+    """`ks` were chosen, `depths` drafted."""
+
+    ks: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def switches(self) -> int:
+        return sum(a != b for a, b in zip(self.ks, self.ks[1:], strict=False))
+
+
+def play(controller: KController, world: World, rounds: int) -> Trace:
+    trace = Trace()
+    for _ in range(rounds):
+        k = controller.choose(Load(num_sequences=world.batch))
+        seen = world.round(controller, k)
+        controller.update(seen)
+        trace.ks.append(k)
+        trace.depths.append(max(outcome.offered for outcome in seen.outcomes))
+        trace.tokens += seen.tokens
+        trace.seconds += seen.draft_seconds + seen.target_seconds + seen.host_seconds
+    return trace
+
+
+def adaptive(world: World, *, stops: bool = False) -> AdaptiveK:
+    controller = AdaptiveK(K_MAX, stops=stops)
+    world.profile(controller)
+    return controller

@@ -1,0 +1,78 @@
+"""Confidence beside experience: the fit finds what is known to be true, and ignores noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.confidence import Array, Calibration
+
+ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
+
+
+def learn(calibration: Calibration, slope: float, trials: int, *, scale: float = 1.0) -> None:
+    """Guesses whose log-odds are their prior's and `slope` for each deviation of confidence."""
+    rng = np.random.default_rng(3)
+    for _ in range(trials // 48):
+        odds = ODDS[rng.integers(0, 3, 48)]
+        surprise = rng.normal(size=48)
+        hits = rng.random(48) < chance(odds + slope * surprise)
+        confidences = scale * (3.0 + surprise)
+        calibration.learn(odds.tolist(), confidences.tolist(), hits.tolist())
+
+
+def chance(odds: Array) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-odds)))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 2.0])
+@pytest.mark.parametrize("slope", [0.5, 1.5])
+def test_it_learns_a_known_logistic(slope: float, scale: float) -> None:
+    """Law: calibrated within a few per cent at each depth, whatever the confidence's scale."""
+    calibration = Calibration()
+    learn(calibration, slope, 12_000, scale=scale)
+    surprise = np.linspace(-1.5, 1.5, 7)
+    for odds in ODDS:
+        said = calibration.sure(np.full(7, odds), scale * (3.0 + surprise))
+        assert np.abs(said - chance(odds + slope * surprise)).max() < 0.08
+
+
+def test_a_useless_confidence_is_ignored() -> None:
+    calibration = Calibration()
+    before = calibration.line()[2]
+    learn(calibration, 0.0, 12_000)
+    assert calibration.line()[2] < 0.1 < before
+    for odds in ODDS:
+        said = calibration.sure(np.full(3, odds), np.array([1.5, 3.0, 4.5]))
+        assert said == pytest.approx([float(chance(odds))] * 3, abs=0.06)
+
+
+def test_it_follows_a_confidence_that_becomes_useless() -> None:
+    calibration = Calibration()
+    learn(calibration, 2.0, 6_000)
+    assert calibration.line()[2] > 1.0
+    learn(calibration, 0.0, 12_000)
+    assert calibration.line()[2] < 0.25
+
+
+def test_chances_are_chances_for_any_numbers() -> None:
+    """Law: between 0 and 1 and never falling with confidence, even a hostile one; beyond 12 all are
+    equally sure."""
+    calibration = Calibration()
+    calibration.learn([0.0] * 96, [99.0, -1e6] * 48, [True, False] * 48)
+    said = calibration.sure(np.zeros(6), np.array([-1e6, -50.0, 0.0, 5.0, 12.0, 99.0]))
+    assert np.isfinite(said).all()
+    assert (said >= 0).all()
+    assert (said <= 1).all()
+    assert (np.diff(said) >= 0).all()
+    assert said[4] == said[5]
+
+
+def test_it_does_not_ask_for_every_round() -> None:
+    """Fits cost time: after one it pauses, and then wants trials again."""
+    calibration = Calibration()
+    assert calibration.wants()
+    learn(calibration, 1.0, 48)
+    answers = [calibration.wants() for _ in range(12)]
+    assert not answers[0]
+    assert answers[-1]

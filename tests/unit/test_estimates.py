@@ -1,0 +1,131 @@
+"""How guesses fare by depth: learnt, faded, doubted, and found out in hindsight."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.estimates import AcceptanceEstimate, Outcome, _rounds
+
+K = 4
+
+
+class Counted(AcceptanceEstimate):
+    """It counts its doubts."""
+
+    doubts = 0
+
+    def doubt(self, trials: float) -> None:
+        self.doubts += 1
+        super().doubt(trials)
+
+
+def outcome(rng: random.Random, alpha: float) -> Outcome:
+    right = 0
+    while right < K and rng.random() < alpha:
+        right += 1
+    return Outcome(K, min(right + 1, K), right)
+
+
+def rounds(estimate: AcceptanceEstimate, alpha: float, count: int, *, batch: int = 1) -> None:
+    rng = random.Random(7)
+    for _ in range(count):
+        estimate.update(K, [outcome(rng, alpha) for _ in range(batch)])
+
+
+def test_expectations_by_depth() -> None:
+    """Two guesses whenever four are allowed, both always right: nothing is known of the third, and
+    nothing is to be had from it."""
+    estimate = AcceptanceEstimate(4)
+    for _ in range(300):
+        estimate.update(4, [Outcome(2, 2, 2)])
+    assert estimate.offering() == pytest.approx([1, 1, 0, 0], abs=0.01)
+    assert estimate.survival() == pytest.approx([1, 1, 0, 0], abs=0.02)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_it_learns_the_chance_at_each_depth(alpha: float) -> None:
+    """Two deviations of what 192 rounds tell at the first depth; fewer get to the last."""
+    estimate = AcceptanceEstimate(K)
+    rounds(estimate, alpha, 600)
+    assert estimate.chances()[0] == pytest.approx(alpha, abs=0.08)
+    assert estimate.chances()[-1] == pytest.approx(alpha, abs=0.15)
+    assert 1.0 - estimate.rejection == pytest.approx(alpha, abs=0.06)
+
+
+def test_a_spell_of_hits_lifts_every_depth() -> None:
+    """Law: what the drafter would have guessed counts as if it had been verified."""
+    estimate = AcceptanceEstimate(6)
+    for _ in range(50):
+        estimate.update(6, [Outcome(6, 1, 0)])
+    before = estimate.chances()
+    estimate.agree([[True] * 21, [True] * 21])
+    assert all(new > old for new, old in zip(estimate.chances(), before, strict=True))
+
+
+def test_one_position_alone_tells_of_the_drafter_but_of_no_depth() -> None:
+    """The one behind a proposal that was all right: it counts where nothing is known by depth."""
+    estimate = AcceptanceEstimate(2)
+    before = estimate.rejection
+    estimate.agree([[False]] * 40)
+    assert estimate.rejection > before
+    estimate.agree([[True]] * 400)
+    assert estimate.rejection < before
+
+
+@pytest.mark.parametrize(
+    ("stretch", "expected"),
+    [
+        ("F", [(1, 0)]),
+        ("FF", [(1, 0), (1, 0)]),
+        ("HF", [(2, 1)]),
+        ("HHF", [(3, 2)]),
+        ("HHHF", [(3, 3)]),
+        ("HHHH", [(3, 3)]),
+        ("HHHHH", [(3, 3), (1, 1)]),
+        ("HHHFHF", [(3, 3), (2, 1)]),
+        ("HH", [(2, 2)]),
+        ("FHH", [(1, 0), (2, 2)]),
+        ("", []),
+    ],
+)
+def test_a_stretch_is_what_proposals_would_have_come_to(
+    stretch: str, expected: list[tuple[int, int]]
+) -> None:
+    """By hand, for proposals of three: a round ends with its first miss, or with the token behind
+    three hits, whatever that is; the end of the stretch is not known to be a miss."""
+    found = _rounds([letter == "H" for letter in stretch], 3)
+    assert found == [Outcome(3, tried, right) for tried, right in expected]
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.9, 0.1), (0.1, 0.9)])
+def test_a_change_is_noticed_in_a_few_rounds(first: float, then: float) -> None:
+    """Law: it need not wait until 192 rounds have faded."""
+    estimate = Counted(K)
+    rounds(estimate, first, 500)
+    estimate.doubts = 0
+    rounds(estimate, then, 24)
+    assert estimate.doubts > 0
+    assert estimate.chances()[0] == pytest.approx(then, abs=0.25)
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_no_change_is_seen_where_there_is_none(alpha: float, batch: int) -> None:
+    """Law: of 5000 rounds alike, hardly one passes for a change."""
+    estimate = Counted(K)
+    rounds(estimate, alpha, 5000, batch=batch)
+    assert estimate.doubts <= 10
+
+
+def test_doubt_lets_news_overturn_the_past() -> None:
+    """Law: the estimate stays, its weight goes."""
+    sure, doubted = AcceptanceEstimate(K), AcceptanceEstimate(K)
+    for estimate in (sure, doubted):
+        rounds(estimate, 0.2, 400)
+    doubted.doubt(4.0)
+    assert doubted.chances()[0] == pytest.approx(sure.chances()[0], abs=0.15)
+    for estimate in (sure, doubted):
+        estimate.update(K, [Outcome(K, K, K)])
+    assert doubted.chances()[0] > sure.chances()[0] + 0.05

@@ -1,0 +1,179 @@
+"""What AdaptiveK cuts and where it stops drafting, against brute force and in plain cases."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from engine.adaptive import AdaptiveK
+from engine.controller import Load
+from tests.support.controller_world import K_MAX, World, adaptive, play
+
+
+def trained(batch: int, *, row: float = 4e-4, draft: float = 1e-4, rounds: int = 150) -> AdaptiveK:
+    """In a world where confidence tells."""
+    world = World(alpha=0.6, batch=batch, row=row, draft=draft, informed=1.5)
+    controller = adaptive(world, stops=True)
+    play(controller, world, rounds)
+    assert controller.choose(Load(batch)) == K_MAX
+    return controller
+
+
+def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[int]) -> float:
+    """Expected tokens of these lengths, less the price of their rows."""
+    alive = controller._guesses.alive(confidences)
+    tokens = sum(float(row[:n].sum()) for row, n in zip(alive, lengths, strict=True))
+    seconds, begin = controller._seconds, len(confidences)
+    return tokens - controller._price * float(seconds[begin + sum(lengths)] - seconds[begin])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_kept_lengths_are_the_best_of_all(batch: int) -> None:
+    """Law: for the price and the costs that it has, no other lengths are worth more."""
+    controller, rng = trained(batch), random.Random(batch)
+    distinct = set()
+    for _ in range(12):
+        most = [rng.randint(1, 3 if batch == 4 else K_MAX) for _ in range(batch)]
+        confidences = [[rng.gauss(2.5, 1.5) for _ in range(n)] for n in most]
+        kept = controller.keep(confidences)
+        assert all(0 <= n <= all_ for n, all_ in zip(kept, most, strict=True))
+        every = itertools.product(*(range(n + 1) for n in most))
+        best = max(value(controller, confidences, list(lengths)) for lengths in every)
+        assert value(controller, confidences, kept) == pytest.approx(best, abs=1e-9)
+        distinct.add(tuple(kept))
+    assert len(distinct) > 2
+
+
+def test_one_sequence_is_judged_like_one_among_none() -> None:
+    """Law: the way without arrays says what the way with arrays says."""
+    controller, rng = trained(1), random.Random(5)
+    for _ in range(200):
+        sure = [rng.gauss(2.5, 1.5) for _ in range(rng.randint(1, K_MAX))]
+        assert controller.keep([sure]) == controller.keep([sure, []])[:1]
+
+
+def test_a_sure_guess_is_kept_where_a_doubtful_one_is_not() -> None:
+    """Law: rows go to those guesses that are likely to be right."""
+    controller = trained(4, row=1e-3)
+    sure, doubtful = controller.keep([[6.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4])[:2]
+    assert sure > doubtful
+    longer, shorter = controller.keep([[6.0, 6.0, 6.0], [6.0, -1.0, 6.0], [6.0], [6.0]])[:2]
+    assert longer > shorter == 1
+
+
+def test_nothing_is_kept_where_rows_are_too_dear() -> None:
+    """Law: a proposal may be left out altogether."""
+    world = World(alpha=0.3, batch=4, row=2e-2, informed=0.0)
+    controller = adaptive(world, stops=True)
+    play(controller, world, 100)
+    assert controller.keep([[3.0] * 4] * 4) == [0] * 4
+    assert controller.keep([[3.0] * 4]) == [0]
+
+
+def test_drafting_ends_at_the_bound_and_where_nothing_can_pay() -> None:
+    controller = trained(2)
+    assert controller.goes_on([[6.0], [6.0]])
+    assert not controller.goes_on([[9.0] * K_MAX] * 2)
+    assert not controller.goes_on([[-9.0], [-9.0]])
+    dear = World(alpha=0.6, batch=2, draft=0.5, informed=1.5)
+    without = adaptive(dear, stops=True)
+    play(without, dear, 40)
+    assert not without.goes_on([[9.0], [9.0]])
+
+
+def test_a_sure_draft_goes_deeper() -> None:
+    """Law: how long it drafts follows how sure it is, not acceptance alone."""
+    controller = trained(1, draft=6e-4)
+    depths = []
+    for confidence in (0.0, 3.0, 7.0):
+        depth = 1
+        while controller.goes_on([[confidence] * depth]):
+            depth += 1
+        depths.append(depth)
+    assert depths == sorted(depths)
+    assert depths[0] < depths[2] == K_MAX
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) -> None:
+    """Law: a confidence that says nothing is soon ignored, and nothing is lost by it."""
+    world = World(alpha=alpha, batch=batch, row=2e-4, free=8, informed=0.0)
+    controller = adaptive(world, stops=stops)
+    trace = play(controller, world, 800)
+    assert controller._guesses.weight < 0.25
+    assert trace.rate > 0.93 * world.best_rate
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_good_confidence_is_worth_tokens(batch: int) -> None:
+    """Law: with the same chances on average, knowing which guesses are good makes it faster."""
+    rates = []
+    for informed in (0.0, 2.5):
+        world = World(alpha=0.6, batch=batch, row=4e-4, draft=2e-4, informed=informed)
+        rates.append(play(adaptive(world, stops=True), world, 600).rate)
+    assert rates[1] > rates[0]
+
+
+def test_probes_come_back_from_off() -> None:
+    """Law: while off, somebody is asked every 16 to 48 rounds, mostly a few sequences; what they
+    would have guessed meanwhile brings speculation back within 100 rounds."""
+    world = World(alpha=0.03, batch=8, draft=8e-4, row=2e-4, informed=1.0)
+    controller = adaptive(world, stops=True)
+    play(controller, world, 200)
+    asked, at = list[tuple[str, int | None]](), []
+    for index in range(500):
+        k = controller.choose(Load(world.batch))
+        if k:
+            asked.append((controller.reason, controller.max_speculating))
+            at.append(index)
+        controller.update(world.round(controller, k))
+    gaps = np.diff(at)
+    assert set(asked) == {("probe", 4), ("neighbour", None)}
+    trials = asked.count(("neighbour", None)) / 2  # of two rounds each
+    assert asked.count(("probe", 4)) > 2 * trials
+    assert set(gaps) <= {1, *range(16, 49)}
+    world.alpha = 0.95
+    trace = play(controller, world, 100)
+    assert min(trace.depths[-3:]) > 1
+
+
+def test_a_trial_is_drafted_and_verified_as_it_was_meant() -> None:
+    """Law: what a step with K > 0 costs is found out by making one, though no guess in it is
+    believed to be worth its row."""
+    world = World(alpha=0.03, batch=8, draft=8e-4, row=2e-4, informed=1.0)
+    controller = adaptive(world, stops=True)
+    for _ in range(200):
+        k = controller.choose(Load(world.batch))
+        if controller.reason == "neighbour":
+            break
+        controller.update(world.round(controller, k))
+    doubtful = [[-9.0]] * 8
+    assert controller.goes_on(doubtful)
+    assert controller.keep(doubtful) == [1] * 8
+    controller.update(world.round(controller, k))
+    assert not controller.goes_on(doubtful)
+    assert controller.keep(doubtful) == [0] * 8
+
+
+def feared(target: float, draft: float) -> list[int]:
+    """Depths at last where a profile says that 63 rows more and a draft step take so long."""
+    world = World(alpha=0.9, batch=1, informed=1.0)
+    controller = AdaptiveK(K_MAX)
+    controller.profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4)
+    play(controller, world, 400)
+    return play(controller, world, 40).depths
+
+
+def test_rows_that_are_wrongly_feared_are_found_out() -> None:
+    """Law: a profile that calls rows ruinous keeps K at 0 for a while only."""
+    assert min(feared(target=1.0, draft=4e-4)) > 0
+
+
+def test_drafting_that_is_wrongly_feared_is_found_out() -> None:
+    """Law: a profile that calls drafting ruinous keeps K at 0 for a while only."""
+    assert min(feared(target=1e-2, draft=2e-2)) > 0

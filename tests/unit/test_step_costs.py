@@ -1,0 +1,156 @@
+"""What a step costs: the profile, and the clock that corrects it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from engine.controller import StepObservation
+from engine.estimates import Outcome
+from engine.step_costs import CostCurve, DraftCost, Line, StepCosts
+
+FLAT = [(1, 4e-3), (64, 4e-3)]
+
+
+def test_each_size_up_to_eight_has_its_own_factor() -> None:
+    """Law: kernels have steps; a row more may cost much or nothing."""
+    curve, rng = CostCurve(FLAT), random.Random(1)
+    truth = {
+        size: 4e-3 * factor for size, factor in zip(range(1, 9), [1, 1, 1.3] * 3, strict=False)
+    }
+    for _ in range(1500):
+        size = rng.randint(1, 8)
+        curve.update(size, 3, truth[size])
+    for size, seconds in truth.items():
+        assert curve.predict(size, 3) == pytest.approx(seconds, rel=0.05)
+
+
+def test_what_is_common_reaches_sizes_not_seen() -> None:
+    """Law: a machine that is twice as slow is so at every size, and for other batches too."""
+    curve = CostCurve([(1, 4e-3), (9, 8e-3)])
+    for _ in range(50):
+        curve.update(1, 1, 8e-3)
+        curve.update(5, 1, 12e-3)
+    assert curve.predict(9, 1) == pytest.approx(16e-3, rel=0.1)
+    assert curve.predict(9, 2) == pytest.approx(16e-3, rel=0.1)
+
+
+def test_a_hiccup_hardly_moves_it() -> None:
+    curve = CostCurve(FLAT)
+    for _ in range(50):
+        curve.update(1, 1, 4e-3)
+    curve.update(1, 1, 4.0)
+    assert curve.predict(1, 1) < 1.15 * 4e-3
+
+
+@pytest.mark.parametrize("seen", [[], [1], [4], [2, 7, 13, 40, 100]])
+def test_many_are_the_predictions_of_each(seen: list[int]) -> None:
+    """Law: the array's way and the single one's say the same, between the points and beyond."""
+    curve = CostCurve([(1, 4e-3), (2, 4.1e-3), (9, 5e-3), (64, 9e-3)])
+    for index, size in enumerate(seen * 3):
+        curve.update(size, 2, 5e-3 + 1e-4 * index)
+    sizes = np.arange(0.0, 150.0)
+    for group in (2, 3):
+        each = [curve.predict(size, group) for size in sizes.tolist()]
+        assert curve.many(sizes, group) == pytest.approx(each)
+
+
+def test_a_line_is_found_and_never_falls() -> None:
+    rising, falling = Line(), Line()
+    for size in [1, 4, 2, 8, 16, 3] * 20:
+        rising.update(size, 1e-3 + 2e-4 * size)
+        falling.update(size, 5e-3 - 2e-4 * size)
+    assert rising.line() == pytest.approx((1e-3, 2e-4), rel=0.2)
+    start, slope = falling.line()
+    assert slope == 0.0
+    assert 1e-3 < start < 5e-3
+    assert falling.predict(100) == start
+
+
+def test_a_line_expects_its_slope_until_sizes_vary() -> None:
+    line = Line(3e-4)
+    assert line.line() == (0.0, 3e-4)
+    for _ in range(50):
+        line.update(4, 2e-3)
+    assert line.line() == pytest.approx((2e-3 - 4 * 3e-4, 3e-4))
+
+
+def test_drafting_is_a_beginning_and_steps() -> None:
+    """Law: where depths vary, what a draft takes to begin is told from what a step takes, though
+    the profile knew a step alone, and that wrongly."""
+    cost = DraftCost()
+    cost.set_profile([(1, 2e-4), (64, 2e-4)])
+    rng = random.Random(2)
+    for _ in range(200):
+        steps = rng.randint(1, 8)
+        cost.update(1, steps, 1e-3 + 5e-4 * steps)
+    assert cost.line(1) == pytest.approx((1e-3, 5e-4), rel=0.1)
+
+
+def test_where_depths_do_not_vary_the_profile_says_what_a_step_takes() -> None:
+    """Law: one depth alone cannot tell the two apart; their sum is right all the same."""
+    cost = DraftCost()
+    cost.set_profile([(1, 2e-4), (64, 2e-4)])
+    for _ in range(100):
+        cost.update(1, 4, 3e-3)
+    begin, step = cost.line(1)
+    assert step == pytest.approx(2e-4)
+    assert begin + 4 * step == pytest.approx(3e-3)
+
+
+def test_batches_of_another_size_have_their_own_line() -> None:
+    cost = DraftCost()
+    cost.set_profile([(1, 2e-4), (64, 2e-4)])
+    for steps in [1, 3, 5, 8] * 30:
+        cost.update(32, steps, 4e-3 * steps)
+    assert cost.line(1) == pytest.approx((0.0, 2e-4))
+    assert cost.line(40)[1] == pytest.approx(4e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "num_drafting", "learnt"),
+    [(True, None, True), (False, None, False), (True, 0, False)],
+)
+def test_time_spent_catching_up_is_no_cost_of_a_draft(
+    fresh: bool, num_drafting: int | None, learnt: bool
+) -> None:
+    costs = StepCosts()
+    costs.profile(FLAT, [(1, 2e-4), (64, 2e-4)], 1e-4, {})
+    before = costs.drafting(1)
+    seen = StepObservation(
+        1,
+        5,
+        4,
+        2,
+        [Outcome(4, 2, 1)],
+        9e-3,
+        4e-3,
+        1e-4,
+        pure_decode=True,
+        num_drafting=num_drafting,
+    )
+    costs.learn(seen, fresh=fresh)
+    assert (costs.drafting(1) != before) == learnt
+
+
+def test_rows_cost_target_and_host() -> None:
+    costs = StepCosts()
+    costs.profile([(1, 4e-3), (64, 10.3e-3)], [], 2e-4, {})
+    seconds = costs.by_rows(1, 16)
+    assert len(seconds) == 17
+    assert seconds[1:3] == pytest.approx([4.2e-3, 4.3e-3], rel=1e-3)
+
+
+def test_a_batch_has_the_profile_of_its_size() -> None:
+    """Law: a batch that was measured is as measured; between two it is their mean, beyond the last
+    that one; and one alone is no news of them."""
+    costs = StepCosts()
+    batches = {1: [(1, 1e-3), (9, 1e-3)], 4: [(4, 2e-3), (36, 6e-3)], 64: [(64, 9e-3), (128, 9e-3)]}
+    costs.profile([(1, 1e-3), (64, 1e-3)], [], 0.0, batches)
+    assert costs.by_rows(1, 8)[1:] == pytest.approx([1e-3] * 8)
+    assert costs.by_rows(4, 36)[[4, 20, 36]] == pytest.approx([2e-3, 4e-3, 6e-3])
+    assert costs.by_rows(64, 128)[[64, 128]] == pytest.approx([9e-3, 9e-3])
+    assert costs.by_rows(16, 36)[36] == pytest.approx((6e-3 + 9e-3) / 2)
+    assert costs.by_rows(200, 300)[300] == pytest.approx(9e-3)
