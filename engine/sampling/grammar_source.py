@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.messages import Grammar
+from engine.sampling.grammar_recursion import without_right_recursion
 from engine.sampling.grammar_schema import SchemaRefused, check_schema
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ def _source(grammar: Grammar, vocabulary: LLTokenizer) -> str:
             choices = " | ".join(map(json.dumps, json.loads(grammar.source)))
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case "lark":
-            return LLMatcher.grammar_from_lark(_as_enforced(_as_lark(grammar.source), vocabulary))
+            return LLMatcher.grammar_from_lark(
+                without_right_recursion(_as_enforced(_as_lark(grammar.source), vocabulary))
+            )
 
 
 def _schema_source(schema: dict[str, Any]) -> str:
