@@ -33,7 +33,7 @@ _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 _NEVER = 1e-9  # a chance that is none
 _REPLAN, _SETTLED = 6, 16  # rounds between two choices for the same batch, at first and later
-_PROBE_SEQUENCES = 4  # of the batch: each has to catch up with what it missed
+_PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 12.0  # trials that the past may weigh against a probe
 
 
@@ -52,7 +52,7 @@ class AdaptiveK:
         self._guesses = Experience(k_max)
         self._costs = StepCosts()
         self._explore = Exploration()
-        self._probe_sequences: int | None = None
+        self._asks_few = False  # in a probe: each has to catch up with what it missed
         self._drafted = True  # whether the last round proposed for all: the next has no backlog
         self._k = 0
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
@@ -77,12 +77,14 @@ class AdaptiveK:
         """Start-up costs. Without draft points there is nothing to forward."""
         self._costs.profile(target_points, draft_points, host_seconds, batches)
         if draft_points:
-            self._probe_sequences = _PROBE_SEQUENCES
+            self._asks_few = True
 
     @property
     def max_speculating(self) -> int | None:
         """A probe of a draft model asks a few sequences only."""
-        return self._probe_sequences if self._explore.round == "probe" else None
+        if not self._asks_few or self._explore.round != "probe":
+            return None
+        return min(max(self._sequences // 4, 1), _PROBE_SEQUENCES)
 
     # -- before and while drafting ---------------------------------------------------------------
 
@@ -259,7 +261,7 @@ class AdaptiveK:
         probe = self._explore.round == "probe"
         if self._explore.asks and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
-        if probe and self._probe_sequences:
+        if probe and self._asks_few:
             outcomes = [asked for asked in outcomes if asked.offered]
         k = seen.k
         if self._stops:  # what was not drafted was not asked for

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Literal
 
 PROBE_FIRST, PROBE_LAST = 16, 48  # rounds between probes while K is 0
-_TRIAL = 4  # one probe in so many is a trial of K > 0, the first of a batch size included
-_BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 after which one is played at 0
+_TRIAL = 8  # one probe in so many is a trial of K > 0, the first of a batch size included
+_BASELINE_FIRST, _BASELINE = (6, 64), 256  # rounds at K > 0 after which one is played at 0
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
@@ -47,7 +47,7 @@ class Exploration:
         self._again = False
         self._busy += 1
         self.round = "usual"
-        if self._busy == _BASELINE_FIRST or self._busy % _BASELINE == 0:
+        if self._busy in _BASELINE_FIRST or self._busy % _BASELINE == 0:
             self.round = "baseline"
         elif self._busy % _NEIGHBOUR == 0 and not varies:
             self.round = "above" if self._busy % (2 * _NEIGHBOUR) else "below"

@@ -16,8 +16,10 @@ from engine.confidence import Array
 from engine.controller import StepObservation
 from engine.estimates import Points
 
-_OUTLIER = 0.7  # log-seconds beyond which an observation is clipped
-_COMMON_RATE, _RESIDUAL_RATE = 0.1, 0.05
+_OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
+# Variances of logarithms: of one measurement; of a size, or a batch size, never seen; what the
+# machine drifts by in a step, and what a size does.
+_NOISE, _NEW, _NEW_GROUP, _DRIFT, _SETTLING = 6e-3, 2e-2, 0.25, 1e-4, 4e-6
 _LINE_KEEP = 0.97  # what a round-old host time still counts
 
 
@@ -68,7 +70,8 @@ class CostCurve:
         self._common: dict[int, float] = {}
         self._latest = 0.0  # the correction of the group seen last, for groups not seen yet
         self._residuals: dict[int, dict[int, float]] = {}  # by group, then place
-        self._visits: dict[tuple[int, int], int] = {}
+        self._doubts: dict[tuple[int, int], float] = {}  # variance of a residual
+        self._commons: dict[int, float] = {}  # and of what is common
 
     def _base(self, group: int) -> list[_Curve]:
         """One curve, or the two to take the mean of."""
@@ -100,25 +103,23 @@ class CostCurve:
         return base
 
     def update(self, size: float, group: int, seconds: float) -> None:
-        """Learn from one measurement. A size's first ones set its own factor; later, what is common
-        is learnt faster, so a slow spell does not make the other sizes look good."""
+        """Learn from one measurement. What it says of the machine and what of this size is settled
+        by how much is known of either (a Kalman filter without the covariance): of a size seen for
+        the first time nearly all; later a slow spell does not make the other sizes look good."""
         place = round(_place(size))
         residuals = self._residuals.setdefault(group, {})
         error = log(max(seconds, 1e-7) / self.predict(size, group))
-        visits = self._visits.get((group, place), 0) + 1
-        self._visits[group, place] = visits
-        if visits > 1:
+        doubt = self._doubts.get((group, place), _NEW)
+        common = self._commons.get(group, _NEW_GROUP) + _DRIFT
+        if doubt < _NEW and common < _NEW:
             error = min(max(error, -_OUTLIER), _OUTLIER)
+        total = doubt + common + _NOISE
         residual = _interpolated(residuals, place) if residuals else 0.0
-        if residuals:
-            rate = max(_RESIDUAL_RATE, 1.0 / visits)
-            residual += rate * error
-            step = (1.0 - rate) * _COMMON_RATE
-        else:
-            step = 1.0
-        residuals[place] = residual
-        self._latest = self._common.get(group, self._latest) + step * error
+        residuals[place] = residual + doubt / total * error
+        self._latest = self._common.get(group, self._latest) + common / total * error
         self._common[group] = self._latest
+        self._doubts[group, place] = doubt * (1.0 - doubt / total) + _SETTLING
+        self._commons[group] = common * (1.0 - common / total)
 
 
 def _place(size: float) -> float:
