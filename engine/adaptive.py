@@ -59,7 +59,7 @@ class AdaptiveK:
         self._age = 0  # rounds since the last choice
         self._price = 0.0  # tokens per second: what a second is worth
         self._made = self._spent = self._rounds = 0.0  # tokens, seconds, of late at this size
-        self._seconds = self._costs.by_rows(1, 2 * (k_max + 1))
+        self._seconds, self._hope = self._costs.by_rows(1, 2 * (k_max + 1))
         self._by_row: list[float] = self._seconds.tolist()  # the first of them
         self._row = 0.0  # seconds of one more
         self._gain = np.zeros((k_max, len(GRID)))
@@ -129,7 +129,7 @@ class AdaptiveK:
         """Choose anew."""
         self._age = 0
         most = (1 << sequences.bit_length()) * (self.k_max + 1)
-        self._seconds = self._costs.by_rows(sequences, most)
+        self._seconds, self._hope = self._costs.by_rows(sequences, most)
         self._by_row = self._seconds[: sequences + self.k_max + 1].tolist()
         self._guesses.refresh()
         if changed:
@@ -171,7 +171,7 @@ class AdaptiveK:
             each = np.ones((2, self.k_max + 1))  # tokens, rows
             each[0, 1:] += ((alive * worth).sum(0) * offered).cumsum()
             each[1, 1:] += (worth.sum(0) * offered).cumsum()
-            seconds = np.interp(sequences * each[1], places, self._seconds) + spent
+            seconds = np.interp(sequences * each[1], places, self._hope) + spent
             found.append((sequences * each[0] / seconds, each))
         rates = np.stack([rate for rate, _ in found])
         best = rates.argmax(0)

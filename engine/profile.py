@@ -17,7 +17,7 @@ from engine.model.runner import ModelRunner
 
 CONTEXT = 64  # tokens before the timed rows
 REPEATS = 3
-ALONE = (1, 2, 3, 5, 9)  # rows of one sequence
+ALONE = (1, 2, 3, 4, 5, 7, 9)  # rows of one sequence
 
 BUDGET_SECONDS = 1.0  # for the larger batches; on a slow machine some are left out
 BATCHES = ((4, (1, 2, 3, 5, 9)), (16, (1, 2, 3, 5)), (64, (1, 2)))  # sequences, rows of each

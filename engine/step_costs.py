@@ -19,6 +19,7 @@ from engine.estimates import Points
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 # Variances of logarithms: of one measurement; of a size, or a batch size, never seen; what the
 # machine drifts by in a step, and what a size does.
+_FAVOUR = 0.5  # deviations
 _NOISE, _NEW, _NEW_GROUP, _DRIFT, _SETTLING = 6e-3, 2e-2, 0.25, 1e-4, 4e-6
 _LINE_KEEP = 0.97  # what a round-old host time still counts
 
@@ -91,16 +92,22 @@ class CostCurve:
         curves = self._base(group)
         return sum(curve.at(size) for curve in curves) / len(curves) * exp(correction)
 
-    def many(self, sizes: Array, group: int) -> Array:
-        """`predict`, for an array of sizes."""
+    def many(self, sizes: Array, group: int, *, favour: float = 0.0) -> tuple[Array, Array]:
+        """`predict`, for an array of sizes; and that with so many deviations in favour of those
+        that are little known: or what is wrongly feared would never be tried."""
         curves = self._base(group)
         base = sum((curve.many(sizes) for curve in curves), np.zeros(len(sizes))) / len(curves)
         base = base * exp(self._common.get(group, self._latest))
+        places = _places(sizes)
         if residuals := self._residuals.get(group):
-            places = sorted(residuals)
-            values = [residuals[place] for place in places]
-            base = base * np.exp(np.interp(_places(sizes), places, values))
-        return base
+            known = sorted(residuals)
+            values = [residuals[place] for place in known]
+            base = base * np.exp(np.interp(places, known, values))
+        doubts = np.full(int(places[-1]) + 2, _NEW)
+        for place in residuals or ():
+            if place < len(doubts):
+                doubts[place] = self._doubts[group, place]
+        return base, base * np.exp(-favour * np.sqrt(doubts[np.rint(places).astype(int)]))
 
     def update(self, size: float, group: int, seconds: float) -> None:
         """Learn from one measurement. What it says of the machine and what of this size is settled
@@ -231,12 +238,14 @@ class StepCosts:
             self._draft.set_profile(draft)
         self._host.update(1, host_seconds)
 
-    def by_rows(self, sequences: int, most: int) -> Array:
-        """Seconds of target and host for 0 to `most` rows."""
+    def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
+        """Seconds of target and host for 0 to `most` rows: as far as is known, and hopefully. More
+        rows never cost less."""
         rows = np.arange(most + 1.0)
         start, slope = self._host.line()
-        target = self._target.many(rows, sequences.bit_length())
-        return target + np.maximum(start + slope * rows, 0.0)
+        host = np.maximum(start + slope * rows, 0.0)
+        target, hope = self._target.many(rows, sequences.bit_length(), favour=_FAVOUR)
+        return np.maximum.accumulate(target + host), np.maximum.accumulate(hope + host)
 
     def drafting(self, sequences: int) -> tuple[float, float]:
         """Seconds to begin drafting, and of each step."""
