@@ -179,7 +179,7 @@ class AdaptiveK:
         self._rates = rates[best, every].tolist()
         table = np.stack([each for _, each in found])[best, :, every]
         self._each = [(tokens, rows) for tokens, rows in table.tolist()]
-        self._survival = np.diff(table[:, 0]).tolist()
+        self._survival = np.diff(found[0][1][0]).tolist()  # nothing cut
 
     def _seconds_of_a_row(self, sequences: int) -> float:
         last = sequences * (self.k_max + 1)

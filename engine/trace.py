@@ -176,11 +176,11 @@ def _header(name: str, line: bytes) -> Header:
             raise TraceError(_not(name))
         if said["version"] != VERSION:
             raise TraceError(
-                f"trace {name!r} is of version {said['version']!r}; this program reads version"
+                f"trace {name!r} is of version {said['version']!r:.20}; this program reads version"
                 f" {VERSION}"
             )
         return msgspec.convert(said, Header)
-    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError):
         raise TraceError(_not(name)) from None
 
 
@@ -188,9 +188,26 @@ def _steps(name: str, lines: list[bytes]) -> Iterator[Step]:
     decoder = msgspec.json.Decoder(Step)
     for number, line in enumerate(lines, start=2):
         try:
-            yield decoder.decode(line)
+            step = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TraceError(f"line {number} of trace {name!r} is no step: {error}") from None
+        if not _consistent(step):
+            raise TraceError(f"line {number} of trace {name!r} contradicts itself")
+        yield step
+
+
+def _consistent(step: Step) -> bool:
+    """Whether counts fit each other, as those of a recorded step do."""
+    return (
+        min(step.draft, step.target, step.host) >= 0
+        and all(
+            min(part.begin, part.rows, part.right) >= 0
+            and part.right <= part.tried <= part.tokens
+            and (not part.confidences or len(part.confidences) >= part.tried)
+            for part in step.parts
+        )
+        and all(len(found.hits) == len(found.confidences) for found in step.agreed)
+    )
 
 
 def _not(name: str) -> str:

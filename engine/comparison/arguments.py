@@ -87,9 +87,10 @@ def settings(parsed: argparse.Namespace) -> Settings:
             )
     else:
         chosen = cells(kinds, _temperatures(parsed.temperatures), counts)
+    modes = "off,2,4,auto" if quick else MODES
     used = {part.kind for cell in chosen for part in cell.parts}
     return Settings(
-        arms=parse_arms(parsed.modes or ("off,2,4,auto" if quick else MODES)),
+        arms=parse_arms(modes if parsed.modes is None else parsed.modes),
         cells=tuple(_few(chosen) if quick else chosen),
         pools={kind: pools.get(kind) or pool(kind) for kind in sorted(used)},
         size=size,

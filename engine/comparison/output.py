@@ -22,8 +22,12 @@ def check_output(json: str | None, picture: str | None) -> None:
         if path is None:
             continue
         folder = Path(path).parent
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise ConfigError(f"cannot write {path}: it is no regular file, and would be replaced")
         if Path(path).is_dir() or not os.access(folder, os.W_OK):
             raise ConfigError(f"cannot write {path}: its folder is missing or not ours to write")
+    if json and picture and os.path.realpath(json) == os.path.realpath(picture):
+        raise ConfigError(f"--json and --plot both name {json}; they must be different files")
     if picture is not None:
         if not picture.endswith(".png"):
             raise ConfigError(f"--plot writes a PNG: {picture} must end in .png")

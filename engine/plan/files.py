@@ -17,6 +17,8 @@ def writable(name: str) -> None:
     parent = Path(name).parent
     if os.path.isdir(name):
         raise ConfigError(f"{name} is a folder; give the name of a file")
+    if os.path.exists(name) and not os.path.isfile(name):
+        raise ConfigError(f"{name} is no regular file; a file of that name would take its place")
     if not os.path.isdir(parent):
         raise ConfigError(f"{name} cannot be written: there is no folder {parent}")
 

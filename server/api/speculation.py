@@ -115,7 +115,7 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
         "controller": ready.controller,
         "proposer": ready.proposer,
         "k_max": ready.k_max,
-        "k": last.k,
+        "k": last.k if said.mode == "auto" else said.k,
         "reason": last.reason,
         "explanation": why(last) if obeyed else f"From the next step on K is {told(said)}.",
         "num_sequences": last.num_sequences,

@@ -32,11 +32,11 @@ class Client:
     or nobody is there."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
-            host = port = None
+            parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host or parts.query:
             raise ConfigError(f"--url must be like http://127.0.0.1:8000, but is {url!r}")
         self.url = url

@@ -94,6 +94,8 @@ def options_of(parsed: argparse.Namespace) -> Options:
     for path in (parsed.html, parsed.json, parsed.write_config):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise ConfigError(f"cannot write {path}: it is a folder, or its folder does not exist")
+        if path is not None and path.exists() and not path.is_file():
+            raise ConfigError(f"cannot write {path}: it is no regular file, and would be replaced")
     given = [path.resolve() for path in (parsed.html, parsed.json, parsed.write_config) if path]
     if len({*given, parsed.prompts.resolve()}) <= len(given):
         raise ConfigError("--prompts, --html, --json and --write-config must be different files")

@@ -1,5 +1,5 @@
 """A configuration as TOML, to be given to `foretoken serve`. Only what differs from the defaults,
-but for who guesses and how far, which is spelled out; never the API key."""
+but for who guesses and how far, which is spelled out; never a key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from engine.config import SpeculationConfig
 from engine.errors import ConfigError
 from server.config import Config, load_config
 
+SECRETS = ("api_key", "admin_key")  # of the server; a file that is shown around has none
+
 
 def config_text(config: Config, comments: Sequence[str] = ()) -> str:
-    """TOML that `load_config` reads as this configuration, but for the API key."""
+    """TOML that `load_config` reads as this configuration, but for the keys."""
     server = config.server.model_dump(exclude_defaults=True, exclude_none=True)
-    server.pop("api_key", None)
+    for secret in SECRETS:
+        server.pop(secret, None)
     engine = config.engine.model_dump(
         exclude_defaults=True, exclude_none=True, exclude={"speculation"}
     )
@@ -38,7 +41,7 @@ def write_config(path: Path, config: Config, comments: Sequence[str] = ()) -> No
     Raises ConfigError."""
 
     def check(written: Path) -> None:
-        keyless = config.server.model_copy(update={"api_key": None})
+        keyless = config.server.model_copy(update=dict.fromkeys(SECRETS))
         found = load_config(written)
         if (found.server, found.engine) != (keyless, config.engine):
             raise ConfigError(f"{path} would not say what was found; please report it")

@@ -100,7 +100,7 @@ def test_what_is_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> 
     assert "nobody answers at http://127.0.0.1:9" in sentence(
         ["--url", "http://127.0.0.1:9"], capsys
     )
-    for url in ("127.0.0.1:8000", "ftp://x", "http://", "http://h:port"):
+    for url in ("127.0.0.1:8000", "ftp://x", "http://", "http://h:port", "http://[::1"):
         assert "--url must be like http://" in sentence(["--url", url], capsys)
 
 

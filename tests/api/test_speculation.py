@@ -54,7 +54,9 @@ def test_a_switch_reaches_the_engine(
     assert served.client.speculation == sent
     assert reply.json()["mode"] == http.get("/speculation").json()["mode"] == said["mode"]
     served.client.estimates = Estimates(mode="fixed", k=1, reason="fixed", num_sequences=1)
-    assert http.get("/speculation").json()["explanation"].startswith("From the next step on")
+    told = http.get("/speculation").json()
+    assert told["explanation"].startswith("From the next step on")
+    assert told["k"] == (1 if said["mode"] == "auto" else sent.k), "so that it can be restored"
     served.client.estimates = None
 
 

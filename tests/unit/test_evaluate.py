@@ -220,10 +220,11 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
-    """Law: what is not about speculation stays as it was; the key is not written down."""
+    """Law: what is not about speculation stays as it was; no key is written down."""
     said = load_config(
         None,
-        ["server.port=9", "server.api_key=secret", 'target.path=a "b" \\\n\u00e9',
+        ["server.port=9", "server.api_key=secret", "server.admin_key=secret",
+         'target.path=a "b" \\\n\u00e9',
          "cache.memory_fraction=0.5", "server.served_model_name=[\"x\", \"y\"]",
          "speculation.proposer.path=d", "speculation.trace=t"],
     )  # fmt: skip
@@ -236,7 +237,8 @@ def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
         found = load_config(path)
         assert found.engine == best.engine
         assert found.engine.speculation.trace == "t"
-        assert found.server == said.server.model_copy(update={"api_key": None})
+        keyless = {"api_key": None, "admin_key": None}
+        assert found.server == said.server.model_copy(update=keyless)
     assert [p.name for p in tmp_path.iterdir()] == ["c.toml"]
 
 

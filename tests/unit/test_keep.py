@@ -177,3 +177,12 @@ def test_rows_that_are_wrongly_feared_are_found_out() -> None:
 def test_drafting_that_is_wrongly_feared_is_found_out() -> None:
     """Law: a profile that calls drafting ruinous keeps K at 0 for a while only."""
     assert min(feared(target=1e-2, draft=2e-2)) > 0
+
+
+def test_survival_is_a_chance_at_every_depth() -> None:
+    """Bug: with guesses cut otherwise at each K, what was told fell below 0 and rose again."""
+    for row in (1e-5, 4e-4, 1e-3, 2e-3, 4e-3):
+        for batch in (1, 8):
+            found = trained(batch, row=row).estimates().survival
+            assert all(0 <= chance <= 1 for chance in found)
+            assert found == sorted(found, reverse=True)

@@ -172,6 +172,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ON_FOUR, "--plot", "plan.svg"], "plan.svg does not end in .png"),
         ([*ON_FOUR, "--json", "/nowhere/plan.json"], "there is no folder /nowhere"),
         ([*ON_FOUR, "--json", "/"], "/ is a folder"),
+        ([*ON_FOUR, "--json", "/dev/null"], "/dev/null is no regular file"),
         ([*ON_FOUR, "--json", "x" * 5000], "cannot be written: File name too long"),
         ([*ON_FOUR, "--unheard-of"], "unrecognized arguments: --unheard-of"),
     ],

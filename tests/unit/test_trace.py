@@ -197,6 +197,7 @@ WRONG = [
     ('{"format":"foretoken trace","version":2}\n', "is of version 2"),
     ('{"format":"foretoken trace","version":"x"}\n', "is of version 'x'"),
     ("\x00\x01\n", "is no trace"),
+    ("[" * 100_000 + "\n", "is no trace"),
 ]
 
 
@@ -225,6 +226,31 @@ def test_a_trace_that_is_cut_off_says_where(
     path.write_text(whole + '[1,"pays"]\n')
     assert replay.main([str(path)]) == 2
     assert "is no step" in capsys.readouterr().err
+
+
+PART = [0, 0, 9, 9, 3, 3, 3, 1, 2, 2, 1, "", True]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        [3, "pays", -1.0, 1.0, 1.0, 0, [PART]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART, [0.5]]]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [[0, -1, *PART[2:]]]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART[:9], 7, *PART[10:]]]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [PART], [[0, 0, [1, 0], [0.5]]]],
+    ],
+)
+def test_a_step_that_contradicts_itself_is_one_sentence(
+    line: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: replaying such a trace ended in a traceback, or in seconds below 0."""
+    path = write(tmp_path / "t", served(3))
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    assert replay.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "contradicts itself" in error
+    assert error.count("\n") == 1
 
 
 def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
