@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionName = Literal["auto", "sdpa", "flex", "flashinfer"]
 
 BUILTIN = "demo"
 
@@ -170,7 +171,11 @@ class EngineConfig(Part):
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     speculation: SpeculationConfig = SpeculationConfig()
-    attention: Literal["auto", "sdpa"] = Field("auto", description="attention backend")
+    attention: AttentionName = Field(
+        "auto",
+        description="attention backend; `auto`: `flashinfer` on CUDA where it is installed, else"
+        " `flex` there, `sdpa` on CPU",
+    )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto`: CUDA when there is one"
     )

@@ -72,8 +72,11 @@ class Engine:
         pair = pair or load_pair(config)
         target = pair.target
         self._cache, num_blocks = build_cache(config, pair)
-        self._runner = ModelRunner(target, self._cache, "target")
-        draft = ModelRunner(pair.draft, self._cache, "draft") if pair.draft else None
+        attention = config.attention
+        self._runner = ModelRunner(target, self._cache, "target", attention=attention)
+        draft = None
+        if pair.draft:
+            draft = ModelRunner(pair.draft, self._cache, "draft", attention=attention)
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
         self._processor = processor
         stops = draft is not None and not draft.chains
@@ -116,7 +119,7 @@ class Engine:
             block_size=config.cache.block_size,
             dtype=str(target.dtype).removeprefix("torch."),
             device=str(target.device),
-            attention="sdpa",
+            attention=self._runner.backend.name,
             proposer=self._proposer.name,
             controller=config.speculation.controller.kind,
             k_max=self._controller.k_max,

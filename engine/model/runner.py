@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.attention.choice import choose_backend
 from engine.attention.interface import AttentionBackend
-from engine.attention.sdpa import SdpaBackend
+from engine.config import AttentionName
 from engine.model.batch import Batch, Segment
 from engine.model.compiled import MOST_ROWS, Start
 from engine.model.kv_cache import KVCache
@@ -38,12 +39,19 @@ class ModelRunner:
         cache: KVCache,
         plane: str,
         *,
+        attention: AttentionName = "auto",
         backend: AttentionBackend | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
-        self.backend = backend or SdpaBackend(model.device)
+        self.backend = backend or choose_backend(
+            attention,
+            model.device,
+            dtype=model.dtype,
+            layers=model.layers,
+            block_size=cache.block_size,
+        )
         self.seconds = 0.0
         self._clock = clock
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)

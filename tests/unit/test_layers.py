@@ -51,6 +51,7 @@ DOORS = {
     "transformers": ["engine.model.loader", "engine.attention.interface", "engine.demo",
                      "engine.bench", "engine.sampling.vocabulary", "engine.synthetic",
                      "server.tokenizer"],
+    "flashinfer": ["engine.attention.choice"],
     "numba": ["engine.model.kernels"],
     "llvmlite": ["engine.model.kernels"],
     "tokenizers": ["engine.demo", "engine.sampling.vocabulary", "server.tokenizer"],

@@ -1,0 +1,74 @@
+"""Which attention backend serves: the only place that decides.
+
+`auto` is FlashInfer on CUDA where it is installed and knows the model's heads, else FlexAttention
+there, and SDPA on a CPU. Heavy imports happen when a backend is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+
+from engine.attention.interface import AttentionBackend, LayerShape
+from engine.attention.sdpa import SdpaBackend
+from engine.config import AttentionName
+from engine.errors import ConfigError
+
+FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
+
+
+def choose_backend(
+    wanted: AttentionName,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    layers: Sequence[LayerShape],
+    block_size: int,
+) -> AttentionBackend:
+    """Raises ConfigError when what was asked for cannot serve this model here."""
+    name = wanted
+    if wanted == "auto":
+        name = _best(device, dtype, layers, block_size)
+    elif wanted == "flashinfer" and (reason := without_flashinfer(device, dtype, layers)):
+        raise ConfigError(f"attention is 'flashinfer', but {reason}; use 'auto' or 'flex'")
+    if name == "flashinfer":
+        import flashinfer
+
+        from engine.attention.flashinfer import FlashInferBackend
+
+        return FlashInferBackend(device, flashinfer.BatchPrefillWithPagedKVCacheWrapper)
+    if name == "flex":
+        from engine.attention.flex import FlexBackend
+
+        return FlexBackend(device, block_size)
+    return SdpaBackend(device)
+
+
+def _best(
+    device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape], block_size: int
+) -> AttentionName:
+    if device.type != "cuda":
+        return "sdpa"
+    if not without_flashinfer(device, dtype, layers):
+        return "flashinfer"
+    return "flex" if block_size in (16, 32, 64, 128, 256) else "sdpa"
+
+
+def without_flashinfer(
+    device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
+) -> str | None:
+    """Why FlashInfer cannot serve, or None."""
+    if device.type != "cuda":
+        return f"the device is {device.type}"
+    if find_spec("flashinfer") is None:
+        return "the package flashinfer-python is not installed"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"its kernels are for float16 and bfloat16, and the model is {dtype}"
+    for layer in layers:
+        if layer.key_dim != layer.value_dim or layer.key_dim not in FLASHINFER_HEADS:
+            return (
+                f"its kernels are for heads of 64, 128 or 256, and the model's are {layer.key_dim}"
+            )
+    return None

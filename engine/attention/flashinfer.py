@@ -1,0 +1,231 @@
+"""FlashInfer (Ye et al., arXiv:2501.01005): plan once per forward, run once per layer, over pages.
+
+Uses `BatchPrefillWithPagedKVCacheWrapper` as its 0.7 documentation has it: query lengths vary, a
+chain is causal from the end, a tree brings a mask of its own. The plane's `[kv_heads, slots, dim]`
+is seen as its "HND" pages without a copy. The wrapper's class is passed in, so that tests can hold
+this adapter to the documented meaning without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.interface import KVPlane, Span
+from engine.attention.spans import slots_of, visible
+
+WORKSPACE = 128 << 20  # bytes, as the library recommends
+
+Wrapper = Any  # its package brings no types
+MakeWrapper = Callable[..., Wrapper]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a plan depends on besides the spans. Layers that agree share one."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    dtype: torch.dtype
+
+
+class FlashInferBackend:
+    """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs."""
+
+    name = "flashinfer"
+
+    def __init__(self, device: torch.device, make_wrapper: MakeWrapper) -> None:
+        self.device = device
+        self.make_wrapper = make_wrapper
+        self.workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
+        self._wrappers: dict[Variant, Wrapper] = {}
+
+    def wrapper(self, variant: Variant) -> Wrapper:
+        """Kept: each has some megabytes of its own."""
+        found = self._wrappers.get(variant)
+        if found is None:
+            found = self._wrappers[variant] = self.make_wrapper(self.workspace, "HND")
+        return found
+
+    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> FlashInferForward:
+        return FlashInferForward(self, plane, spans)
+
+    def stage(self, plane: KVPlane, rows: int) -> FlashInferStaged:
+        """For graphs: `fill` before every replay."""
+        return FlashInferStaged(self, plane, rows)
+
+
+class FlashInferForward:
+    """One forward; a variant is planned when its first layer asks."""
+
+    def __init__(self, backend: FlashInferBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
+        self._backend = backend
+        self._plane = plane
+        self._table = Table.of(spans, plane.block_size)
+        self._slots = self._table.slots.to(backend.device, non_blocking=True)
+        self._planned: dict[Variant, Wrapper] = {}
+
+    def _wrapper(self, variant: Variant) -> Wrapper:
+        found = self._planned.get(variant)
+        if found is None:
+            found = self._planned[variant] = self._backend.wrapper(variant)
+            self._table.plan(found, variant, self._plane.block_size, self._backend.device)
+        return found
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        stack, index = self._plane.where[layer]
+        keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
+        keys.index_copy_(1, self._slots, key[0])
+        values.index_copy_(1, self._slots, value[0])
+        heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
+        variant = Variant(heads, kv_heads, dim, scaling, window, softcap, query.dtype)
+        wrapper = self._wrapper(variant)
+        rows = query[0].transpose(0, 1).contiguous()
+        size = self._plane.block_size
+        pages = tuple(t.unflatten(1, (-1, size)).transpose(0, 1) for t in (keys, values))
+        if sinks is None:
+            output: Tensor = wrapper.run(rows, pages)
+            return output[None]
+        output, lse = wrapper.run(rows, pages, return_lse=True)  # of base 2
+        share = torch.sigmoid(lse * log(2) - sinks.float())  # of all but the sink
+        return (output * share[..., None].to(output.dtype))[None]
+
+
+class FlashInferStaged(FlashInferForward):
+    """Wrappers in graph mode, whose buffers stay where they are; chains only. The variants are
+    those that the forward before the capture asked for."""
+
+    def __init__(self, backend: FlashInferBackend, plane: KVPlane, rows: int) -> None:
+        pages: int = plane.stacks[0][0].shape[2] // plane.block_size
+        self.rows = rows
+        self._scrap = pages - 1
+        self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
+        super().__init__(backend, plane, [scrap_span(0, rows, pages - 1, plane.block_size)])
+
+    def _wrapper(self, variant: Variant) -> Wrapper:
+        found = self._planned.get(variant)
+        if found is None:
+            found = self._planned[variant] = self._made()
+            self._plan(found, variant, self._table)
+        return found
+
+    def _made(self) -> Wrapper:
+        count, device = self.rows + 1, self._backend.device
+        sizes = (count + 1, count + 1, self._most_pages, count)
+        names = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+        buffers = {
+            f"{name}_buf": torch.zeros(size, dtype=torch.int32, device=device)
+            for name, size in zip(names, sizes, strict=True)
+        }
+        return self._backend.make_wrapper(
+            self._backend.workspace, "HND", use_cuda_graph=True, **buffers
+        )
+
+    def suits(self, spans: Sequence[Span]) -> bool:
+        pages = sum(len(span.blocks) for span in spans)
+        return pages + self.rows <= self._most_pages and not any(s.ancestors for s in spans)
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        """These spans, `rows` rows in all."""
+        table = Table.of(spans, self._plane.block_size)
+        assert len(table.slots) == self.rows
+        self._slots.copy_(table.slots, non_blocking=True)
+        for variant, wrapper in self._planned.items():
+            self._plan(wrapper, variant, table)
+
+    def _plan(self, wrapper: Wrapper, variant: Variant, table: Table) -> None:
+        padded = table.padded(self.rows + 1, self._scrap)
+        padded.plan(wrapper, variant, self._plane.block_size, self._backend.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The library's view of some spans, on the host: int32 `query_ends` and `page_ends`
+    `[spans + 1]`, `pages`, and how many tokens of the `last` page count."""
+
+    spans: Sequence[Span]
+    slots: Tensor
+    query_ends: Tensor
+    page_ends: Tensor
+    pages: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], block_size: int) -> Table:
+        counts = [-(-span.end // block_size) for span in spans]
+        pages = [page for s, count in zip(spans, counts, strict=True) for page in s.blocks[:count]]
+        return cls(
+            spans,
+            torch.from_numpy(np.concatenate([slots_of(s, block_size, s.start) for s in spans])),
+            _ends([span.length for span in spans]),
+            _ends(counts),
+            torch.tensor(pages, dtype=torch.int32),
+            torch.tensor([(s.end - 1) % block_size + 1 for s in spans], dtype=torch.int32),
+        )
+
+    def padded(self, count: int, scrap: int) -> Table:
+        """With sequences of no rows at the end, `count` in all; each has a page all the same."""
+        more = count - len(self.last)
+        rising = torch.arange(1, more + 1, dtype=torch.int32)
+        return Table(
+            self.spans,
+            self.slots,
+            torch.cat([self.query_ends, self.query_ends[-1:].expand(more)]),
+            torch.cat([self.page_ends, self.page_ends[-1] + rising]),
+            torch.cat([self.pages, torch.full((more,), scrap, dtype=torch.int32)]),
+            torch.cat([self.last, torch.ones(more, dtype=torch.int32)]),
+        )
+
+    def plan(self, wrapper: Wrapper, variant: Variant, size: int, device: torch.device) -> None:
+        """Host tensors for what is planned on the host, so that nothing waits for the device."""
+        mask, window = None, variant.window
+        if any(span.ancestors for span in self.spans):  # then the window is in the mask
+            seen = [visible(span, window).reshape(-1) for span in self.spans]
+            mask, window = torch.from_numpy(np.concatenate(seen)).to(device), None
+        wrapper.plan(
+            self.query_ends,
+            self.page_ends,
+            self.pages.to(device, non_blocking=True),
+            self.last,
+            variant.heads,
+            variant.kv_heads,
+            variant.dim,
+            size,
+            custom_mask=mask,
+            causal=mask is None,
+            sm_scale=variant.scaling,
+            window_left=-1 if window is None else window - 1,
+            logits_soft_cap=variant.softcap,
+            q_data_type=variant.dtype,
+            kv_data_type=variant.dtype,
+        )
+
+
+def scrap_span(row: int, length: int, scrap: int, block_size: int) -> Span:
+    """Rows that fill up a graph: a sequence of their own, all of it in the scrap block."""
+    return Span(row, length, 0, [scrap] * -(-length // block_size))
+
+
+def _ends(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
