@@ -103,7 +103,9 @@ class FlashInferForward:
         wrapper = self._wrapper(variant)
         rows = query[0].transpose(0, 1).contiguous()
         size = self._plane.block_size
-        pages = tuple(t.unflatten(1, (-1, size)).transpose(0, 1) for t in (keys, values))
+        pages = tuple(
+            t.view(t.shape[0], -1, size, t.shape[2]).transpose(0, 1) for t in (keys, values)
+        )
         if sinks is None:
             output: Tensor = wrapper.run(rows, pages)
             return output[None]

@@ -107,14 +107,15 @@ class FlexForward:
         )
         if sinks is not None:  # one more column of the softmax, which adds nothing
             output = output * torch.sigmoid(aux.lse - sinks[:, None])[..., None].to(output.dtype)
-        return output.to(query.dtype).transpose(1, 2)
+        rows: Tensor = output.to(query.dtype).transpose(1, 2)
+        return rows
 
     def _gathered(self, plane: Tensor) -> Tensor:
         """`[kv_heads, used slots, dim]` of `[kv_heads, slots, dim]`."""
         assert self._pages.used is not None
-        size = self._plane.block_size
-        blocks = plane.unflatten(1, (-1, size)).index_select(1, self._pages.used)
-        return blocks.flatten(1, 2)
+        heads, _, dim = plane.shape
+        blocks = plane.view(heads, -1, self._plane.block_size, dim)
+        return blocks.index_select(1, self._pages.used).flatten(1, 2)
 
     def _mask(self, window: int | None) -> flex.BlockMask:
         mask = self._masks.get(window)
