@@ -176,6 +176,9 @@ class EngineConfig(Part):
         description="attention backend; `auto`: `flashinfer` on CUDA where it is installed, else"
         " `flex` there, `sdpa` on CPU",
     )
+    graphs: bool = Field(
+        True, description="capture forwards as CUDA graphs, by number of rows; nothing on a CPU"
+    )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto`: CUDA when there is one"
     )

@@ -71,7 +71,7 @@ class Engine:
         self._clock = clock
         pair = pair or load_pair(config)
         target = pair.target
-        self._cache, num_blocks = build_cache(config, pair)
+        self._cache, memory = build_cache(config, pair)
         attention = config.attention
         self._runner = ModelRunner(target, self._cache, "target", attention=attention)
         draft = None
@@ -91,7 +91,7 @@ class Engine:
             goes_on=self._controller.goes_on,
         )
         self._pool = BlockPool(
-            num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
+            memory.blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         self._acceptor = Acceptor(
@@ -115,13 +115,14 @@ class Engine:
             max_model_len=self._scheduler.max_len,
             vocab_size=target.vocab_size,
             eos_ids=sorted(target.eos_ids),
-            num_blocks=num_blocks,
+            num_blocks=memory.blocks,
             block_size=config.cache.block_size,
             dtype=str(target.dtype).removeprefix("torch."),
             device=str(target.device),
             attention=self._runner.backend.name,
             proposer=self._proposer.name,
             controller=config.speculation.controller.kind,
+            memory=memory.sizes(),
             k_max=self._controller.k_max,
             proposers=self._proposer.names if self._controller.k_max else (),
             default_proposers=(*config.speculation.companions, main.name),

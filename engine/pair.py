@@ -6,15 +6,21 @@ benchmark, the tests).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from llguidance import LLTokenizer
 
 from engine.config import DraftModelConfig, EngineConfig, model_folder
-from engine.model.kv_cache import KVCache, bytes_per_token, free_bytes, plan_blocks
+from engine.memory import GIB, MemoryPlan, parameters_in, plan_memory, refuse_heavy_weights
+from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loader import LoadedModel, load_model
+from engine.model.memory import device_limit, item_bytes, plan_limit, reserve_of, weights_of
 from engine.model.pair import check_pair
 from engine.sampling.vocabulary import load_vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,9 @@ class Pair:
 
 
 def load_pair(config: EngineConfig) -> Pair:
-    """Raises ModelError when a model is missing, corrupt or unsupported, or the two do not fit."""
+    """Raises ModelError when a model is missing, corrupt or unsupported, or the two do not fit, and
+    MemoryPlanError when their weights alone cannot fit the device."""
+    _refuse_heavy_weights(config)
     said = config.target
     target = load_model(
         model_folder(said.path, "target"),
@@ -52,17 +60,54 @@ def load_pair(config: EngineConfig) -> Pair:
     return Pair(target, draft)
 
 
-def build_cache(config: EngineConfig, pair: Pair) -> tuple[KVCache, int]:
-    """An empty cache, planes not yet added, and its number of blocks. Raises MemoryPlanError."""
+def build_cache(config: EngineConfig, pair: Pair) -> tuple[KVCache, MemoryPlan]:
+    """An empty cache, planes not yet added, and the plan it follows, which is logged. Raises
+    MemoryPlanError."""
+    plan = memory_plan(config, pair)
+    for line in plan.lines():
+        logger.info("%s", line)
+    device = pair.target.device
+    scrap = device.type == "cuda"  # where graphs write what fills them up
+    return KVCache(plan.blocks, config.cache.block_size, device, scrap=scrap), plan
+
+
+def memory_plan(config: EngineConfig, pair: Pair) -> MemoryPlan:
+    """Weights are loaded, nothing else is allotted yet. Raises MemoryPlanError."""
     models = [pair.target] + ([pair.draft] if pair.draft else [])
-    num_blocks = plan_blocks(
+    schedule, device = config.schedule, pair.target.device
+    weights = tuple(weights_of(model) for model in models)
+    asked = schedule.max_sequences * (config.speculation.k_max + 1)
+    on_cuda = device.type == "cuda"
+    return plan_memory(
         config.cache,
-        config.schedule,
-        token_bytes=sum(bytes_per_token(model.layers, model.dtype) for model in models),
+        schedule,
+        device=str(device),
+        weights=weights,
+        reserved=reserve_of(
+            models,
+            rows=schedule.max_step_tokens,
+            logit_rows=min(schedule.max_step_tokens, asked),
+            graphs=on_cuda and config.graphs,
+        ),
+        token_bytes={m.role: bytes_per_token(m.layers, m.dtype) for m in models},
         max_model_len=pair.target.max_model_len,
-        granted=free_bytes(config.cache, pair.target.device),
+        limit=plan_limit(config.cache, device, sum(part.size for part in weights)),
+        kv_limit=None if on_cuda else int(config.cache.cpu_memory_gib * GIB),
     )
-    return KVCache(num_blocks, config.cache.block_size, pair.target.device), num_blocks
+
+
+def _refuse_heavy_weights(config: EngineConfig) -> None:
+    """By the headers of local files. Raises MemoryPlanError."""
+    said = {"target": (config.target.path, config.target.dtype)}
+    if isinstance(proposer := config.speculation.proposer, DraftModelConfig):
+        said["draft"] = (proposer.path, proposer.dtype)
+    sizes: dict[str, int] = {}
+    for role, (path, dtype) in said.items():
+        folder = Path(model_folder(path, "target" if role == "target" else "draft"))
+        numbers = parameters_in(folder.expanduser())
+        if numbers is not None:
+            sizes[role] = numbers * item_bytes(dtype, config.device)
+    refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))
 
 
 def vocabulary_of(config: EngineConfig, target: LoadedModel) -> LLTokenizer:

@@ -25,7 +25,7 @@ PATHS: Mapping[Endpoint, str] = {
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
 }
-ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller")
+ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller", "memory")
 
 
 def capabilities_router(services: Services) -> APIRouter:

@@ -25,7 +25,7 @@ LEVELS = {
     "engine.speculation.ngram": 1, "engine.speculation.prediction": 1,
     "engine.speculation.evidence": 1,
     "engine.speculation.cascade": 1, "engine.allowance": 1,
-    "engine.threads": 1,
+    "engine.threads": 1, "engine.memory": 1,
     "engine.attention": 2.0, "engine.model": 2.1, "engine.sampling": 2.1,
     "engine.speculation": 2.2,
     "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,

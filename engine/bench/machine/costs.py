@@ -45,8 +45,8 @@ def measure_costs(
     config: EngineConfig, pair: Pair, *, rounds: int, clock: Callable[[], float]
 ) -> Costs:
     """Raises MemoryPlanError where the cache cannot hold `CONTEXT` tokens."""
-    cache, blocks = build_cache(config, pair)
-    longest = min(CONTEXT + MOST_GUESSES + 1, blocks * cache.block_size)
+    cache, plan = build_cache(config, pair)
+    longest = min(CONTEXT + MOST_GUESSES + 1, plan.blocks * cache.block_size)
     longest = min(longest, pair.target.max_model_len)
     start = longest - MOST_GUESSES - 1
     table = list(range(-(-longest // cache.block_size)))

@@ -1,0 +1,240 @@
+"""The memory plan: what will lie where, decided before anything is allotted, told at start.
+
+Pure arithmetic over bytes, and two facts of the machine: how much memory this process may still
+take (the container's limit counts), and how many parameters a folder of safetensors holds (so that
+weights that can never fit are refused before they are read).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import CacheConfig, ScheduleConfig
+from engine.errors import MemoryPlanError
+
+GIB = 1 << 30
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+LARGEST_GRAPH = 256  # rows; with more, launching costs little next to computing
+NO_LIMIT = 1 << 60  # what version 1 of control groups says for none, and more
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the plan, in bytes."""
+
+    name: str
+    size: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a forward's own memory follows from: numbers of one model, `item` bytes each."""
+
+    hidden: int
+    inner: int
+    vocab: int
+    item: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """`limit`: bytes that all parts together may take; `blocks` of `block_size` tokens."""
+
+    device: str
+    limit: int
+    parts: tuple[Part, ...]
+    blocks: int
+    block_size: int
+
+    def lines(self) -> Iterator[str]:
+        """The table that is logged at start."""
+        total = sum(part.size for part in self.parts)
+        yield f"memory plan on {self.device}: {gib(total)} of {gib(self.limit)}"
+        for part in self.parts:
+            yield f"  {part.name:<22}{gib(part.size):>12}  {part.note}".rstrip()
+        tokens = self.blocks * self.block_size
+        yield f"  room for {tokens} tokens in {self.blocks} blocks of {self.block_size}"
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes by name, and the limit."""
+        return {**{part.name: part.size for part in self.parts}, "limit": self.limit}
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def plan_memory(
+    cache: CacheConfig,
+    schedule: ScheduleConfig,
+    *,
+    device: str,
+    weights: tuple[Part, ...],
+    reserved: tuple[Part, ...],
+    token_bytes: dict[str, int],
+    max_model_len: int,
+    limit: int,
+    kv_limit: int | None = None,
+) -> MemoryPlan:
+    """Everything but the KV cache is given; the cache takes what is left of `limit`, and no more
+    than `kv_limit`. `token_bytes`: KV bytes of a token, by plane. Raises MemoryPlanError."""
+    taken = sum(part.size for part in (*weights, *reserved))
+    left = limit - taken
+    if left < 0:
+        what = ", ".join(f"{part.name} {gib(part.size)}" for part in (*weights, *reserved))
+        raise MemoryPlanError(
+            f"{gib(taken)} are needed before the KV cache ({what}), but {gib(limit)} may be used "
+            f"on {device}; use smaller or quantized weights, lower schedule.max_step_tokens or raise "
+            "cache.memory_fraction (GPU)"
+        )
+    blocks = plan_blocks(
+        cache,
+        schedule,
+        token_bytes=sum(token_bytes.values()),
+        max_model_len=max_model_len,
+        granted=left if kv_limit is None else min(left, kv_limit),
+    )
+    slots = blocks * cache.block_size
+    planes = tuple(
+        Part(f"KV of the {name}", slots * size, f"{size} bytes a token")
+        for name, size in token_bytes.items()
+    )
+    return MemoryPlan(device, limit, (*weights, *planes, *reserved), blocks, cache.block_size)
+
+
+def plan_blocks(
+    config: CacheConfig,
+    schedule: ScheduleConfig,
+    *,
+    token_bytes: int,
+    max_model_len: int,
+    granted: int,
+) -> int:
+    """How many blocks to allot: what `granted` bytes hold, at most what `max_sequences` sequences
+    of `max_model_len` tokens could ever use. `token_bytes` is the sum over all planes.
+
+    Demanded is room for one sequence of `max_model_len` tokens; an explicit `num_blocks` is taken
+    as it is if it fits the memory and is at least 2 (longer sequences then end early).
+    Raises MemoryPlanError with the numbers.
+    """
+    block_bytes = token_bytes * config.block_size
+    affordable = max(granted, 0) // block_bytes
+    may_use = gib(max(granted, 0))
+    if config.num_blocks is not None:
+        if config.num_blocks < 2:
+            raise MemoryPlanError(f"cache.num_blocks is {config.num_blocks}; at least 2 are needed")
+        if config.num_blocks > affordable:
+            raise MemoryPlanError(
+                f"cache.num_blocks is {config.num_blocks}, which takes "
+                f"{gib(config.num_blocks * block_bytes)}; the KV cache may use {may_use}, "
+                f"enough for {affordable} blocks"
+            )
+        return config.num_blocks
+    one_sequence = -(-max_model_len // config.block_size)
+    if affordable < one_sequence:
+        raise MemoryPlanError(
+            f"one sequence of {max_model_len} tokens needs {one_sequence} KV blocks "
+            f"({gib(one_sequence * block_bytes)}), but the KV cache may use {may_use}; "
+            "lower target.max_model_len or raise cache.cpu_memory_gib (CPU) or "
+            "cache.memory_fraction (GPU)"
+        )
+    return max(2, min(affordable, schedule.max_sequences * one_sequence))
+
+
+def activation_bytes(shape: Shape, *, rows: int, logit_rows: int) -> int:
+    """What a forward of `rows` rows holds at its widest, about: four rows of hidden numbers, three
+    of the inner layer, and of asked rows the logits with their float32 copy and what sampling makes
+    of them."""
+    body = rows * (4 * shape.hidden + 3 * shape.inner) * shape.item
+    return body + logit_rows * shape.vocab * (shape.item + 3 * 4)
+
+
+def buckets(most: int) -> list[int]:
+    """Numbers of rows that have a graph, rising, up to the first that holds `most` or to
+    `LARGEST_GRAPH`: powers of two to 8, then steps of an eighth to a third of the size."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, LARGEST_GRAPH + 1, 32)]
+    return sizes[: 1 + sum(size < most for size in sizes)]
+
+
+def refuse_heavy_weights(sizes: dict[str, int], limit: int, device: str) -> None:
+    """Before any is read. `sizes`: bytes of the weights by role. Raises MemoryPlanError."""
+    total = sum(sizes.values())
+    if total > limit:
+        parts = " and ".join(f"the {role} {gib(size)}" for role, size in sizes.items())
+        raise MemoryPlanError(
+            f"the weights take {gib(total)} ({parts}), but {gib(limit)} may be used on {device}; "
+            "use smaller or quantized weights or a device with more memory"
+        )
+
+
+def parameters_in(folder: Path) -> int | None:
+    """Numbers in a folder's safetensors by their headers; None if there are none to be read."""
+    count = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                header: dict[str, Any] = json.loads(stream.read(min(length, 100 << 20)))
+            tensors = (entry for name, entry in header.items() if name != "__metadata__")
+            count += sum(math.prod(entry["shape"]) for entry in tensors)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+            return None  # the loader says what is wrong with it
+    return count or None
+
+
+def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
+    """What this process may still take: the machine's free and reclaimable memory, and no more than
+    the control group's limit leaves (v2 or v1). None where neither is told."""
+    found = [size for size in (_machine(meminfo), _group(cgroup)) if size is not None]
+    return max(0, min(found)) if found else None
+
+
+def _machine(meminfo: Path) -> int | None:
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _group(cgroup: Path) -> int | None:
+    """The limit less what is used and cannot be reclaimed."""
+    v1 = cgroup / "memory"
+    for limit, used, statistics, cached in (
+        (cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat", "inactive_file"),
+        (
+            v1 / "memory.limit_in_bytes",
+            v1 / "memory.usage_in_bytes",
+            v1 / "memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            most = int(limit.read_text())
+            if most >= NO_LIMIT:
+                return None
+            return most - int(used.read_text()) + _statistic(statistics, cached)
+        except (OSError, ValueError):  # `max`: no limit
+            continue
+    return None
+
+
+def _statistic(file: Path, name: str) -> int:
+    try:
+        for line in file.read_text().splitlines():
+            key, _, number = line.partition(" ")
+            if key == name:
+                return int(number)
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -1,0 +1,82 @@
+"""What loaded models take, and what a device has: the facts behind `engine.memory`'s plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.config import CacheConfig
+from engine.memory import Part, Shape, activation_bytes, available_bytes, buckets
+from engine.model.loader import LoadedModel, pick_device, pick_dtype
+from engine.model.packed import PackedDecoder
+
+UNTOLD = 1 << 62  # where a machine does not say what it has
+NOISE = 64 << 20  # see engine.sampling.noise
+WORKSPACE = 128 << 20  # of an attention library
+
+
+def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
+    """Bytes that may be taken before anything is loaded, and the device's name."""
+    where = pick_device(device)
+    if where.type == "cuda":
+        free, total = torch.cuda.mem_get_info(where)
+        return int(total * cache.memory_fraction) - (total - free), str(where)
+    available = available_bytes()
+    return (UNTOLD if available is None else available), str(where)
+
+
+def plan_limit(cache: CacheConfig, device: torch.device, weights: int) -> int:
+    """Bytes for the weights, which are loaded by now, and all that is yet to come."""
+    return device_limit(cache, str(device))[0] + weights
+
+
+def item_bytes(dtype: Any, device: str) -> int:
+    """Of one number in the dtype that a configuration names."""
+    return pick_dtype(dtype, pick_device(device)).itemsize
+
+
+def weights_of(model: LoadedModel) -> Part:
+    """As they are held, with the copies in which a CPU keeps those for few rows."""
+    tensors = {id(t): t for t in (*model.model.parameters(), *model.model.buffers())}
+    size = sum(held_bytes(t) for t in tensors.values())
+    numbers = sum(p.numel() for p in model.model.parameters())
+    note = f"{numbers / 1e6:.1f} M numbers, {model.dtype_name}"
+    if model.compiled is not None or isinstance(model.logits, PackedDecoder):
+        size += numbers * torch.bfloat16.itemsize
+        note += " and a packed copy"
+    return Part(f"weights of the {model.role}", size, note)
+
+
+def held_bytes(tensor: Tensor) -> int:
+    """Of a tensor, or of the parts of one that is quantized."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.nbytes
+    names, _ = tensor.__tensor_flatten__()
+    return sum(held_bytes(getattr(tensor, name)) for name in names)
+
+
+def shape_of(model: LoadedModel) -> Shape:
+    config = model.config
+    hidden = int(getattr(config, "hidden_size", 0))
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    return Shape(hidden, inner, model.vocab_size, model.dtype.itemsize)
+
+
+def reserve_of(
+    models: Sequence[LoadedModel], *, rows: int, logit_rows: int, graphs: bool
+) -> tuple[Part, ...]:
+    """What forwards, sampling and captured graphs take, by rule: not measured."""
+    shapes = [shape_of(model) for model in models]
+    widest = max(activation_bytes(s, rows=rows, logit_rows=logit_rows) for s in shapes)
+    parts = [Part("activations", widest + NOISE, f"about, for {rows} rows of a step")]
+    if models[0].device.type == "cuda":
+        parts.append(Part("attention workspace", WORKSPACE * len(models)))
+    if graphs:
+        sizes = buckets(rows)
+        held = sum(sum(sizes) * s.vocab * 4 for s in shapes)
+        pools = sum(activation_bytes(s, rows=sizes[-1], logit_rows=sizes[-1]) for s in shapes)
+        parts.append(Part("graphs", held + pools, f"about, {len(sizes)} sizes for each model"))
+    return tuple(parts)

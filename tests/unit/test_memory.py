@@ -1,0 +1,199 @@
+"""The memory plan: arithmetic, refusals, and what a machine says of itself."""
+
+from __future__ import annotations
+
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from engine.config import CacheConfig, ScheduleConfig
+from engine.errors import MemoryPlanError
+from engine.memory import (
+    GIB,
+    MemoryPlan,
+    Part,
+    Shape,
+    activation_bytes,
+    available_bytes,
+    buckets,
+    parameters_in,
+    plan_blocks,
+    plan_memory,
+    refuse_heavy_weights,
+)
+
+SCHEDULE = ScheduleConfig(max_sequences=3)
+WEIGHTS = (Part("weights of the target", 4 * GIB), Part("weights of the draft", GIB))
+RESERVED = (Part("activations", GIB // 2), Part("graphs", GIB // 4))
+
+
+def blocks(config: CacheConfig, granted: int) -> int:
+    return plan_blocks(config, SCHEDULE, token_bytes=100, max_model_len=50, granted=granted)
+
+
+def plan(limit: int, **changes: object) -> MemoryPlan:
+    return plan_memory(
+        CacheConfig(**changes),  # type: ignore[arg-type]
+        SCHEDULE,
+        device="cuda:0",
+        weights=WEIGHTS,
+        reserved=RESERVED,
+        token_bytes={"target": 1 << 20, "draft": 1 << 18},
+        max_model_len=100,
+        limit=limit,
+    )
+
+
+def test_memory_decides_the_number_of_blocks() -> None:
+    """Law: what was granted is never exceeded."""
+    assert blocks(CacheConfig(block_size=16), 1600 * 7 + 1599) == 7
+
+
+def test_no_more_blocks_than_could_ever_be_used() -> None:
+    """Law: 3 sequences of 50 tokens need at most 3 x 4 blocks of 16."""
+    assert blocks(CacheConfig(block_size=16), 1 << 40) == 12
+
+
+def test_one_full_sequence_must_fit() -> None:
+    """Law: a plan that could not finish one sequence is refused, with the numbers."""
+    with pytest.raises(MemoryPlanError, match=r"50 tokens needs 4 KV blocks"):
+        blocks(CacheConfig(block_size=16), 3 * 1600)
+
+
+def test_a_negative_grant_is_a_refusal_not_a_crash() -> None:
+    """Bug: weights larger than the configured fraction of a GPU leave less than nothing."""
+    with pytest.raises(MemoryPlanError, match=r"may use 0\.00 GiB"):
+        blocks(CacheConfig(), -5)
+
+
+def test_an_explicit_number_is_taken_as_it_is() -> None:
+    """Law: the operator may ask for fewer blocks than one full sequence, or for more than the
+    cap, but not for more than the memory."""
+    assert blocks(CacheConfig(block_size=16, num_blocks=2), 1 << 40) == 2
+    assert blocks(CacheConfig(block_size=16, num_blocks=40), 1 << 40) == 40
+    with pytest.raises(MemoryPlanError, match=r"num_blocks is 40.*enough for 3 blocks"):
+        blocks(CacheConfig(block_size=16, num_blocks=40), 3 * 1600)
+    with pytest.raises(MemoryPlanError, match="at least 2"):
+        blocks(CacheConfig(block_size=16, num_blocks=1), 1 << 40)
+
+
+def test_the_plan_adds_up() -> None:
+    """Law: weights, both planes and the reserve are within the limit, and the table names each."""
+    found = plan(6 * GIB)
+    assert sum(part.size for part in found.parts) <= found.limit
+    sizes = found.sizes()
+    assert sizes["KV of the target"] == 4 * sizes["KV of the draft"]
+    assert sizes["KV of the target"] == found.blocks * found.block_size << 20
+    table = "\n".join(found.lines())
+    assert all(part.name in table for part in found.parts)
+    assert f"{found.blocks} blocks of 16" in table
+
+
+def test_one_block_more_would_not_fit() -> None:
+    """Law: nothing that fits is left unused, up to what the schedule could ever fill."""
+    found = plan(6 * GIB)
+    block = found.block_size * ((1 << 20) + (1 << 18))
+    assert sum(part.size for part in found.parts) + block > found.limit
+    assert plan(60 * GIB).blocks == 3 * 7
+
+
+def test_what_cannot_fit_is_refused_with_what_to_change() -> None:
+    with pytest.raises(MemoryPlanError, match=r"5\.75 GiB are needed.*5\.00 GiB may be used") as e:
+        plan(5 * GIB)
+    assert "weights of the draft 1.00 GiB" in str(e.value)
+    assert "quantized" in str(e.value)
+
+
+def test_the_cache_stays_below_its_own_limit() -> None:
+    """Law: cache.cpu_memory_gib bounds the cache also where more is free."""
+    found = plan_memory(
+        CacheConfig(),
+        SCHEDULE,
+        device="cpu",
+        weights=(),
+        reserved=(),
+        token_bytes={"target": 1 << 20},
+        max_model_len=20,
+        limit=64 * GIB,
+        kv_limit=40 << 20,
+    )
+    assert found.blocks == 2
+
+
+def test_activations_grow_with_rows_and_logits() -> None:
+    shape = Shape(hidden=8, inner=16, vocab=100, item=2)
+    assert activation_bytes(shape, rows=1, logit_rows=0) == (4 * 8 + 3 * 16) * 2
+    more = activation_bytes(shape, rows=1, logit_rows=3) - activation_bytes(
+        shape, rows=1, logit_rows=0
+    )
+    assert more == 3 * 100 * 14
+
+
+def test_graphs_come_in_few_sizes() -> None:
+    """Law: rising, up to the first that holds what is asked; no step pads by more than a half."""
+    assert buckets(1) == [1]
+    assert buckets(9) == [1, 2, 4, 8, 16]
+    sizes = buckets(10_000)
+    assert sizes[-1] == 256
+    assert sizes == sorted(set(sizes))
+    assert all(high <= 2 * low for low, high in pairwise(sizes))
+
+
+def test_weights_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    """Law: by the headers of all files; a damaged one is the loader's to name."""
+    for name, shape in (("a", [3, 4]), ("b", [5])):
+        header = json.dumps(
+            {"__metadata__": {}, "w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 1]}}
+        ).encode()
+        content = struct.pack("<Q", len(header)) + header
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+    assert parameters_in(tmp_path) == 17
+    refuse_heavy_weights({"target": 10}, 10, "cpu")
+    with pytest.raises(MemoryPlanError, match=r"take 3\.00 GiB \(the target 2\.00 GiB and the dr"):
+        refuse_heavy_weights({"target": 2 * GIB, "draft": GIB}, GIB, "cpu")
+    (tmp_path / "c.safetensors").write_bytes(b"no")
+    assert parameters_in(tmp_path) is None
+    assert parameters_in(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 4096 * 1024),
+        ({"memory.max": "max\n"}, 4096 * 1024),
+        ({"memory.max": "3000000\n", "memory.current": "1000000\n"}, 2000000),
+        (
+            {
+                "memory.max": "3000000\n",
+                "memory.current": "1000000\n",
+                "memory.stat": "anon 7\ninactive_file 500\n",
+            },
+            2000500,
+        ),
+        ({"memory.max": "1000\n", "memory.current": "3000\n"}, 0),
+        (
+            {
+                "memory/memory.limit_in_bytes": "2000000\n",
+                "memory/memory.usage_in_bytes": "500000\n",
+            },
+            1500000,
+        ),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 4096 * 1024),
+        ({"memory.max": "garbage"}, 4096 * 1024),
+    ],
+)
+def test_a_container_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    """Law: the machine's free memory, and no more than the control group leaves."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:  4096 kB\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_bytes(tmp_path, meminfo) == expected
+
+
+def test_a_machine_that_does_not_say(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path, tmp_path / "nothing") is None
