@@ -92,8 +92,8 @@ def plan_memory(
         what = ", ".join(f"{part.name} {gib(part.size)}" for part in (*weights, *reserved))
         raise MemoryPlanError(
             f"{gib(taken)} are needed before the KV cache ({what}), but {gib(limit)} may be used "
-            f"on {device}; use smaller or quantized weights, lower schedule.max_step_tokens or raise "
-            "cache.memory_fraction (GPU)"
+            f"on {device}; use smaller or quantized weights, lower schedule.max_step_tokens or "
+            "raise cache.memory_fraction (GPU)"
         )
     blocks = plan_blocks(
         cache,
