@@ -14,10 +14,11 @@ from engine.messages import FinishReason, TokenLogprobs
 from engine.model.batch import Segment
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import token_logprobs
 from engine.sequence import Sequence
 from engine.speculation.proposal import Proposal
-from engine.speculation.verify import Verifier, VerifyResult
+from engine.speculation.verify import Verifier, VerifyResult, walk
 from engine.step_plan import Chunk, StepPlan
 
 NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
@@ -75,7 +76,7 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
 
 class Acceptor:
     """`eos_ids` stop a sequence unless it asked to ignore them; `room` says how many tokens it may
-    still grow."""
+    still grow; what `draws` can draw is not drawn the long way."""
 
     def __init__(
         self,
@@ -84,19 +85,19 @@ class Acceptor:
         *,
         eos_ids: Collection[int],
         room: Callable[[Sequence], int],
+        draws: QuickDraws | None = None,
     ) -> None:
         self._processor = processor
         self._verifier = verifier
         self._eos_ids = frozenset(eos_ids)
         self._room = room
+        self._draws = draws
 
     def accept(
         self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
     ) -> list[Sampled]:
         """Draw the target's token at every row, then walk each proposal along those draws."""
         sampled: list[Sampled] = []
-        rows: list[int] = []
-        contexts: list[RowContext] = []
         row = 0
         for chunk, proposal in zip(plan.chunks, proposals, strict=True):
             wanted = prompt_rows(chunk)
@@ -107,24 +108,17 @@ class Acceptor:
                 continue
             row += max(wanted - 1, 0)
             sampled.append(Sampled(chunk, proposal, row))
-            rows.extend(range(row, row + 1 + len(proposal)))
-            contexts.extend(_contexts(chunk, proposal))
             row += 1 + len(proposal)
         if sampled:
-            self._walk(sampled, rows, contexts, output)
+            self._walk(sampled, output)
         return sampled
 
-    def _walk(
-        self,
-        sampled: list[Sampled],
-        rows: list[int],
-        contexts: list[RowContext],
-        output: ModelOutput,
-    ) -> None:
-        logits = output.logits if len(rows) == len(output.logits) else output.logits[rows]
-        log_probs = self._processor.finalize(logits, contexts)
-        results = self._verifier.accept(log_probs, contexts, [s.proposal for s in sampled])
-        for item, result in zip(sampled, results, strict=True):
+    def _walk(self, sampled: list[Sampled], output: ModelOutput) -> None:
+        drawn = self._quick(sampled, output)
+        left = [item for item, tokens in zip(sampled, drawn, strict=True) if tokens is None]
+        found = iter(self._slow(left, output) if left else ())
+        for item, tokens in zip(sampled, drawn, strict=True):
+            result = next(found) if tokens is None else walk(item.proposal, tokens)
             constraint = item.chunk.seq.constraint
             if constraint is not None and constraint.error:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
@@ -135,6 +129,19 @@ class Acceptor:
                 item.finish, item.error = "error", sentence
                 item.bad_request = constraint is not None
         _record_logprobs(sampled, output)
+
+    def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[list[int] | None]:
+        """By item, the target's tokens at its rows; None where they must be drawn the long way."""
+        if self._draws is None:
+            return [None] * len(sampled)
+        return self._draws.draw(output.logits, [_rows(item) for item in sampled])
+
+    def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
+        contexts = [context for item in sampled for context in _contexts(item)]
+        rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
+        logits = output.logits if len(rows) == len(output.logits) else output.logits[rows]
+        log_probs = self._processor.finalize(logits, contexts)
+        return self._verifier.accept(log_probs, contexts, [item.proposal for item in sampled])
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
         """Cut at the first stop token, where the grammar is complete or cannot go on, and where the
@@ -166,13 +173,20 @@ def _ends(constraint: Constraint, token: int) -> bool:
     return constraint.is_complete(()) or constraint.error is not None
 
 
-def _contexts(chunk: Chunk, proposal: Proposal) -> list[RowContext]:
+def _rows(item: Sampled) -> Rows | None:
+    """Those of a chain: position after position."""
+    seq, proposal = item.chunk.seq, item.proposal
+    return Rows(seq, item.row, 1 + len(proposal), len(seq.tokens)) if proposal.is_chain else None
+
+
+def _contexts(item: Sampled) -> list[RowContext]:
     """One per row: the root's, then each node's with its path through the proposal."""
-    contexts = [RowContext(chunk.seq, [])]
+    seq, proposal = item.chunk.seq, item.proposal
+    contexts = [RowContext(seq, [])]
     paths: list[list[int]] = []
     for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
         paths.append([*(paths[parent] if parent >= 0 else ()), token])
-        contexts.append(RowContext(chunk.seq, paths[-1]))
+        contexts.append(RowContext(seq, paths[-1]))
     return contexts
 
 

@@ -38,6 +38,7 @@ from engine.recording import Recorder
 from engine.report import ending, report
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
+from engine.sampling.quick import build_draws
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -79,6 +80,7 @@ class Engine:
             draft = ModelRunner(pair.draft, self._cache, "draft", attention=attention)
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
         self._processor = processor
+        draws = build_draws(processor, target.vocab_size, target.device)
         stops = draft is not None and not draft.chains
         self._controller = Modes(build_controller(config.speculation, stops=stops))
         main = proposer or build_proposer(
@@ -89,13 +91,18 @@ class Engine:
             max_step_tokens=config.schedule.max_step_tokens,
             sampler=sampler,
             goes_on=self._controller.goes_on,
+            draws=draws,
         )
         self._pool = BlockPool(
             memory.blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         self._acceptor = Acceptor(
-            processor, MatchSampled(sampler), eos_ids=target.eos_ids, room=self._scheduler.room
+            processor,
+            MatchSampled(sampler),
+            eos_ids=target.eos_ids,
+            room=self._scheduler.room,
+            draws=draws,
         )
         self._max_sequences = config.schedule.max_sequences
         free = build_free()

@@ -23,10 +23,11 @@ from torch import Tensor
 from engine.constraint import Constraint
 from engine.messages import SamplingParams
 from engine.sampling.filters import keep_most_likely
+from engine.sampling.plain import Plain, plain_of, scale_at
 from engine.sequence import Sequence
 
 _MAX_HISTORIES = 128
-_LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
+_MAX_PLAIN = 4096  # sequences
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ class LogitsProcessor:
     def __init__(self, eos_ids: Collection[int]) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._histories: OrderedDict[int, _History] = OrderedDict()
+        self._plain: dict[Sequence, Plain | None] = {}
 
     def finalize(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
         """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities.
@@ -118,18 +120,32 @@ class LogitsProcessor:
         filtered = [run for run in runs if _is_filtered(run.seq.params)]
         return _filter(out, filtered) if filtered else out
 
-    @staticmethod
-    def scale_of(seq: Sequence) -> float | None:
-        """What multiplies the next logits of `seq` if that is all that its fields ask for now and
-        later, else None."""
-        run = _Run(seq, 0, [RowContext(seq, [])])
-        if _is_adjusted(run) or _is_filtered(seq.params):
+    def plain(self, seq: Sequence) -> Plain | None:
+        """What the next rows of `seq` are drawn with if that is all that its fields ask for now
+        and later, else None."""
+        if seq not in self._plain:
+            if len(self._plain) >= _MAX_PLAIN:
+                self._plain.clear()
+            run = _Run(seq, 0, [RowContext(seq, [])])
+            if _is_adjusted(run):
+                if seq.params.min_tokens:  # which may end
+                    return None
+                self._plain[seq] = None
+            else:
+                self._plain[seq] = plain_of(seq.params)
+        return self._plain[seq]
+
+    def scale_of(self, seq: Sequence) -> float | None:
+        """The same, if it is a scale alone; 1 at temperature 0."""
+        plain = self.plain(seq)
+        if plain is None or plain.is_filtered:
             return None
-        return _scale(seq.params.temperature)
+        return plain.scale or 1.0
 
     def forget(self, seq: Sequence) -> None:
         """Optional: what is kept per sequence is bounded and only saves work."""
         self._histories.pop(id(seq), None)
+        self._plain.pop(seq, None)
 
     def _adjust(self, rows: Tensor, run: _Run) -> None:
         """Bias, min_tokens, penalties and the grammar, in place."""
@@ -246,17 +262,13 @@ def _is_filtered(params: SamplingParams) -> bool:
 
 def _temper(logits: Tensor, runs: list[_Run]) -> Tensor:
     """Scale by 1 / temperature; 0 (greedy) and 1 leave a row as it is, to the bit."""
-    scales = [_scale(run.seq.params.temperature) for run in runs]
+    scales = [scale_at(run.seq.params.temperature) for run in runs]
     if len(set(scales)) == 1:
         return logits if scales[0] == 1.0 else logits * scales[0]
     column = logits.new_tensor(
         [s for s, run in zip(scales, runs, strict=True) for _ in run.contexts]
     )
     return logits * column.unsqueeze(1)
-
-
-def _scale(temperature: float) -> float:
-    return 1 / max(temperature, _LEAST_TEMPERATURE) if temperature else 1.0
 
 
 def _filter(logits: Tensor, runs: list[_Run]) -> Tensor:

@@ -192,6 +192,11 @@ def _splitmix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def words_of(vocab_size: int) -> npt.NDArray[np.uint32]:
+    """`_token_words` of a vocabulary, for compiled code."""
+    return _token_words(torch.arange(vocab_size, dtype=torch.int64)).numpy().view(np.uint32)
+
+
 def _token_words(ids: Tensor) -> Tensor:
     """A fixed, mixed and distinct int32 word per vocabulary id (lowbias32, a bijection)."""
     x = (ids * 0x9E3779B1 + 0x85EBCA77) & 0xFFFFFFFF

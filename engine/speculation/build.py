@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 
 from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
 from engine.sampling.logits import LogitsProcessor
+from engine.sampling.quick import QuickDraws
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_model import DraftModelProposer, Runner
 from engine.speculation.grammar import GrammarProposer
@@ -36,6 +37,7 @@ def build_proposer(
     max_step_tokens: int,
     sampler: Sampler | None = None,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
+    draws: QuickDraws | None = None,
 ) -> Proposer:
     """`draft_runner` is needed by the draft model only; `vocab_size` is the target's. Give the
     verifier's `sampler`, and the noise of a step is computed once for both."""
@@ -53,4 +55,5 @@ def build_proposer(
                 vocab_size=vocab_size,
                 max_step_tokens=max_step_tokens,
                 goes_on=goes_on,
+                draws=draws,
             )

@@ -29,6 +29,7 @@ from engine.model.batch import Segment
 from engine.model.compiled import Start
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.quick import QuickDraws
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE, Sampler
 from engine.sequence import Sequence
 from engine.speculation.hindsight import judge, rows_to_judge
@@ -108,6 +109,7 @@ class DraftModelProposer:
         vocab_size: int,
         max_step_tokens: int,
         goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
+        draws: QuickDraws | None = None,
     ) -> None:
         assert max_step_tokens > 0
         self.forward_seconds = 0.0
@@ -118,6 +120,7 @@ class DraftModelProposer:
         self._vocab_size = vocab_size
         self._max_step_tokens = max_step_tokens
         self._goes_on = goes_on
+        self._draws = draws
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """One chain per sampling chunk with k > 0, shorter than k only where it ends in a token
@@ -133,8 +136,8 @@ class DraftModelProposer:
         live = [draft for draft in drafts.values() if draft.wants_more]
         if live:
             logits = self._catch_up(live)
-            self._sampler.prefetch(logits, _noise_keys(live))
             if not self._draw_chains(live, logits):
+                self._sampler.prefetch(logits, _noise_keys(live))
                 self._draw(live, logits)
         while live := [draft for draft in live if draft.wants_more]:
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
@@ -190,7 +193,7 @@ class DraftModelProposer:
             found.append(self._forward(segments))
         logits = self._fit(found[0] if len(found) == 1 else torch.cat(found))
         seqs = [draft.seq for draft in drafts]
-        logits, self.agreements = judge(logits, seqs, counts, scales, self._sampler)
+        logits, self.agreements = judge(logits, seqs, counts, scales, self._sampler, self._draws)
         return logits
 
     def _extend(self, drafts: list[_Draft]) -> Tensor:
@@ -236,6 +239,8 @@ class DraftModelProposer:
     def _draw_chains(self, drafts: list[_Draft], logits: Tensor) -> bool:
         """All that is left of the proposals in one call, if the fields of all these requests allow
         it and the model can. Draws what `_draw` and `_extend` would in turn."""
+        if self._draws is None:
+            return False
         steps = drafts[0].k
         scales = [self._processor.scale_of(draft.seq) for draft in drafts]
         usual = self._runner.vocab_size == self._vocab_size and None not in scales
@@ -246,7 +251,7 @@ class DraftModelProposer:
             [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts],
             steps=steps,
             scales=[scale or 1.0 for scale in scales],
-            noise=self._sampler.noise(logits, _chain_keys(drafts)),
+            noise=self._draws.noise([(draft.seq, draft.seq.num_tokens) for draft in drafts], steps),
         )
         if found is None:
             return False
@@ -287,13 +292,4 @@ def _noise_keys(drafts: list[_Draft]) -> list[tuple[int, int]]:
         for draft in drafts
         if draft.seq.params.temperature > 0
         for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k + 1)
-    ]
-
-
-def _chain_keys(drafts: list[_Draft]) -> list[tuple[int, int] | None]:
-    """What each guess is drawn with, sequence by sequence; None at temperature 0."""
-    return [
-        (draft.seq.params.seed, position) if draft.seq.params.temperature > 0 else None
-        for draft in drafts
-        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k)
     ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.noise import Key
+from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
 from engine.speculation.proposer import Agreement
@@ -36,32 +37,42 @@ def judge(
     counts: Seq[int],
     scales: Seq[float | None],
     sampler: Sampler,
+    draws: QuickDraws | None = None,
 ) -> tuple[Tensor, list[Agreement]]:
     """`logits` `[sum(counts) + sequences, vocab]`: of each sequence, the rows to judge and the row
-    behind its last token. The latter `[sequences, vocab]`, and what the former say."""
+    behind its last token. The latter `[sequences, vocab]`, and what the former say. `draws` are
+    used instead of `sampler` if there are any."""
     if not any(counts):
         return logits, []
-    rows, last, factors, keys = list[int](), list[int](), list[float](), list[Key | None]()
+    asked, last = list[Rows](), list[int]()
     row = 0
-    for seq, count, scale in zip(seqs, counts, scales, strict=True):
-        rows += range(row, row + count)
-        row += count + 1
-        last.append(row - 1)
-        factors += [scale or 1.0] * count
-        drawn = seq.params.temperature > 0
-        keys += [(seq.params.seed, p) if drawn else None for p in _positions(seq, count)]
-    factor = torch.tensor(factors, device=logits.device).unsqueeze(1)
-    tokens, leads = sampler.judge(logits[rows] * factor, keys)
-    found, at = [], 0
     for seq, count in zip(seqs, counts, strict=True):
         if count:
-            known = seq.tokens[-count:]
-            hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
-            found.append(Agreement(seq, seq.num_tokens - count, hits, leads[at : at + count]))
-            at += count
-    return logits[last], found
+            asked.append(Rows(seq, row, count, seq.num_tokens - count))
+        row += count + 1
+        last.append(row - 1)
+    if draws is None:
+        tokens, leads = _drawn(logits, asked, [s or 1.0 for s in scales], counts, sampler)
+    else:
+        tokens, leads = draws.judge(logits, asked)
+    found, at = [], 0
+    for seq, _, count, first in asked:
+        known = seq.tokens[-count:]
+        hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
+        found.append(Agreement(seq, first, hits, leads[at : at + count]))
+        at += count
+    return logits[last] if len(last) > 1 else logits[-1:], found
 
 
-def _positions(seq: Sequence, count: int) -> range:
-    """Of the last `count` tokens."""
-    return range(seq.num_tokens - count, seq.num_tokens)
+def _drawn(
+    logits: Tensor, asked: Seq[Rows], scales: Seq[float], counts: Seq[int], sampler: Sampler
+) -> tuple[list[int], list[float]]:
+    """The long way."""
+    rows, keys = list[int](), list[Key | None]()
+    for seq, first, count, position in asked:
+        rows += range(first, first + count)
+        drawn = seq.params.temperature > 0
+        keys += [(seq.params.seed, position + i) if drawn else None for i in range(count)]
+    factors = [scale for scale, count in zip(scales, counts, strict=True) for _ in range(count)]
+    factor = torch.tensor(factors, device=logits.device).unsqueeze(1)
+    return sampler.judge(logits[rows] * factor, keys)

@@ -69,6 +69,14 @@ class MatchSampled:
 def walk(proposal: Proposal, drawn: Seq[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative one stands for a row from which nothing could be drawn."""
+    if proposal.is_chain and min(drawn) >= 0:
+        kept = 0
+        for guess in proposal.tokens[: proposal.num_candidates]:
+            if drawn[kept] != guess:
+                break
+            kept += 1
+        path, tokens = list(range(kept)), list(drawn[: kept + 1])
+        return VerifyResult(path, tokens, proposal.num_candidates)
     children: dict[tuple[int, int], int] = {}
     for node in range(proposal.num_candidates):
         children.setdefault((proposal.parents[node], proposal.tokens[node]), node)

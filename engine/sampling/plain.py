@@ -1,0 +1,38 @@
+"""The few numbers that are all there is to say about most requests' draws. No tensors."""
+
+from __future__ import annotations
+
+from math import inf, log
+from typing import NamedTuple
+
+from engine.messages import SamplingParams
+
+_LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
+
+
+class Plain(NamedTuple):
+    """What a row is drawn with when its fields ask for nothing else. `scale` multiplies the logits,
+    0 stands for greedy; of `floor`, the logarithm of min_p, minus infinity is off, as is 0 of
+    `top_k`."""
+
+    scale: float
+    top_k: int
+    top_p: float
+    floor: float
+
+    @property
+    def is_filtered(self) -> bool:
+        """At temperature 0 the most likely token is kept by every filter."""
+        return self.scale > 0 and (self.top_k > 0 or self.top_p < 1 or self.floor > -inf)
+
+
+def plain_of(params: SamplingParams) -> Plain:
+    """Of a request's temperature and filters."""
+    scale = scale_at(params.temperature) if params.temperature else 0.0
+    floor = log(params.min_p) if params.min_p else -inf
+    return Plain(scale, params.top_k, params.top_p, floor)
+
+
+def scale_at(temperature: float) -> float:
+    """What multiplies the logits at this temperature; greedy ones stay as they are."""
+    return 1 / max(temperature, _LEAST_TEMPERATURE) if temperature else 1.0

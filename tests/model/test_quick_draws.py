@@ -1,0 +1,181 @@
+"""Compiled draws say what the long way says, or nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.messages import SamplingParams
+from engine.sampling.kernels_filters import MOST_RANKED
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.quick import QuickDraws, Rows, build_draws
+from engine.sampling.sampler import Sampler
+from engine.sequence import Sequence
+
+VOCAB = 1000  # no multiple of the blocks in which rows are read
+ROWS = 12
+FIELDS = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "top_p": 0.5, "top_k": 3},
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 0.01},
+    {"temperature": 2.5},
+    {"temperature": 1.0, "top_p": 0.95},
+    {"temperature": 1.0, "top_p": 0.05},
+    {"temperature": 1.0, "top_k": 40},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 5000},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.8},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 0.7, "min_p": 1.0},
+    {"temperature": 0.8, "top_k": 100, "top_p": 0.99, "min_p": 0.01},
+]
+
+
+def sequence(seed: int = 3, length: int = 5, **fields: object) -> Sequence:
+    params = SamplingParams(seed=seed, max_tokens=99, **fields)  # type: ignore[arg-type]
+    return Sequence(f"{seed}", params, list(range(length)), length)
+
+
+@pytest.fixture(scope="module")
+def processor() -> LogitsProcessor:
+    return LogitsProcessor([0])
+
+
+@pytest.fixture(scope="module")
+def draws(processor: LogitsProcessor) -> QuickDraws:
+    return QuickDraws(processor, VOCAB)
+
+
+def long_way(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) -> list[int]:
+    contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
+    drawn: list[int] = Sampler().sample(processor.finalize(logits, contexts), contexts).tolist()
+    return drawn
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("width", [0.3, 3.0, 9.0])
+def test_it_says_what_the_long_way_says(
+    fields: dict[str, float], width: float, processor: LogitsProcessor, draws: QuickDraws
+) -> None:
+    """Of rows without ties at most one in a hundred is too close to call (in fact about one in a
+    thousand): without that bound, answering nothing would pass."""
+    generator = np.random.default_rng(7)
+    unsure = 0
+    for seed in (0, 5, 2**64 - 1):
+        for _ in range(8):
+            logits = torch.from_numpy(
+                (generator.standard_normal((ROWS, VOCAB)) * width).astype(np.float32)
+            )
+            seq = sequence(seed, **fields)
+            before = logits.clone()
+            [found] = draws.draw(logits, [Rows(seq, 0, ROWS, 5)])
+            assert torch.equal(logits, before)
+            unsure += found is None
+            if found is not None:
+                assert found == long_way(processor, logits, seq)
+    assert unsure <= 3
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_ties_and_numbers_that_are_none(
+    fields: dict[str, float], processor: LogitsProcessor, draws: QuickDraws
+) -> None:
+    """Coarse logits tie everywhere; NaN of both signs, infinities, and nothing but -inf."""
+    generator = np.random.default_rng(8)
+    for _ in range(20):
+        logits = np.round(generator.standard_normal((7, VOCAB)) * 2).astype(np.float32)
+        logits[1, 3], logits[2, 4] = np.nan, np.copysign(np.nan, -1)
+        logits[3, 5], logits[4], logits[5, :500] = np.inf, -np.inf, -np.inf
+        logits[6] = np.where(logits[6] == 0, np.float32(-0.0), np.minimum(logits[6], 0))
+        rows = torch.from_numpy(logits)
+        for i in range(len(rows)):
+            seq = sequence(**fields)
+            [found] = draws.draw(rows, [Rows(seq, i, 1, 5)])
+            if found is not None:
+                assert found == long_way(processor, rows[i : i + 1], seq)
+
+
+def test_greedy_rows_are_always_told(draws: QuickDraws) -> None:
+    logits = torch.tensor([[1.0] * VOCAB, [-0.0] + [0.0] * (VOCAB - 1), [-torch.inf] * VOCAB])
+    assert draws.draw(logits, [Rows(sequence(temperature=0.0), 0, 3, 5)]) == [[0, 0, -1]]
+
+
+def test_a_gap_within_rounding_is_not_told(draws: QuickDraws) -> None:
+    """Two tokens whose scores lie closer than the noise is known: nothing is said."""
+    seq = sequence()
+    logits = torch.full((1, VOCAB), -80.0)
+    noise = Sampler().noise(logits, [(3, 5)])
+    assert noise is not None
+    logits[0, 10], logits[0, 20] = 5.0, 5.0 + float(noise[0, 10] - noise[0, 20]) + 2e-5
+    assert draws.draw(logits, [Rows(seq, 0, 1, 5)]) == [None]
+    logits[0, 20] += 0.01
+    assert draws.draw(logits, [Rows(seq, 0, 1, 5)]) == [[20]]
+
+
+def test_sequences_in_one_call_do_not_depend_on_each_other(draws: QuickDraws) -> None:
+    generator = np.random.default_rng(9)
+    logits = torch.from_numpy(generator.standard_normal((9, VOCAB)).astype(np.float32))
+    seqs = [sequence(1), sequence(2, temperature=0.0), sequence(3, top_k=9), sequence(4)]
+    asked = [Rows(seq, 2 * i, 2, 5 + i) for i, seq in enumerate(seqs)]
+    alone = [draws.draw(logits, [rows])[0] for rows in asked]
+    assert draws.draw(logits, [asked[0], None, *asked[1:]]) == [alone[0], None, *alone[1:]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {3: 1.0}},
+        {"repetition_penalty": 1.1},
+        {"frequency_penalty": 0.1},
+        {"presence_penalty": 0.1},
+        {"min_tokens": 2},
+        {"top_k": MOST_RANKED + 1},
+    ],
+    ids=str,
+)
+def test_special_wishes_go_the_long_way(fields: dict[str, object], draws: QuickDraws) -> None:
+    rows = Rows(sequence(**fields), 0, 1, 5)
+    assert draws.draw(torch.zeros(1, VOCAB), [rows]) == [None]
+
+
+def test_after_min_tokens_a_sequence_is_like_any_other(draws: QuickDraws) -> None:
+    seq = sequence(temperature=0.0, min_tokens=2)
+    logits = torch.zeros(1, VOCAB)
+    assert draws.draw(logits, [Rows(seq, 0, 1, 5)]) == [None]
+    seq.tokens += [7, 7]
+    assert draws.draw(logits, [Rows(seq, 0, 1, 7)]) == [[0]]
+
+
+def test_noise_is_that_of_the_long_way(draws: QuickDraws) -> None:
+    """Up to the last bits of its logarithms."""
+    seqs = [sequence(0), sequence(2**64 - 1), sequence(5, temperature=0.0)]
+    noise = draws.noise([(seq, 11) for seq in seqs], 3)
+    assert noise is not None
+    keys = [(seq.params.seed, p) if seq.params.temperature else None for seq in seqs for p in _11]
+    expected = Sampler().noise(torch.zeros(1, VOCAB), keys)
+    assert expected is not None
+    assert (noise - expected).abs().max() < 5e-6
+    assert draws.noise([(seqs[2], 11)], 3) is None
+
+
+_11 = range(11, 14)
+
+
+def test_judging_draws_with_the_same_noise(draws: QuickDraws) -> None:
+    generator = np.random.default_rng(4)
+    logits = torch.from_numpy(generator.standard_normal((6, VOCAB)).astype(np.float32) * 3)
+    seqs = [sequence(8, temperature=0.5), sequence(8, temperature=0.0)]
+    tokens, leads = draws.judge(logits, [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
+    scores = torch.cat([logits[:2] * 2, logits[3:5]])
+    wanted = Sampler().judge(scores, [(8, 5), (8, 6), None, None])
+    assert tokens == wanted[0]
+    assert leads == pytest.approx(wanted[1], abs=1e-4)
+    nothing = torch.full((1, VOCAB), -torch.inf)
+    assert draws.judge(nothing, [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
+
+
+def test_other_devices_go_the_long_way(processor: LogitsProcessor) -> None:
+    assert build_draws(processor, VOCAB, torch.device("meta")) is None
