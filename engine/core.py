@@ -8,7 +8,6 @@ request never gets that far: `add` turns it into an Output with an error.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,12 +17,11 @@ from engine.allowance import Allowance
 from engine.block_pool import BlockPool
 from engine.compiling import Compiling
 from engine.config import EngineConfig
-from engine.controller import Load, StepObservation
+from engine.controller import Load
 from engine.messages import (
     Mode,
     Output,
     Outputs,
-    Ready,
     SamplingParams,
     StepMetrics,
     StepSeconds,
@@ -35,7 +33,7 @@ from engine.modes import Modes
 from engine.pair import Pair, build_cache, load_pair, vocabulary_of
 from engine.profile import profile_at_start
 from engine.recording import Recorder
-from engine.report import ending, report
+from engine.report import ending, introduction, report
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.quick import build_draws
@@ -49,7 +47,7 @@ from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Feedback, Proposer
 from engine.speculation.verify import MatchSampled
-from engine.step_metrics import Stopwatch, measure
+from engine.step_metrics import Stopwatch, measure, observation
 from engine.step_plan import StepPlan
 from engine.validation import refusal
 
@@ -73,11 +71,11 @@ class Engine:
         pair = pair or load_pair(config)
         target = pair.target
         self._cache, memory = build_cache(config, pair)
-        attention = config.attention
-        self._runner = ModelRunner(target, self._cache, "target", attention=attention)
+        attend = config.attention
+        self._runner = ModelRunner(target, self._cache, "target", attention=attend, clock=clock)
         draft = None
         if pair.draft:
-            draft = ModelRunner(pair.draft, self._cache, "draft", attention=attention)
+            draft = ModelRunner(pair.draft, self._cache, "draft", attention=attend, clock=clock)
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
         self._processor = processor
         draws = build_draws(processor, target.vocab_size, target.device)
@@ -116,23 +114,14 @@ class Engine:
         )
         self._num_steps = 0
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
-        self.ready = Ready(
-            pid=os.getpid(),
-            target=config.target.path,
-            max_model_len=self._scheduler.max_len,
-            vocab_size=target.vocab_size,
-            eos_ids=sorted(target.eos_ids),
-            num_blocks=memory.blocks,
-            block_size=config.cache.block_size,
-            dtype=str(target.dtype).removeprefix("torch."),
-            device=str(target.device),
+        self.ready = introduction(
+            config,
+            target,
+            memory,
+            max_len=self._scheduler.max_len,
             attention=self._runner.backend.name,
-            proposer=self._proposer.name,
-            controller=config.speculation.controller.kind,
-            memory=memory.sizes(),
             k_max=self._controller.k_max,
-            proposers=self._proposer.names if self._controller.k_max else (),
-            default_proposers=(*config.speculation.companions, main.name),
+            proposers=self._proposer.names,
         )
         self._recorder = Recorder(config, self.ready, measured.target, measured.draft, stops=stops)
 
@@ -293,25 +282,8 @@ class Engine:
 
     def _adapt(self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds) -> None:
         main = self._allowance.learn(sampled)
-        self._controller.update(
-            StepObservation(
-                num_sequences=len(plan.chunks),
-                rows=sum(c.length for c in plan.chunks) + sum(len(s.proposal) for s in sampled),
-                k=main.k,
-                tokens=sum(len(s.tokens) for s in sampled),
-                outcomes=main.outcomes,
-                confidences=main.confidences,
-                agreements=[
-                    list(zip(found.confidences, found.hits, strict=True))
-                    for found in self._proposer.agreements
-                ],
-                draft_seconds=seconds.propose,
-                target_seconds=seconds.verify,
-                host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
-                pure_decode=all(c.length == 1 for c in plan.chunks),
-                num_drafting=main.num_drafting,
-            )
-        )
+        agreed = self._proposer.agreements
+        self._controller.update(observation(plan, sampled, seconds, main, agreed))
 
     def _leave(self, seq: Sequence) -> None:
         self._allowance.forget(seq)

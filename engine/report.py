@@ -1,12 +1,49 @@
-"""What the front end is told of a sequence: the Output of a step, and the one of an early end."""
+"""What the front end is told: first of the engine, then of each sequence the Output of a step and
+of an early end."""
 
 from __future__ import annotations
 
+import os
 from itertools import groupby
 
 from engine.acceptance import Sampled
-from engine.messages import TARGET, FinishReason, Output
+from engine.config import EngineConfig
+from engine.memory import MemoryPlan
+from engine.messages import TARGET, FinishReason, Output, Ready
+from engine.model.loader import LoadedModel
 from engine.sequence import Sequence
+
+
+def introduction(
+    config: EngineConfig,
+    target: LoadedModel,
+    memory: MemoryPlan,
+    *,
+    max_len: int,
+    attention: str,
+    k_max: int,
+    proposers: tuple[str, ...],
+) -> Ready:
+    """`proposers`: all of them, the main one last."""
+    *_, main = proposers
+    return Ready(
+        pid=os.getpid(),
+        target=config.target.path,
+        max_model_len=max_len,
+        vocab_size=target.vocab_size,
+        eos_ids=sorted(target.eos_ids),
+        num_blocks=memory.blocks,
+        memory=memory.sizes(),
+        block_size=config.cache.block_size,
+        dtype=target.dtype_name,
+        device=target.device_name,
+        attention=attention,
+        proposer=main,
+        controller=config.speculation.controller.kind,
+        k_max=k_max,
+        proposers=proposers if k_max else (),
+        default_proposers=(*config.speculation.companions, main),
+    )
 
 
 def report(item: Sampled) -> Output:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from engine.acceptance import Sampled
+from engine.allowance import MainOutcomes
+from engine.controller import StepObservation
 from engine.messages import StepMetrics, StepSeconds
 from engine.speculation.proposal import GRAMMAR
+from engine.speculation.proposer import Agreement
 from engine.step_plan import StepPlan
 
 
@@ -15,14 +19,18 @@ def measure(
 ) -> StepMetrics:
     """`gauges` with this step's sums filled in. Every sequence that sampled is counted at the
     number of its guesses that were verified: what was planned is only the most there could be."""
-    depth = max((len(s.proposal) for s in sampled), default=0)
-    proposed_at, accepted_at = [0] * depth, [0] * depth
-    k_counts = [0] * (1 + max((s.proposal.num_candidates for s in sampled), default=0))
+    depth = max((len(s.proposal.tokens) for s in sampled), default=0)
+    most = max((s.proposal.num_candidates for s in sampled), default=0)
+    proposed_at, accepted_at, k_counts = [0] * depth, [0] * depth, [0] * (1 + most)
     by_proposer: dict[str, tuple[int, int]] = {}
     for item in sampled:
-        k_counts[item.proposal.num_candidates] += 1
+        proposal = item.proposal
+        count = proposal.num_candidates
+        k_counts[count] += 1
+        if not count:
+            continue
         _count(by_proposer, item)
-        for d in item.proposal.depths()[: item.proposal.num_candidates]:
+        for d in range(1, count + 1) if proposal.is_chain else proposal.depths()[:count]:
             proposed_at[d - 1] += 1
         for d in range(item.num_accepted):
             accepted_at[d] += 1
@@ -45,8 +53,6 @@ def measure(
 def _count(by_proposer: dict[str, tuple[int, int]], item: Sampled) -> None:
     """Add the guesses of one sequence, proposed and accepted, to those who made them."""
     proposal = item.proposal
-    if not proposal.num_candidates:
-        return
     own = proposal.num_candidates - len(proposal.forced)
     forced = sum(node in proposal.forced for node in item.path[: item.num_accepted])
     pairs = {proposal.source: (own, item.num_accepted - forced)}
@@ -55,6 +61,30 @@ def _count(by_proposer: dict[str, tuple[int, int]], item: Sampled) -> None:
     for name, (more, kept) in pairs.items():
         proposed, accepted = by_proposer.get(name, (0, 0))
         by_proposer[name] = proposed + more, accepted + kept
+
+
+def observation(
+    plan: StepPlan,
+    sampled: list[Sampled],
+    seconds: StepSeconds,
+    main: MainOutcomes,
+    agreed: Seq[Agreement],
+) -> StepObservation:
+    """The step as the controller learns from it."""
+    return StepObservation(
+        num_sequences=len(plan.chunks),
+        rows=sum(c.length for c in plan.chunks) + sum(len(s.proposal) for s in sampled),
+        k=main.k,
+        tokens=sum(len(s.tokens) for s in sampled),
+        outcomes=main.outcomes,
+        confidences=main.confidences,
+        agreements=[list(zip(found.confidences, found.hits, strict=True)) for found in agreed],
+        draft_seconds=seconds.propose,
+        target_seconds=seconds.verify,
+        host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
+        pure_decode=all(c.length == 1 for c in plan.chunks),
+        num_drafting=main.num_drafting,
+    )
 
 
 class Stopwatch:

@@ -39,7 +39,7 @@ def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
 
 
 def is_chain(parents: Sequence[int] | None) -> bool:
-    return parents is None or all(parent == i - 1 for i, parent in enumerate(parents))
+    return parents is None or list(parents) == list(range(-1, len(parents) - 1))
 
 
 @dataclass(frozen=True, slots=True)

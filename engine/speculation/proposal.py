@@ -29,7 +29,7 @@ class Proposal:
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)
         assert 0 <= self.num_candidates <= len(self.tokens)
-        assert all(-1 <= p < i for i, p in enumerate(self.parents))
+        assert self.is_chain or all(-1 <= p < i for i, p in enumerate(self.parents))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,7 +39,7 @@ class Proposal:
 
     @property
     def is_chain(self) -> bool:
-        return all(p == i - 1 for i, p in enumerate(self.parents))
+        return self.parents == list(range(-1, len(self.parents) - 1))
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
