@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from engine.sequence import Sequence
 
 VOCAB = 1000  # no multiple of the blocks in which rows are read
 ROWS = 12
-FIELDS = [
+FIELDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.0, "top_p": 0.5, "top_k": 3},
     {"temperature": 1.0},
@@ -34,9 +36,10 @@ FIELDS = [
 ]
 
 
-def sequence(seed: int = 3, length: int = 5, **fields: object) -> Sequence:
-    params = SamplingParams(seed=seed, max_tokens=99, **fields)  # type: ignore[arg-type]
-    return Sequence(f"{seed}", params, list(range(length)), length)
+def sequence(seed: int = 3, **fields: Any) -> Sequence:
+    return Sequence(
+        f"{seed}", SamplingParams(seed=seed, max_tokens=99, **fields), list(range(5)), 5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def long_way(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) ->
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("width", [0.3, 3.0, 9.0])
 def test_it_says_what_the_long_way_says(
-    fields: dict[str, float], width: float, processor: LogitsProcessor, draws: QuickDraws
+    fields: dict[str, Any], width: float, processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
     """Of rows without ties at most one in a hundred is too close to call (in fact about one in a
     thousand): without that bound, answering nothing would pass."""
@@ -81,7 +84,7 @@ def test_it_says_what_the_long_way_says(
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_ties_and_numbers_that_are_none(
-    fields: dict[str, float], processor: LogitsProcessor, draws: QuickDraws
+    fields: dict[str, Any], processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
     """Coarse logits tie everywhere; NaN of both signs, infinities, and nothing but -inf."""
     generator = np.random.default_rng(8)
@@ -136,7 +139,7 @@ def test_sequences_in_one_call_do_not_depend_on_each_other(draws: QuickDraws) ->
     ],
     ids=str,
 )
-def test_special_wishes_go_the_long_way(fields: dict[str, object], draws: QuickDraws) -> None:
+def test_special_wishes_go_the_long_way(fields: dict[str, Any], draws: QuickDraws) -> None:
     rows = Rows(sequence(**fields), 0, 1, 5)
     assert draws.draw(torch.zeros(1, VOCAB), [rows]) == [None]
 
