@@ -61,7 +61,7 @@ DOORS = {
                    "engine.replay.plots"],
     "huggingface_hub": ["engine.plan.find_model"],
     "safetensors": ["engine.demo", "engine.model.loader"],
-    "zmq": ["engine.process", "server.engine_client"],
+    "zmq": ["engine.process", "engine.bench.host", "server.engine_client"],
     "prometheus_client": ["server.metrics"],
     "fastapi": ["server.app", "server.api"],
     "sse_starlette": ["server.app", "server.api"],
