@@ -27,7 +27,6 @@ from engine.exploration import Exploration
 from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
-_HYSTERESIS = 1.02
 _FEW = 24.0  # rounds seen, fading
 _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
@@ -43,6 +42,7 @@ class AdaptiveK:
     at a batch of 32 (`engine.simulate` prints them)."""
 
     name = "adaptive"
+    hysteresis = 1.02
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         """`stops`: whether the drafter asks `goes_on`."""
@@ -139,7 +139,7 @@ class AdaptiveK:
             self._predict(sequences)
         rates = self._rates
         best = max(range(len(rates)), key=rates.__getitem__)
-        if changed or rates[best] > _HYSTERESIS * rates[self._k]:
+        if changed or rates[best] > self.hysteresis * rates[self._k]:
             self._k = best
         self._price = max(rates[0], self._blend(rates[self._k]))
         if self._stops:

@@ -123,7 +123,7 @@ class Engine:
             k_max=self._controller.k_max,
             proposers=self._proposer.names,
         )
-        self._recorder = Recorder(config, self.ready, measured.target, measured.draft, stops=stops)
+        self._recorder = Recorder(config, self.ready, measured, stops=stops)
 
     # -- between steps -----------------------------------------------------------------------
 

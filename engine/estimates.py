@@ -53,6 +53,7 @@ class AcceptanceEstimate:
         self.rejection = _PRIOR_REJECTION  # pooled over depths
         self._weight = _PRIOR_TRIALS
         self._surprise = _Surprise()
+        self.changes_matter = True
         self.changes = 0  # how often the world was found to be another
 
     def update(self, k: int, outcomes: Sequence[Outcome]) -> None:
@@ -77,7 +78,8 @@ class AcceptanceEstimate:
                 self._there[j] = self._there[j] * keep + there[j]
         found = sum(wrong)
         self._pool(sum(tried), found)
-        if self._surprise.seen(found, expected, spread, len(outcomes)):
+        seen = self._surprise.seen(found, expected, spread, len(outcomes))
+        if seen and self.changes_matter:
             self.doubt(_DOUBT)
             self.rejection = min(max(self.rejection * self._surprise.ratio, 0.01), 0.95)
             self._surprise.restart()

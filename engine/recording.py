@@ -14,8 +14,8 @@ from operator import attrgetter
 
 from engine.acceptance import Sampled
 from engine.config import EngineConfig
-from engine.estimates import Points
 from engine.messages import Ready, StepMetrics
+from engine.profile import Points, Profile
 from engine.sequence import Sequence
 from engine.speculation.proposal import Proposal
 from engine.speculation.proposer import Agreement
@@ -29,14 +29,13 @@ _MIB = 1 << 20
 
 class Recorder:
     """`take` every step, after its commit; without `speculation.trace` that does nothing.
-    `target` and `draft`: start-up profiles; `stops`: as in trace.Header. Raises TraceError."""
+    `measured`: at start; `stops`: as in trace.Header. Raises TraceError."""
 
     def __init__(
         self,
         config: EngineConfig,
         ready: Ready,
-        target: Points,
-        draft: Points,
+        measured: Profile,
         *,
         stops: bool = True,
     ) -> None:
@@ -54,8 +53,9 @@ class Recorder:
             dtype=ready.dtype,
             max_step_tokens=config.schedule.max_step_tokens,
             stops=stops,
-            target_profile=[(size, _short(seconds)) for size, seconds in target],
-            draft_profile=[(size, _short(seconds)) for size, seconds in draft],
+            target_profile=_points(measured.target),
+            draft_profile=_points(measured.draft),
+            batch_profiles={n: _points(own) for n, own in measured.batches.items()},
         )
         limit = int(config.speculation.trace_mib * _MIB)
         self._writer = Writer(config.speculation.trace, header, max_bytes=limit)
@@ -145,6 +145,10 @@ def _right(made: Proposal, item: Sampled) -> int:
         return item.num_accepted
     pairs = zip(made.tokens, item.tokens, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _points(points: Points) -> Points:
+    return [(size, _short(seconds)) for size, seconds in points]
 
 
 def _shorts(values: Seq[float]) -> list[float]:

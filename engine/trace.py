@@ -16,12 +16,20 @@ import msgspec
 
 from engine.errors import TraceError
 
+Points = list[tuple[int, float]]
+Profile = tuple[Points, Points, float, dict[int, Points]]
+
 FORMAT, VERSION = "foretoken trace", 1
+LONGEST = 1e6  # seconds of anything
+DEEPEST = 256  # guesses in a row
+_MOST_SURE = 1e6  # a confidence
+_MOST_ROWS = 1 << 20  # in a step
 _FLUSH_BYTES = 1 << 16
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that figures depend on. Profiles: (size, seconds) as measured at start.
+    """The facts that figures depend on. Profiles: (size, seconds) as measured at start; the
+    target's for some numbers of sequences, too.
     `stops`: each draft step was a forward of its own, so that drafting could stop in between."""
 
     format: str = FORMAT
@@ -33,8 +41,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     max_step_tokens: int
     stops: bool = True
-    target_profile: list[tuple[int, float]] = []
-    draft_profile: list[tuple[int, float]] = []
+    target_profile: Points = []
+    draft_profile: Points = []
+    batch_profiles: dict[int, Points] = {}
+
+    @property
+    def profile(self) -> Profile:
+        """Arguments of KController.profile."""
+        return self.target_profile, self.draft_profile, 0.0, self.batch_profiles
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -166,7 +180,8 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(
             f"line {len(lines) + 1} of trace {name!r} is cut off; remove it to replay the others"
         )
-    return Trace(_header(name, lines[0]), list(_steps(name, lines[1:])))
+    header = _header(name, lines[0])
+    return Trace(header, list(_steps(name, lines[1:], header)))
 
 
 def _header(name: str, line: bytes) -> Header:
@@ -179,35 +194,74 @@ def _header(name: str, line: bytes) -> Header:
                 f"trace {name!r} is of version {said['version']!r:.20}; this program reads version"
                 f" {VERSION}"
             )
-        return msgspec.convert(said, Header)
+        header = msgspec.convert(said, Header, str_keys=True)
     except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError):
         raise TraceError(_not(name)) from None
+    if wrong := _wrong(header):
+        raise TraceError(f"the first line of trace {name!r} contradicts itself: {wrong}")
+    return header
 
 
-def _steps(name: str, lines: list[bytes]) -> Iterator[Step]:
+def _wrong(header: Header) -> str:
+    """What no engine writes there, if anything."""
+    if not 0 <= header.k_max <= DEEPEST:
+        return f"k_max must be from 0 to {DEEPEST}, but is {header.k_max}"
+    if not 1 <= header.max_step_tokens <= _MOST_ROWS:
+        return f"max_step_tokens must be from 1 to {_MOST_ROWS}, but is {header.max_step_tokens}"
+    profiles = [header.target_profile, header.draft_profile, *header.batch_profiles.values()]
+    for size, seconds in [point for points in profiles for point in points]:
+        if not (1 <= size <= _MOST_ROWS and 0 <= seconds <= LONGEST):
+            return f"a profile says {seconds:g} seconds for {size} rows"
+    for points in profiles:
+        if len({size for size, _ in points}) < len(points):
+            return "a profile has two times for a size"
+    if not all(1 <= n <= _MOST_ROWS for n in header.batch_profiles):
+        return "a profile is of no sequences"
+    return ""
+
+
+def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[Step]:
     decoder = msgspec.json.Decoder(Step)
     for number, line in enumerate(lines, start=2):
         try:
             step = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TraceError(f"line {number} of trace {name!r} is no step: {error}") from None
-        if not _consistent(step):
+        if not _consistent(step, header.max_step_tokens):
             raise TraceError(f"line {number} of trace {name!r} contradicts itself")
         yield step
 
 
-def _consistent(step: Step) -> bool:
-    """Whether counts fit each other, as those of a recorded step do."""
+def _consistent(step: Step, most: int) -> bool:
+    """Whether counts fit each other, as those of a recorded step do; `most` rows were allowed,
+    besides one for each sequence."""
+    seconds = (step.draft, step.target, step.host)
+    rows = sum(part.rows + part.verified for part in step.parts)
     return (
-        min(step.draft, step.target, step.host) >= 0
+        all(0 <= each <= LONGEST for each in seconds)
+        and rows <= most + len(step.parts)
+        and all(_possible(part) for part in step.parts)
         and all(
-            min(part.begin, part.rows, part.right) >= 0
-            and part.right <= part.tried <= part.tokens
-            and (not part.confidences or len(part.confidences) >= part.tried)
-            for part in step.parts
+            found.begin >= 0
+            and len(found.hits) == len(found.confidences)
+            and _are_sure(found.confidences)
+            for found in step.agreed
         )
-        and all(len(found.hits) == len(found.confidences) for found in step.agreed)
     )
+
+
+def _possible(part: Part) -> bool:
+    return (
+        min(part.begin, part.context, part.rows, part.right) >= 0
+        and 0 <= part.accepted <= part.verified <= part.drafted <= DEEPEST
+        and part.right <= part.tried <= part.tokens <= part.accepted + 1
+        and (not part.confidences or len(part.confidences) >= part.tried)
+        and _are_sure(part.confidences)
+    )
+
+
+def _are_sure(confidences: list[float]) -> bool:
+    return all(abs(sure) <= _MOST_SURE for sure in confidences)
 
 
 def _not(name: str) -> str:

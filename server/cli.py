@@ -25,6 +25,7 @@ EXIT_INTERRUPTED = 130
 PROGRAMS = {
     ("bench", "suite"): "engine.bench.suite",
     ("bench", "machine"): "engine.bench.machine",
+    ("bench", "record"): "engine.bench.record",
     ("bench",): "engine.bench",
     ("evaluate",): "server.evaluate",
     ("plan",): "engine.plan",

@@ -51,16 +51,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
     """The whole race. Raises EngineError."""
-    pair = _load(parsed)
+    pair = load(parsed)
     most = max(cell.concurrency for cell in said.cells)
-    driver = Offline(pair, _encoder(parsed.target), arms=said.arms, concurrency=most)
+    driver = Offline(pair, encoder(parsed.target), arms=said.arms, concurrency=most)
     comparison = Comparison(facts=_facts(parsed, pair, said), arms=said.arms)
     with progress(steps(said.cells, said.arms, said.size)) as notice:
         race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
     return comparison
 
 
-def _load(parsed: argparse.Namespace) -> Pair:
+def load(parsed: argparse.Namespace) -> Pair:
     return load_pair(
         EngineConfig.model_validate(
             {
@@ -72,7 +72,7 @@ def _load(parsed: argparse.Namespace) -> Pair:
     )
 
 
-def _encoder(target: str) -> Encode:
+def encoder(target: str) -> Encode:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(target, "target"))

@@ -19,9 +19,12 @@ PROFILED_SEQUENCES = (1, 4, 16, 64)
 
 class Costs(Protocol):
     """Seconds of the parts of a step. `rows`: positions in a forward, of `sequences`; `context`:
-    tokens that they attend to, all sequences; `prompt`: of the rows, those of prompts."""
+    tokens that they attend to, all sequences; `prompt`: of the rows, those of prompts. Drafting for
+    some sequences takes `begin` once, and `draft` for each of its forwards."""
 
     def target(self, rows: int, sequences: int, context: int, prompt: int) -> float: ...
+
+    def begin(self, sequences: int) -> float: ...
 
     def draft(self, rows: int) -> float: ...
 
@@ -50,6 +53,9 @@ class Roofline:
 
     def target(self, rows: int, sequences: int, context: int, prompt: int = 0) -> float:
         return self._forward[rows] + self.kv_token * context
+
+    def begin(self, sequences: int) -> float:
+        return 0.0
 
     def draft(self, rows: int) -> float:
         return self.draft_step + self.draft_row * rows

@@ -75,6 +75,12 @@ class _Story:
     bits: dict[int, Bit] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
+        """Its next step. Raises TraceError where one is missing or told twice."""
+        if part.begin != self.length or self.finish:
+            raise TraceError(
+                f"this trace contradicts itself: request {self.number} goes on at its token"
+                f" {part.begin}, but is at {self.length}"
+            )
         if not part.begin:
             self.prompt += part.rows
             self.context = part.context

@@ -3,13 +3,13 @@ check the replay itself, who does what was recorded."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 from engine.controller import FixedK
 from engine.replay.costs import Costs
 from engine.replay.run import Drafted, Player
 from engine.replay.streams import Live
-from engine.trace import Step, Trace
+from engine.trace import Part, Step, Trace
 
 
 class Clairvoyant(Player):
@@ -33,6 +33,8 @@ class Clairvoyant(Player):
                 deep = sum(n >= depth for n in hits)
                 rows += deep
                 seconds += self.costs.draft(deep)
+                if depth == 1:
+                    seconds += self.costs.begin(deep)
             target = self.costs.target(rows, len(batch), context, 0)
             value = rows - self._price * (seconds + target + self.costs.host(rows, len(batch), 0))
             if value > best:
@@ -55,16 +57,35 @@ class Repeat(Player):
     def __init__(self, costs: Costs, trace: Trace) -> None:
         super().__init__(FixedK(0), costs, budget=trace.header.max_step_tokens)
         self.same = self.other = 0
-        self._steps: dict[int, list[Step]] = defaultdict(list)
+        self._steps: dict[int, deque[Step]] = defaultdict(deque)
+        self._parts: dict[int, Part] = {}  # of the present step, by request
         tokens = 0
         for step in trace.steps:
-            self._steps[tokens].append(step)
+            if step.parts:
+                self._steps[tokens].append(step)
             tokens += sum(part.tokens for part in step.parts)
+
+    def plan(self, batch: list[Live], k: int, begin: int) -> tuple[list[Live], int]:
+        """The rows of prompts that were computed then."""
+        steps = self._steps.get(begin)
+        if not steps:  # not where the trace was at any time: nobody's length is as recorded
+            self._parts = {}
+            self.other += len(batch)
+            return super().plan(batch, k, begin)
+        self._parts = {part.request: part for part in steps.popleft().parts}
+        sampling, rows = [], 0
+        for live in batch:
+            part = self._parts.get(live.request.number)
+            taken = min(live.left, part.rows) if part else 0
+            live.left -= taken
+            rows += taken
+            if part and part.tokens and not live.left:
+                sampling.append(live)
+        return sampling, rows
 
     def draft(self, batch: list[Live], k: int, begin: int) -> Drafted:
         """What was drafted and verified then, by request."""
-        steps = self._steps.get(begin, [])
-        parts = {part.request: part for step in steps for part in step.parts if part.tokens}
+        parts = self._parts
         made, kept, rows = [], [], []
         for live in batch:
             part = parts.get(live.request.number)
@@ -73,12 +94,13 @@ class Repeat(Player):
             kept.append(live.room(part.verified) if part and own else 0)
             accepted = min(kept[-1], live.request.runs[live.position])
             expected = part.accepted if part and own else 0
-            self.same += accepted == expected
-            self.other += accepted != expected
+            if parts:
+                self.same += accepted == expected
+                self.other += accepted != expected
             if made[-1]:
                 rows.append(live.position - live.scored + 1 + live.behind)
                 live.behind = 0
         depth = max(made, default=0)
-        seconds = self.costs.draft(sum(rows)) if rows else 0.0
+        seconds = self.costs.begin(len(rows)) + self.costs.draft(sum(rows)) if rows else 0.0
         seconds += sum(self.costs.draft(sum(n > d for n in made)) for d in range(1, depth))
         return Drafted(made, kept, depth, seconds)

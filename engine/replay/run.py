@@ -132,7 +132,7 @@ class Player:
         context = sum(live.request.context + live.position for live in batch)
         k: int = timed(controller.choose, Load(len(batch), context, 0))
         reason: str = controller.reason
-        sampling, prompt = _prompts(batch, self._budget, k)
+        sampling, prompt = self.plan(batch, k, begin)
         drafted = self.draft(sampling, k, begin)
         rows = len(sampling) + prompt + sum(drafted.kept)
         target = costs.target(rows, len(batch), context, prompt)
@@ -167,6 +167,10 @@ class Player:
             controller_seconds=timed.seconds,
         )
 
+    def plan(self, batch: list[Live], k: int, begin: int) -> tuple[list[Live], int]:
+        """Who samples in this step, and rows of prompts in it."""
+        return _prompts(batch, self._budget, k)
+
     def draft(self, batch: list[Live], k: int, begin: int) -> Drafted:
         """Guess, until the controller has enough; drop what it does not want verified."""
         none = [0] * len(batch)
@@ -183,7 +187,7 @@ class Player:
                 live.behind = 0
                 if live.scored < live.position:
                     drafted.agreements.append(_agreements(live))
-        drafted.seconds = self.costs.draft(rows)
+        drafted.seconds = self.costs.begin(len(asked)) + self.costs.draft(rows)
         drafted.depth = depth = self._stop(asked, wants, drafted)
         made = [min(want, depth) for want in wants]
         kept = self._keep(asked, made)
@@ -218,17 +222,22 @@ class Player:
 
 
 def _prompts(batch: list[Live], budget: int, k: int) -> tuple[list[Live], int]:
-    """Who samples in this step, and rows of prompts in it: what decoding leaves of the budget."""
+    """As engine.scheduler: what decoding leaves of the budget goes to prompts, in order of arrival;
+    who reaches the end of its prompt samples, and guesses."""
     if not any(live.left for live in batch):
         return batch, 0
-    room = max(budget - sum(1 + k for live in batch if not live.left), 1)
-    sampling, rows = [], 0
+    sampling = [live for live in batch if not live.left]
+    room = max(budget - (1 + k) * len(sampling), 1)
+    rows = 0
     for live in batch:
-        taken = min(live.left, room - rows)
-        live.left -= taken
-        rows += taken
-        if not live.left:
-            sampling.append(live)
+        if live.left and room > 0:
+            taken = min(live.left, room)
+            live.left -= taken
+            rows += taken
+            room -= taken
+            if not live.left and room > 0:  # else its last row waits for the next step
+                sampling.append(live)
+                room -= 1 + k
     return sampling, rows
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.bench.record import drive, main
+from engine.config import EngineConfig, ScheduleConfig
 from engine.core import Engine
 from engine.errors import TraceError
 from engine.messages import Output, SamplingParams, Submit
@@ -80,6 +81,35 @@ def test_who_repeats_the_recorded_choices_meets_the_recorded_lengths(
     assert sum(done.accepted for done in rounds) == sum(end.accepted for end in ends)
 
 
+@pytest.mark.parametrize("explore", [False, True])
+def test_what_was_recorded_under_load_is_repeated(
+    explore: bool, tiny_target: str, tiny_draft: str, tmp_path: Path
+) -> None:
+    """Prompts in chunks between guesses, arrivals when others leave, Ks that are not the
+    controller's. Bug: a replay gave guesses no share of the step, so that prompts ended earlier."""
+    said = config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive", "k_max": 4})
+    schedule = ScheduleConfig(max_sequences=4, max_step_tokens=24)
+    engine = Engine(said.model_copy(update={"schedule": schedule}))
+    requests = [
+        Submit(
+            f"{i}",
+            [5 + i, *range(9, 9 + 7 * (i % 4))],
+            SamplingParams(seed=i, max_tokens=6 + 11 * i % 40, temperature=float(i % 2)),
+            0.0,
+        )
+        for i in range(12)
+    ]
+    drive(engine, requests, 4, explore=explore)
+    trace = read_trace(tmp_path / "t")
+    told = recorded(trace)
+    player = Repeat(MeasuredCosts(trace), trace)
+    rounds = list(player.rounds(told.workload()))
+    assert player.other == 0
+    assert len(rounds) == len(trace.steps)
+    if explore:
+        assert {step.k for step in trace.steps} == set(range(5))
+
+
 def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
     """Recorded at K = 5, where all but the last positions have a bit, replayed at K = 2: what the
     engine at K = 2 really accepts, but for what nobody guessed."""
@@ -115,3 +145,20 @@ def test_a_trace_that_cannot_be_written_is_a_sentence_at_start(
 ) -> None:
     with pytest.raises(TraceError, match="cannot be written"):
         Engine(config(tiny_target, tiny_draft, tmp_path / "no" / "t", {"kind": "fixed", "k": 1}))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--tokens", "0"], "--tokens must be from 8"),
+        (["--cpu-seconds"], "needs --threads 1"),
+        ([], "exists already"),
+    ],
+)
+def test_mistakes_of_the_recording_command_are_one_sentence(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--output", str(tmp_path), *options]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.errors import TraceError
 from engine.replay import __main__ as replay
@@ -39,7 +40,7 @@ def confidence(request: int, position: int) -> float:
     return request + position / 100
 
 
-def served(k: int, *, requests: int = 3, joined: int = 10) -> Trace:
+def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -> Trace:
     """A trace of known bits: request i comes after `joined` x i rounds; K is `k` in all rounds but
     every seventh, where it is 0. Costs are a machine's."""
     machine, steps = Roofline(), list[Step]()
@@ -78,7 +79,7 @@ def served(k: int, *, requests: int = 3, joined: int = 10) -> Trace:
         drafting = chosen * machine.draft(len(parts)) if chosen else 0.0
         target = machine.target(rows, len(parts), 0)
         steps.append(Step(chosen, "fixed", drafting, target, 1e-4, 0, parts, agreed))
-    return Trace(HEADER, steps)
+    return Trace(replace(HEADER, stops=stops), steps)
 
 
 def write(path: Path, trace: Trace) -> Path:
@@ -137,6 +138,39 @@ def test_who_repeats_the_choices_meets_the_recorded_lengths_and_time(k: int) -> 
     assert player.same == sum(len(step.parts) for step in trace.steps)
     spent = sum(done.seconds for done in rounds)
     assert spent == pytest.approx(told.seconds, rel=0.1)
+
+
+def test_a_replay_that_leaves_the_trace_does_not_pass_its_own_check() -> None:
+    """Bug: once it was elsewhere, nothing was repeated and everything counted as equal."""
+    trace = served(3)
+    at = next(i for i, step in enumerate(trace.steps) if step.parts[0].accepted)
+    part = replace(trace.steps[at].parts[0], verified=0)
+    trace.steps[at] = replace(trace.steps[at], parts=[part])
+    player = Repeat(MeasuredCosts(trace), trace)
+    list(player.rounds(recorded(trace).workload()))
+    assert player.other > 1  # the step that was changed, and those that follow until it is back
+
+
+def test_the_clock_knows_what_was_seen_and_leans_on_what_is_close() -> None:
+    """Bug: a size seen once was pulled towards the mean error of all, far away ones included; K = 0
+    in a batch took a third of its seconds."""
+    machine = Roofline(ridge=4.0)
+    steps = [step for k in (0, 2, 4) for step in served(k or 1, joined=0).steps]
+    header = replace(HEADER, target_profile=[(1, 9e-3), (2, 8e-2), (3, 2e-1)])
+    costs = MeasuredCosts(Trace(header, steps))
+    seen = {sum(p.rows + p.verified for p in s.parts): s.target for s in served(1, joined=0).steps}
+    assert seen[3] == pytest.approx(costs.target(3, 3, 0, 0), rel=0.25)
+    assert machine.target(3, 3, 0) > 0
+
+
+def test_drafting_takes_a_beginning_and_a_time_for_each_forward() -> None:
+    trace = served(4, requests=1)
+    late = [replace(s, draft=s.draft + 3e-3) if s.draft else s for s in trace.steps]
+    one = [s for k in (1, 2) for s in served(k, requests=1).steps]
+    late += [replace(s, draft=s.draft + 3e-3) if s.draft else s for s in one]
+    costs = MeasuredCosts(Trace(HEADER, late))
+    assert costs.begin(1) == pytest.approx(3e-3, rel=0.1)
+    assert costs.draft(1) == pytest.approx(Roofline().draft(1), rel=0.1)
 
 
 def test_another_k_is_scored_on_the_same_bits() -> None:
@@ -254,9 +288,7 @@ def test_a_step_that_contradicts_itself_is_one_sentence(
 
 
 def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
-    other = Header(
-        **{**{f: getattr(HEADER, f) for f in HEADER.__struct_fields__}, "proposer": "ngram"}
-    )
+    other = replace(HEADER, proposer="ngram")
     with pytest.raises(TraceError, match="'ngram'"):
         recorded(Trace(other, served(3).steps))
     with pytest.raises(TraceError, match="no guesses"):
@@ -285,3 +317,65 @@ def test_mistakes_are_one_sentence(
     assert says in error
     assert error.count("\n") == 1
     assert [each.name for each in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("k_max", 10**9),
+        ("k_max", -1),
+        ("max_step_tokens", 0),
+        ("max_step_tokens", 10**12),
+        ("target_profile", [[1, -1.0], [2, 1.0]]),
+        ("target_profile", [[1, 1e308], [2, 1.0]]),
+        ("draft_profile", [[-5, 1.0], [2, 1.0]]),
+        ("draft_profile", [[2, 1.0], [2, 2.0]]),
+        ("batch_profiles", {"4": [[4, -1.0], [8, 1.0]]}),
+        ("batch_profiles", {"0": [[4, 1.0], [8, 1.0]]}),
+    ],
+)
+def test_a_header_that_nobody_wrote_is_one_sentence(
+    field: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: a K of a billion was played, seconds below 0 ended in a traceback."""
+    path = write(tmp_path / "t", served(3))
+    first, _, rest = path.read_text().partition("\n")
+    path.write_text(json.dumps({**json.loads(first), field: value}) + "\n" + rest)
+    assert replay.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "first line" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        [3, "pays", 1.0, 1e308, 1.0, 0, [PART]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART, [9e300, 1.0]]]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [[0, 0, 9, 10**7, *PART[4:]]]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART[:5], 10**9, 10**9, 10**9, 10**9, *PART[9:]]]],
+        [3, "pays", 1.0, 1.0, 1.0, 0, [PART], [[0, 0, [1], [9e300]]]],
+    ],
+)
+def test_a_step_of_an_impossible_size_is_one_sentence(
+    line: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: the table was of nan, or the replay without end."""
+    path = write(tmp_path / "t", served(3))
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    assert replay.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "contradicts itself" in error
+    assert error.count("\n") == 1
+
+
+def test_a_request_that_jumps_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: a request whose steps do not follow each other was replayed without end."""
+    trace = served(3)
+    path = write(tmp_path / "t", Trace(trace.header, [trace.steps[0], *trace.steps]))
+    assert replay.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "request 0 goes on at its token 0" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,181 @@
+"""`foretoken bench record --output DIR`: traces of the engine on known texts, to be replayed.
+
+`foretoken replay` and `python -m engine.replay.ablate` read them. One file for each kind of text,
+temperature and number of requests at a time, and for mixed batches (half predictable, half random).
+Requests differ in length and the next one comes when one ends, so that prompts, arrivals and
+departures are in it. Half of the time the controller decides; in between every K is played for
+some steps, so that a replay knows what each costs here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from engine.bench.__main__ import encoder, load
+from engine.bench.offline import LONGEST_PROMPT, Encode
+from engine.comparison.grid import KINDS, SEED, Cell, cells, mixed_cells
+from engine.comparison.prompts import pool
+from engine.config import BUILTIN, EngineConfig
+from engine.core import Engine
+from engine.errors import ConfigError, EngineError
+from engine.messages import SamplingParams, Submit
+from engine.pair import Pair
+from engine.threads import VARIABLES, engine_threads, granted_cores
+
+CONCURRENCY = (1, 4, 16)
+TEMPERATURES = (0.0, 1.0)
+MOST_TOKENS = 4096
+_SPELL = 4  # steps under one mode
+_LEAST_REQUESTS = 10
+_WAVES = 2  # requests by requests at a time
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 for a mistake of the caller."""
+    parsed = build_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    try:
+        if not 8 <= parsed.tokens <= MOST_TOKENS:
+            raise ConfigError(f"--tokens must be from 8 to {MOST_TOKENS}, but is {parsed.tokens}")
+        if parsed.cpu_seconds and parsed.threads != 1:
+            raise ConfigError("--cpu-seconds needs --threads 1: it cannot tell threads apart")
+        folder = _new(parsed.output)
+        if parsed.threads or VARIABLES[0] not in os.environ:
+            torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
+        record_all(parsed, folder)
+    except (EngineError, OSError) as error:
+        sys.stderr.write(f"foretoken bench record: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="foretoken bench record",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--output", required=True, metavar="DIR", help="a new folder")
+    add("--tokens", type=int, default=192, help="of the longest replies (192)")
+    add("--auto", action="store_true", help="the controller alone decides, as when serving")
+    add("--target", default=BUILTIN, help="model folder or hub name")
+    add("--draft", default=BUILTIN, help="draft folder or hub name")
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add("--threads", type=int, help="CPU threads; default: as the server does")
+    add("--cpu-seconds", action="store_true",
+        help="time by the seconds that this process computes: for a machine that others use too;"
+        " needs --threads 1")  # fmt: skip
+    return parser
+
+
+def workloads() -> list[Cell]:
+    """Every kind of text, and half of each with random text."""
+    grid = cells(KINDS, TEMPERATURES, CONCURRENCY)
+    return [*grid, *mixed_cells(KINDS, CONCURRENCY)]
+
+
+def record_all(parsed: argparse.Namespace, folder: Path) -> None:
+    """A file for each workload; all of them or none. Raises EngineError."""
+    pair, encode = load(parsed), encoder(parsed.target)
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part.mkdir()
+    try:
+        chosen = workloads()
+        for number, cell in enumerate(chosen, start=1):
+            name = _file_name(cell)
+            sys.stderr.write(f"{number} of {len(chosen)}: {name}\n")
+            requests = list(requests_of(cell, encode, parsed.tokens))
+            engine = _engine(pair, part / name, cell.concurrency, cpu=parsed.cpu_seconds)
+            drive(engine, requests, cell.concurrency, explore=not parsed.auto)
+        part.replace(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def requests_of(cell: Cell, encode: Encode, tokens: int) -> Iterator[Submit]:
+    """Of a workload, in order; the longest reply has `tokens`, the shortest an eighth of it."""
+    rng = random.Random(f"{SEED} {cell.name}")
+    prompts = {part.kind: pool(part.kind) for part in cell.parts}
+    for number in range(max(_WAVES * cell.concurrency, _LEAST_REQUESTS)):
+        part = cell.parts[number % len(cell.parts)]
+        text = prompts[part.kind][number % len(prompts[part.kind])]
+        params = SamplingParams(
+            seed=SEED + number,
+            max_tokens=rng.randint(tokens // 8, tokens),
+            temperature=part.temperature,
+            ignore_eos=True,
+        )
+        yield Submit(f"{number}", encode(text)[-LONGEST_PROMPT:], params, 0.0)
+
+
+def _engine(pair: Pair, path: Path, concurrency: int, *, cpu: bool) -> Engine:
+    """One that records, by the wall's clock or this process's."""
+    said = {
+        "target": {"path": pair.target.path},
+        "schedule": {"max_sequences": concurrency},
+        "speculation": {"trace": os.fspath(path)},
+    }
+    clock = time.process_time if cpu else time.perf_counter
+    return Engine(EngineConfig.model_validate(said), pair=pair, clock=clock)
+
+
+def drive(engine: Engine, requests: Sequence[Submit], concurrency: int, *, explore: bool) -> None:
+    """Serve `requests`, so many at a time. `explore`: with spells of every K in between."""
+    left, open_ = list(reversed(requests)), 0
+    modes = _modes(engine.ready.k_max)
+    steps = 0
+    while left or open_:
+        while left and open_ < concurrency:
+            engine.add(left.pop())
+            open_ += 1
+        if explore and steps % _SPELL == 0:
+            engine.set_speculation(*next(modes))
+        for output in engine.step().items:
+            if output.error is not None:
+                raise ConfigError(f"the engine refused a request: {output.error}")
+            open_ -= output.finish is not None
+        steps += 1
+
+
+def _modes(k_max: int) -> Iterator[tuple[str, int]]:
+    """In turn the controller and each K from 0 on, shuffled anew each time."""
+    rng = random.Random(SEED)
+    while True:
+        for k in rng.sample(range(k_max + 1), k_max + 1):
+            yield "auto", 0
+            yield ("fixed", k) if k else ("off", 0)
+
+
+def _new(name: str) -> Path:
+    """A folder that can be made. Raises ConfigError."""
+    folder = Path(name)
+    if folder.exists():
+        raise ConfigError(f"--output {name} exists already; give the name of a new folder")
+    if not folder.parent.is_dir():
+        raise ConfigError(f"--output {name} cannot be made: there is no folder {folder.parent}")
+    return folder
+
+
+def _file_name(cell: Cell) -> str:
+    """As `code-T0-x16.jsonl`."""
+    mix = "+".join(f"{part.kind}-T{part.temperature:g}" for part in cell.parts)
+    return f"{mix}-x{cell.concurrency}.jsonl"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Refinements of the controller, taken out one by one on a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.controller import Load, StepObservation
+from engine.replay import ablate
+from engine.replay.variants import STOP, VARIANTS, WHOLE, KeepAll, NoHindsight, ProfileOnly, Uniform
+from tests.unit.test_trace import served, write
+
+
+def test_a_line_for_each_variant_and_each_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a.jsonl", served(3))
+    write(tmp_path / "b.jsonl", served(4, requests=1))
+    figures = tmp_path / "f.json"
+    assert ablate.main([str(tmp_path), "--seeds", "1", "--json", str(figures)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 traces")
+    for word in (*VARIANTS, "a  ", "b  "):
+        assert word in printed
+    assert '"a"' in figures.read_text()
+
+
+def test_a_trace_whose_drafter_cannot_stop_is_not_judged_on_stopping(tmp_path: Path) -> None:
+    trace = served(3, stops=False)
+    path = write(tmp_path / "t", trace)
+    assert STOP not in ablate.judge(path, seeds=1, charge=0.0, stops=False).seconds
+    found = ablate.judge(path, seeds=1, charge=0.0, stops=True).seconds
+    assert found[STOP] != found[WHOLE]
+
+
+def test_equal_seeds_are_equal_plays(tmp_path: Path) -> None:
+    """Common random numbers: only what was taken out may tell variants apart."""
+    path = write(tmp_path / "t", served(3))
+    first, again = (ablate.judge(path, seeds=1, charge=0.0, stops=False) for _ in range(2))
+    assert first == again
+
+
+CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]
+
+
+def test_the_same_rows_for_each_are_as_many_as_before() -> None:
+    ragged = VARIANTS[WHOLE](4, stops=False)
+    uniform = Uniform(4, stops=False)
+    for controller in (ragged, uniform):
+        controller.profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)], 0.0)
+        controller.choose(Load(2))
+    kept = ragged.keep(CONFIDENCES)
+    assert kept[0] > kept[1]
+    assert uniform.keep(CONFIDENCES) == [round(sum(kept) / 2)] * 2
+    assert KeepAll(4).keep(CONFIDENCES) == [4, 4]
+
+
+@pytest.mark.parametrize("build", [NoHindsight, ProfileOnly])
+def test_what_is_taken_out_teaches_nothing(build: type[NoHindsight]) -> None:
+    told = StepObservation(
+        num_sequences=1, rows=1, k=0, tokens=1, outcomes=[], draft_seconds=0.0, target_seconds=9.0,
+        host_seconds=0.0, pure_decode=build is ProfileOnly,
+        agreements=[[(1.0, False)] * 9] if build is NoHindsight else (),
+    )  # fmt: skip
+    controller, fresh = build(4), build(4)
+    controller.update(told)
+    controller.choose(Load(1))
+    fresh.choose(Load(1))
+    assert controller.estimates() == fresh.estimates()
+
+
+def test_a_folder_without_traces_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate.main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "holds no traces" in error
+    assert error.count("\n") == 1
