@@ -287,12 +287,15 @@ class AdaptiveK:
         self._rounds = self._rounds * _KEEP + 1.0
 
     def estimates(self) -> Estimates:
-        """As of the last choice."""
+        """As of the last choice; before the first there are no rates."""
+        acceptance = 1.0 - self._guesses.acceptance.rejection
+        if self._size < 0:
+            return Estimates(reason=self.reason, acceptance=acceptance)
         rates, k = self._rates, 1 if self.reason == "probe" else self._k
         return Estimates(
             k=k,
             reason=self.reason,
-            acceptance=1.0 - self._guesses.acceptance.rejection,
+            acceptance=acceptance,
             survival=self._survival,
             rates=rates,
             speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,

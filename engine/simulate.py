@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from engine.arguments import Parser
 from engine.errors import EngineError
 from engine.replay.policies import ALLOWED, build_policy
 from engine.replay.reactions import after_drop, back_from_off
@@ -75,11 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m engine.simulate", __doc__)
     parser.add_argument("--worlds", type=_positive, default=50, help="how many (50)")
     parser.add_argument(
         "--first", type=int, default=5000, help="number of the first (5000: test; 100: development)"

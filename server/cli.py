@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
+from engine.arguments import Parser
 from engine.errors import EngineError
 from server.config import load_config
 
@@ -69,9 +70,8 @@ def program_of(module: str, given: Sequence[str]) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="foretoken", description="An OpenAI-compatible server with exact speculative decoding."
-    )
+    about = "An OpenAI-compatible server with exact speculative decoding."
+    parser = Parser("foretoken", about)
     parser.add_argument("--version", action="version", version=f"foretoken {version('foretoken')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
@@ -84,13 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve = commands.add_parser(
-        "serve",
-        help="serve a model, or the built-in pair",
-        description=SERVE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "serve", help="serve a model, or the built-in pair", description=SERVE
     )
     serve.add_argument("config", nargs="?", metavar="CONFIG.toml", help="configuration file")
     serve.add_argument("--target", metavar="MODEL", help="the model: a folder or a hub name")

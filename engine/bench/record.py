@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from engine.arguments import Parser
 from engine.bench.__main__ import encoder, load
 from engine.bench.offline import LONGEST_PROMPT, Encode
 from engine.comparison.grid import KINDS, SEED, Cell, cells, mixed_cells
@@ -62,12 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="foretoken bench record",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("foretoken bench record", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a new folder")
     add("--tokens", type=int, default=192, help="of the longest replies (192)")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.arguments import Parser
 from engine.comparison.arms import Arm, parse_arms
 from engine.comparison.grid import KINDS, RANDOM, Cell, Size, cells, mixed_cells
 from engine.comparison.output import check_output
@@ -44,12 +45,7 @@ class Settings:
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog, DESCRIPTION)
     add = parser.add_argument
     add("--modes", default=None, help=f"default {MODES}: off, auto, and fixed Ks")
     add("--kinds", default=None, help=f"of text, default {','.join(KINDS)}")
@@ -70,7 +66,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
 def settings(parsed: argparse.Namespace) -> Settings:
     """Raises ConfigError naming the option, what was given and what is allowed."""
-    check_output(parsed.json, parsed.plot)
+    check_output(parsed.json, parsed.plot, parsed.prompts)
     quick = parsed.quick
     counts = _whole(parsed.concurrency, "--concurrency", MOST_AT_ONCE)
     size = Size(

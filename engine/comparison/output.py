@@ -16,8 +16,9 @@ from engine.comparison.result import Comparison
 from engine.errors import ConfigError
 
 
-def check_output(json: str | None, picture: str | None) -> None:
-    """Before hours are spent: can these files be written? Raises ConfigError."""
+def check_output(json: str | None, picture: str | None, prompts: str | None = None) -> None:
+    """Before hours are spent: can these files be written, and is none of them the one with the
+    prompts? Raises ConfigError."""
     for path in (json, picture):
         if path is None:
             continue
@@ -28,6 +29,8 @@ def check_output(json: str | None, picture: str | None) -> None:
             raise ConfigError(f"cannot write {path}: its folder is missing or not ours to write")
     if json and picture and os.path.realpath(json) == os.path.realpath(picture):
         raise ConfigError(f"--json and --plot both name {json}; they must be different files")
+    if prompts and os.path.realpath(prompts) in {os.path.realpath(p) for p in (json, picture) if p}:
+        raise ConfigError(f"--prompts is {prompts}, which would be replaced; give another name")
     if picture is not None:
         if not picture.endswith(".png"):
             raise ConfigError(f"--plot writes a PNG: {picture} must end in .png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import string
 from pathlib import Path
@@ -36,10 +37,7 @@ def _noise(rng: random.Random) -> str:
 def read_prompts(path: str) -> list[str]:
     """One prompt a line; in a file named *.jsonl each line is a JSON string, or an object with the
     text under "prompt". Raises ConfigError naming the line."""
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the prompts in {path}: {error}") from None
+    lines = _text(path).splitlines()
     is_json = path.endswith(".jsonl")
     prompts = [
         _prompt(line, f"{path}, line {number}") if is_json else line
@@ -51,10 +49,27 @@ def read_prompts(path: str) -> list[str]:
     return prompts
 
 
+def _text(path: str) -> str:
+    """Raises ConfigError for what is no text, naming the line."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"cannot read the prompts in {path}: it is no regular file")
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read the prompts in {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}, line {line}: this is not UTF-8") from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise ConfigError(f"{path}, line {line}: the character NUL (U+0000) is no text")
+    return text
+
+
 def _prompt(line: str, where: str) -> str:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{where} is not JSON") from None
     text = found.get("prompt") if isinstance(found, dict) else found
     if not isinstance(text, str) or not text:

@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from engine.arguments import one_line
 from engine.config import BUILTIN
 from engine.errors import ConfigError, EngineError
-from engine.plan.arguments import build_parser, one_line
+from engine.plan.arguments import build_parser
 from engine.plan.card import card, device_line, model_line
 from engine.plan.device import CUSTOM, DEVICES, choose_device
 from engine.plan.examples import examples
@@ -36,9 +37,7 @@ def answer(parsed: argparse.Namespace) -> str:
         return presets()
     if parsed.examples:
         return examples()
-    for file in (parsed.json, parsed.plot):
-        if file is not None:
-            writable(file)
+    writable({"--json": parsed.json, "--plot": parsed.plot})
     outcome = work_out(settings(parsed))
     if parsed.plot is not None:
         from engine.plan.plots import draw  # only here: matplotlib is optional

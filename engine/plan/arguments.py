@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Collection
-from typing import NoReturn
 
+from engine.arguments import Parser
 from engine.plan.device import CUSTOM, DEVICES
 from engine.plan.numerics import KV_BYTES, PRECISIONS
 
@@ -21,26 +20,8 @@ config.json and the device's data sheet. Needs no weights, and downloads nothing
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence and exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {one_line(message)}\n")
-        raise SystemExit(2)
-
-
-def one_line(text: str) -> str:
-    """What can be printed on a line, the rest escaped: names come from anywhere."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="foretoken plan",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("foretoken plan", DESCRIPTION)
     parser.add_argument("--list", action="store_true", help="the presets: models and devices")
     parser.add_argument("--examples", action="store_true", help="worked examples, with arithmetic")
     _add_models(parser)

@@ -5,15 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
 
 
-def writable(name: str) -> None:
-    """Raise ConfigError, before any work is done, if `name` cannot become a file."""
+def writable(given: Mapping[str, str | None], *, reads: Iterable[str | Path] = ()) -> None:
+    """Raise ConfigError, before any work is done, if what options name cannot become files, or not
+    different ones, or is among the files that are read."""
+    taken = {os.path.realpath(read): "which is read" for read in reads}
+    for option, name in given.items():
+        if name is None:
+            continue
+        _check(name)
+        other = taken.setdefault(os.path.realpath(name), f"as {option} does")
+        if other != f"as {option} does":
+            raise ConfigError(f"{option} names {name}, {other}; give it another name")
+
+
+def _check(name: str) -> None:
     parent = Path(name).parent
     if os.path.isdir(name):
         raise ConfigError(f"{name} is a folder; give the name of a file")

@@ -30,6 +30,8 @@ def find_model(name: str, role: Literal["target", "draft"]) -> ModelShape:
         path = os.path.join(path, "config.json")
     # os.path, unlike Path, says False of a name that no file can have.
     file = Path(path) if os.path.exists(path) else _cached(name, role)
+    if not file.is_file():  # whoever opens a pipe waits for a writer
+        raise ModelError(f"--{role} {name}: {file} is no regular file")
     try:
         with file.open(encoding="utf-8") as opened:
             fields = json.loads(opened.read(LARGEST_FILE))

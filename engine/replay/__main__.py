@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from engine.arguments import Parser
 from engine.errors import EngineError
 from engine.plan.files import writable, write_json
 from engine.replay.card import card
@@ -37,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(parsed: argparse.Namespace) -> str:
     """The text to print; files are written on the way. Raises EngineError."""
-    for file in (parsed.json, parsed.plot):
-        if file is not None:
-            writable(file)
+    writable({"--json": parsed.json, "--plot": parsed.plot}, reads=[parsed.trace])
     found = play(parsed)
     if parsed.plot is not None:
         from engine.replay.plots import draw  # only here: matplotlib is optional
@@ -64,11 +63,7 @@ def play(parsed: argparse.Namespace) -> Comparison:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="foretoken replay",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("foretoken replay", __doc__)
     parser.add_argument("trace", metavar="TRACE", help="what `speculation.trace` recorded")
     parser.add_argument(
         "--policy", action="append", metavar="NAME", help=f"{ALLOWED}; may be repeated (adaptive)"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.arguments import Parser
 from engine.controller import FixedK
 from engine.errors import EngineError, TraceError
 from engine.plan.files import writable, write_json
@@ -47,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; exit code 0, or 2 for a mistake of the caller."""
     parsed = build_parser().parse_args(arguments)
     try:
-        if parsed.json is not None:
-            writable(parsed.json)
+        paths = files(parsed.traces)
+        writable({"--json": parsed.json}, reads=paths)
         judged = [
             judge(path, seeds=parsed.seeds, charge=parsed.charge, stops=parsed.stops)
-            for path in files(parsed.traces)
+            for path in paths
         ]
         sys.stdout.write("\n".join(table(judged)) + "\n")
         if parsed.json is not None:
@@ -63,11 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.replay.ablate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m engine.replay.ablate", __doc__)
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help="files, or folders of *.jsonl")
     add("--seeds", type=int, choices=range(1, 101), default=2, metavar="N",

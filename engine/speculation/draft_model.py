@@ -123,8 +123,9 @@ class DraftModelProposer:
         self._draws = draws
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """One chain per sampling chunk with k > 0, shorter than k only where it ends in a token
-        that would stop the sequence. Blocks for `num_tokens + k` positions must be reserved."""
+        """One chain per sampling chunk with k > 0; shorter than k where it ends in a token that
+        would stop the sequence, where nothing could be drawn, and where `goes_on` says that more
+        do not pay. Blocks for `num_tokens + k` positions must be reserved."""
         self.forward_seconds, self.agreements = 0.0, ()
         drafts = {
             index: _Draft(chunk.seq, chunk.k)

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from engine.errors import EngineLost
 from server.admission import QueueFull
@@ -141,14 +142,22 @@ async def _on_http(request: Request, error: Exception) -> Response:
         path = request.url.path[:100]
         known = ApiError(404, f"there is no route {path}", code="unknown_route")
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        allowed = ", ".join(sorted(_methods(request)))
         message = f"{request.method[:20]} is not allowed on this route; allowed: {allowed}"
         known = ApiError(405, message, code="method_not_allowed")
+        error.headers = {**(error.headers or {}), "Allow": allowed}
     else:
         known = ApiError(error.status_code, str(error.detail))
     response = respond(known)
     response.headers.update(error.headers or {})
     return response
+
+
+def _methods(request: Request) -> set[str]:
+    """That some route of this path has; the router knows of the first one alone."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    fitting = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    return {method for route in fitting for method in route.methods or ()}
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:

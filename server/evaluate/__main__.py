@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from engine.arguments import Parser
 from engine.errors import ConfigError, EngineError
 from server.config import load_config
 from server.evaluate.run import Options, run
@@ -47,12 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="foretoken evaluate",
-        description=f"{__doc__}\n{FORMS}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("foretoken evaluate", f"{__doc__}\n{FORMS}")
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG.toml", help="what you would serve with")
     add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")

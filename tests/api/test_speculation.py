@@ -220,3 +220,23 @@ def test_the_page_stands_alone(http: httpx.Client) -> None:
     assert not re.search(r"innerHTML|<link|<img|src=", reply.text)
     shown = set(re.findall(r"now\.(\w+)", reply.text))
     assert shown <= http.get("/speculation").json().keys()
+
+
+@pytest.mark.parametrize("server", [{}, {"admin_key": ADMIN}])
+def test_other_methods_are_told_both_that_there_are(server: dict[str, Any]) -> None:
+    """Bug: Allow named GET alone, the first route of that path."""
+    with serve(**server) as served:
+        reply = httpx.delete(f"{served.url}/speculation", headers=bearer(ADMIN))
+        assert reply.status_code == 405
+        assert reply.headers["allow"] == "GET, POST"
+        assert "GET, POST" in reply.json()["error"]["message"]
+
+
+def test_before_the_first_step_nothing_is_measured(http: httpx.Client, served: Served) -> None:
+    """Bug: acceptance and speed-up were told although nobody had been served."""
+    served.client.estimates = Estimates()
+    told = http.get("/speculation").json()
+    served.client.estimates = None
+    assert told["acceptance"] is told["speedup"] is told["regret"] is None
+    assert told["survival"] == told["tokens_per_second"] == []
+    assert told["explanation"] == "No step has been made yet."

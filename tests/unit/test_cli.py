@@ -71,6 +71,28 @@ def test_mistakes_are_one_sentence(
         assert part in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["serve", "--port", "x"], "invalid int value: 'x'"),
+        (["serve", "--unheard-of"], "--unheard-of"),
+        ([], "COMMAND"),
+        (["sing\nsong"], "invalid choice"),
+    ],
+)
+def test_mistakes_in_arguments_are_one_sentence(
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: lines of usage stood before the sentence."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("foretoken")
+    assert said.count("\n") == 1
+    assert part in said
+
+
 def test_port_in_use_is_a_sentence() -> None:
     """Law: a taken port is named, before anything is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -233,6 +234,34 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
         lines.write_text(text)
         with pytest.raises(ConfigError, match=word):
             read_prompts(str(lines))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"one\n\x93\xf1\xff", "line 2: this is not UTF-8"),
+        (b"one\ntwo\0\n", "line 2: the character NUL"),
+        (b"[" * 100_000, "line 1 is not JSON"),
+    ],
+)
+def test_what_is_no_text_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    """Bug: the sentence was the codec's, and zeros were run as prompts."""
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content)
+    for options in ([], ["--mixed"]):
+        with pytest.raises(ConfigError, match=said) as caught:
+            settings(build_parser("x").parse_args(["--prompts", str(path), *options]))
+        assert "\n" not in str(caught.value)
+
+
+def test_prompts_are_neither_a_pipe_nor_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_prompts(str(tmp_path / "pipe"))
+    path = tmp_path / "p.jsonl"
+    path.write_text('"one"\n')
+    with pytest.raises(ConfigError, match="would be replaced"):
+        settings(build_parser("x").parse_args(["--prompts", str(path), "--json", str(path)]))
 
 
 def test_the_quick_grid_is_small() -> None:

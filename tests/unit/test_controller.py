@@ -250,3 +250,12 @@ def test_guesses_are_dearer_in_a_crowd() -> None:
         controller.choose(Load(sequences))
         lengths.append(controller.worth([0.7**j for j in range(1, 9)], instead=False))
     assert lengths[0] > lengths[1]
+
+
+def test_nothing_is_told_before_the_first_step() -> None:
+    """Bug: GET /speculation told the priors of a server that had served nobody."""
+    controller = adaptive(World(alpha=0.9))
+    said = controller.estimates()
+    assert (said.rates, said.survival, said.num_sequences) == ([], [], 0)
+    controller.choose(Load(1))
+    assert controller.estimates().rates

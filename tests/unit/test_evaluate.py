@@ -332,11 +332,13 @@ def test_mistakes_are_one_sentence(
 def test_wrong_options_say_what_is_allowed(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: exit code 2, no traceback."""
+    """Law: exit code 2 and one sentence. Bug: it stood below lines of usage."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("foretoken evaluate: ")
+    assert said.count("\n") == 1
 
 
 def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:

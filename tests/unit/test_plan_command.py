@@ -174,6 +174,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ON_FOUR, "--json", "/"], "/ is a folder"),
         ([*ON_FOUR, "--json", "/dev/null"], "/dev/null is no regular file"),
         ([*ON_FOUR, "--json", "x" * 5000], "cannot be written: File name too long"),
+        ([*ON_FOUR, "--json", "x.png", "--plot", "x.png"], "--plot names x.png, as --json does"),
+        ([*ON_FOUR, "--json", "./x.png", "--plot", "x.png"], "as --json does"),
         ([*ON_FOUR, "--unheard-of"], "unrecognized arguments: --unheard-of"),
     ],
 )
@@ -183,6 +185,17 @@ def test_mistakes_are_one_sentence(
     """Law: exit code 2, one line on stderr with what was given and what is allowed, nothing on
     stdout."""
     assert said in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pipe_is_refused_and_not_waited_for(
+    inside: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: `plan --target PIPE` waited for somebody to write into it."""
+    os.mkfifo(tmp_path / "config.json")
+    name = str(tmp_path if inside else tmp_path / "config.json")
+    said = refused(capsys, "--target", name, "--device", "h100-sxm")
+    assert "config.json is no regular file" in said
 
 
 def test_readme(capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,6 +302,8 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
     [
         (["missing"], "cannot be read"),
         (["t", "--plot", "p.pdf"], "does not end in .png"),
+        (["t", "--json", "p.png", "--plot", "p.png"], "--plot names p.png, as --json does"),
+        (["t", "--json", "./t"], "--json names ./t, which is read"),
         (["t", "--json", "no/where"], "there is no folder"),
         (["t", "--policy", "best"], "policy 'best' is unknown"),
     ],
