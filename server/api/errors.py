@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
+from starlette.routing import Match
 
 from engine.errors import EngineLost
 from server.admission import QueueFull
@@ -21,6 +21,7 @@ from server.metrics import Metrics
 from server.metrics_table import Rejection
 from server.tokenizer import ChatTemplateError
 
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 RETRY_SECONDS = {429: 1, 503: 2}
 
 
@@ -142,7 +143,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         path = request.url.path[:100]
         known = ApiError(404, f"there is no route {path}", code="unknown_route")
     elif error.status_code == 405:
-        allowed = ", ".join(sorted(_methods(request)))
+        allowed = ", ".join(_methods(request))
         message = f"{request.method[:20]} is not allowed on this route; allowed: {allowed}"
         known = ApiError(405, message, code="method_not_allowed")
         error.headers = {**(error.headers or {}), "Allow": allowed}
@@ -153,11 +154,14 @@ async def _on_http(request: Request, error: Exception) -> Response:
     return response
 
 
-def _methods(request: Request) -> set[str]:
-    """That some route of this path has; the router knows of the first one alone."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    fitting = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
-    return {method for route in fitting for method in route.methods or ()}
+def _methods(request: Request) -> list[str]:
+    """That some route of this path has; the router tells those of the first one alone."""
+
+    def fits(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in METHODS if fits(method)]
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:

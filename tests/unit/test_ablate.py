@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.adaptive import AdaptiveK
 from engine.controller import Load, StepObservation
 from engine.replay import ablate
 from engine.replay.variants import STOP, VARIANTS, WHOLE, KeepAll, NoHindsight, ProfileOnly, Uniform
@@ -57,7 +58,7 @@ def test_the_same_rows_for_each_are_as_many_as_before() -> None:
 
 
 @pytest.mark.parametrize("build", [NoHindsight, ProfileOnly])
-def test_what_is_taken_out_teaches_nothing(build: type[NoHindsight]) -> None:
+def test_what_is_taken_out_teaches_nothing(build: type[AdaptiveK]) -> None:
     told = StepObservation(
         num_sequences=1, rows=1, k=0, tokens=1, outcomes=[], draft_seconds=0.0, target_seconds=9.0,
         host_seconds=0.0, pure_decode=build is ProfileOnly,
