@@ -29,7 +29,7 @@ from engine.comparison.prompts import pool
 from engine.config import BUILTIN, EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError, EngineError
-from engine.messages import SamplingParams, Submit
+from engine.messages import Mode, SamplingParams, Submit
 from engine.pair import Pair
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
@@ -148,7 +148,7 @@ def drive(engine: Engine, requests: Sequence[Submit], concurrency: int, *, explo
         steps += 1
 
 
-def _modes(k_max: int) -> Iterator[tuple[str, int]]:
+def _modes(k_max: int) -> Iterator[tuple[Mode, int]]:
     """In turn the controller and each K from 0 on, shuffled anew each time."""
     rng = random.Random(SEED)
     while True:
