@@ -202,10 +202,15 @@ def test_any_config_is_a_shape_or_a_sentence(
     assert 0 < shape.attended(100) <= 100 * shape.layers
 
 
-def test_an_endless_file_is_a_sentence() -> None:
-    """Law: no more of a file is read than a config.json could have."""
-    with pytest.raises(ModelError, match="/dev/zero is not JSON"):
+def test_an_endless_file_is_a_sentence(tmp_path: Path) -> None:
+    """Law: no more of a file is read than a config.json could have, and nothing that is no file."""
+    with pytest.raises(ModelError, match="/dev/zero is no regular file"):
         find_model("/dev/zero", "target")
+    long = tmp_path / "config.json"
+    with long.open("wb") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(ModelError, match="is not JSON"):
+        find_model(str(long), "target")
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
