@@ -121,6 +121,15 @@ def test_the_server_imports_only_the_contract_of_the_engine(module: str) -> None
         assert allowed or not within(imported, "engine"), f"{module}: {imported}"
 
 
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Law: modules can be read one after the other. Also where only types are meant."""
+    left = {module: imports(path) & MODULES.keys() - {module} for module, path in MODULES.items()}
+    while free := [module for module, needed in left.items() if not needed & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, f"circles among {', '.join(sorted(left))}, or what imports them"
+
+
 @pytest.mark.parametrize("package", DOORS)
 def test_heavy_packages_have_one_door(package: str) -> None:
     for module, path in MODULES.items():
