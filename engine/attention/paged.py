@@ -1,0 +1,156 @@
+"""Attention on a CPU that reads keys and values in place: one compiled call for all sequences of a
+step. For plain layers and spans of few rows; the others go through SDPA, in the same forward.
+
+SDPA on a CPU is a call per sequence, or a copy of all contexts; here a step of many sequences is
+one call and copies nothing (`engine.attention.kernels_paged`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.attention.interface import AttentionBackend, KVPlane, Span
+from engine.attention.kernels_paged import MOST_ROWS, PAIRED, SINGLE, WIDENED, attend
+from engine.attention.sdpa import SdpaBackend, SdpaForward
+from engine.attention.vectors import LANES, multiplies_pairs
+
+MOST_THREADS = 2  # with more, torch's attention reads faster together than ours alone
+
+Words = npt.NDArray[np.uint32]
+
+
+def cpu_backend() -> AttentionBackend:
+    """By the number of threads alone, so that logits have the same last bits after a restart."""
+    device = torch.device("cpu")
+    return SdpaBackend(device) if torch.get_num_threads() > MOST_THREADS else PagedBackend()
+
+
+class PagedBackend:
+    """Prepares forwards on the CPU."""
+
+    name = "paged"
+
+    def __init__(self) -> None:
+        self.others = SdpaBackend(torch.device("cpu"))
+
+    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> PagedForward:
+        return PagedForward(self.others, plane, spans)
+
+
+class PagedForward:
+    """One forward: spans of few rows, and what SDPA does for the rest of them."""
+
+    def __init__(self, others: SdpaBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
+        self._others, self._plane, self._spans = others, plane, spans
+        self._where = plane.where
+        self._few = [span for span in spans if span.length <= MOST_ROWS]
+        many = [span for span in spans if span.length > MOST_ROWS]
+        self._whole: SdpaForward | None = None
+        self._many: tuple[SdpaForward, Tensor] | None = None
+        if many:
+            self._many = _apart(others, plane, many)
+        if self._few:
+            self._facts, self._seen, self._tables = _described(self._few, plane.block_size)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        stack, index = self._where[layer]
+        keys, values = self._plane.stacks[stack]
+        is_plain = window is None and softcap is None and sinks is None
+        if not self._few or not is_plain or not fits(keys, values):
+            if self._whole is None:
+                self._whole = SdpaForward(self._others, self._plane, self._spans)
+            return self._whole.attend(
+                layer, query, key, value,
+                scaling=scaling, window=window, softcap=softcap, sinks=sinks,
+            )  # fmt: skip
+        _, heads, rows, dim = query.shape
+        out = torch.empty(rows, heads, dim)
+        attend(
+            _floats(query), _floats(key), _floats(value),
+            self._facts, self._seen, self._tables, self._plane.block_size,
+            np.float32(dim**-0.5 if scaling is None else scaling), _kind(keys.dtype),
+            _words(keys[index]), _words(values[index]), out.numpy(),
+        )  # fmt: skip
+        if self._many is not None:
+            forward, chosen = self._many
+            parts = (tensor.index_select(2, chosen) for tensor in (query, key, value))
+            found = forward.attend(
+                layer, *parts, scaling=scaling, window=None, softcap=None, sinks=None
+            )
+            out[chosen] = found[0].to(out.dtype)
+        return out[None].to(query.dtype)
+
+
+def fits(keys: Tensor, values: Tensor) -> bool:
+    """Whether compiled code knows these dimensions and this type."""
+    step = {torch.float32: LANES, torch.bfloat16: 2 * LANES}.get(keys.dtype)
+    return step is not None and keys.shape[3] == values.shape[3] and keys.shape[3] % step == 0
+
+
+def _kind(dtype: torch.dtype) -> int:
+    if dtype == torch.float32:
+        return SINGLE
+    return PAIRED if multiplies_pairs() else WIDENED
+
+
+def _floats(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """`[1, heads, rows, dim]` as `[heads, rows, dim]`, in order."""
+    array: npt.NDArray[np.float32] = tensor[0].float().contiguous().numpy()
+    return array
+
+
+def _words(plane: Tensor) -> Words:
+    array: Words = plane.view(torch.int32).numpy().view(np.uint32)
+    return array
+
+
+def _apart(
+    others: SdpaBackend, plane: KVPlane, spans: Sequence[Span]
+) -> tuple[SdpaForward, Tensor]:
+    """SDPA for some spans of a forward, and which rows are theirs."""
+    chosen = np.concatenate([np.arange(s.row, s.row + s.length) for s in spans])
+    firsts = np.cumsum([0, *(span.length for span in spans)]).tolist()
+    moved = [replace(span, row=row) for span, row in zip(spans, firsts, strict=False)]
+    return SdpaForward(others, plane, moved), torch.from_numpy(chosen)
+
+
+def _described(
+    spans: Sequence[Span], block_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """`facts`, `seen` and `tables` as `attend` takes them."""
+    facts = np.array([(s.row, s.length, s.start) for s in spans], dtype=np.int64)
+    seen = np.zeros(max(span.row + span.length for span in spans), dtype=np.uint64)
+    counts = [-(-span.end // block_size) for span in spans]
+    tables = np.zeros((len(spans), max(counts)), dtype=np.int64)
+    for span, table, count in zip(spans, tables, counts, strict=True):
+        table[:count] = span.blocks[:count]
+        seen[span.row : span.row + span.length] = _masks(span)
+    return facts, seen, tables
+
+
+def _masks(span: Span) -> list[int]:
+    """Bit i of a row's mask: whether it sees the key of the span's i-th row."""
+    if not span.ancestors:
+        return [(2 << row) - 1 for row in range(span.length)]
+    before = span.length - len(span.ancestors)
+    masks = [(2 << row) - 1 for row in range(before)]
+    for node, above in enumerate(span.ancestors):
+        masks.append((1 << before) - 1 | sum(1 << before + i for i in (*above, node)))
+    return masks

@@ -1,0 +1,148 @@
+"""Vector code for numba's intrinsics: sixteen lanes of 32 bits, written as LLVM's own vectors, since
+no loop over an array keeps its sums in registers.
+
+numba's cache looks at the date of the file that it compiles, not of this one: whoever changes what
+is emitted here also touches `kernels_paged`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 16
+
+FLOAT, INT, WIDE = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's `bfloat`, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+@cache
+def multiplies_pairs() -> bool:
+    """Whether this processor has the instruction for pairs of bfloat16."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+
+
+class Emit:
+    """Vector code at one place of a function."""
+
+    def __init__(self, builder: Any, *, pairs: bool = False) -> None:
+        self.builder = builder
+        self.pairs = pairs
+        kinds = [FLOATS, PAIRS, PAIRS] if pairs else [FLOATS] * 3
+        name = "llvm.x86.avx512bf16.dpbf16ps.512" if pairs else f"llvm.fmuladd.v{LANES}f32"
+        self._add = self.function(name, FLOATS, kinds)
+
+    def function(self, name: str, answer: Any, arguments: list[Any]) -> Any:
+        return cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(answer, arguments), name
+        )
+
+    def load(self, pointer: Any, at: Any, kind: Any = FLOATS) -> Any:
+        place = self.builder.gep(pointer, [at])
+        return self.builder.load(self.builder.bitcast(place, kind.as_pointer()), align=4)
+
+    def store(self, vector: Any, pointer: Any, at: Any) -> None:
+        place = self.builder.gep(pointer, [at])
+        self.builder.store(vector, self.builder.bitcast(place, vector.type.as_pointer()), align=4)
+
+    def at(self, value: Any, more: int, factor: int = 1, last: int = 0) -> Any:
+        """`(value + more) * factor + last`."""
+        scaled = self.builder.mul(value, ir.Constant(WIDE, factor))
+        return self.builder.add(scaled, ir.Constant(WIDE, more * factor + last))
+
+    def everywhere(self, element: Any, kind: Any) -> Any:
+        """One element in every lane."""
+        nothing = ir.Constant(kind, ir.Undefined)
+        single = self.builder.insert_element(nothing, element, ir.Constant(INT, 0))
+        return self.builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
+
+    def spread(self, pointer: Any, at: Any) -> Any:
+        """An element of memory in every lane."""
+        place = self.builder.bitcast(self.builder.gep(pointer, [at]), INT.as_pointer())
+        return self.everywhere(self.builder.load(place), INTS)
+
+    def add_product(self, total: Any, left: Any, right: Any) -> None:
+        """`*total` += `left` * `right`, the factors given as integer vectors."""
+        kind = PAIRS if self.pairs else FLOATS
+        factors = [self.builder.bitcast(x, kind) for x in (left, right)]
+        before = self.builder.load(total)
+        order = [before, *factors] if self.pairs else [*factors, before]
+        self.builder.store(self.builder.call(self._add, order), total)
+
+    def larger(self, one: Any, other: Any) -> Any:
+        most = self.function(f"llvm.maxnum.v{LANES}f32", FLOATS, [FLOATS] * 2)
+        return self.builder.call(most, [one, other])
+
+    def number(self, value: float) -> Any:
+        return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
+
+    def largest(self, vector: Any) -> Any:
+        """The largest lane, in every lane."""
+        step = LANES // 2
+        while step:
+            turn = ir.Constant(INTS, [(lane + step) % LANES for lane in range(LANES)])
+            turned = self.builder.shuffle_vector(vector, vector, turn)
+            vector = self.larger(vector, turned)
+            step //= 2
+        return vector
+
+    def exp(self, x: Any) -> Any:
+        """e**x for x <= 0, to some 2e-7: 2**n times a polynomial (Cephes, expf); 0 below -87. A NaN
+        stays one."""
+        b = self.builder
+        add = self.function(f"llvm.fmuladd.v{LANES}f32", FLOATS, [FLOATS] * 3)
+        magic = self.number(12582912.0)  # 1.5 * 2**23: adding it rounds to a whole number
+        far = b.fcmp_ordered("<", x, self.number(-87.0))
+        x = b.select(far, self.number(-87.0), x)
+        shifted = b.call(add, [x, self.number(1.44269504088896341), magic])
+        n = b.fsub(shifted, magic)
+        r = b.call(add, [n, self.number(-0.693359375), x])
+        r = b.call(add, [n, self.number(2.12194440e-4), r])
+        p = self.number(1.9875691500e-4)
+        for coefficient in (
+            1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+        ):  # fmt: skip
+            p = b.call(add, [p, r, self.number(coefficient)])
+        p = b.call(add, [p, b.fmul(r, r), b.fadd(r, self.number(1.0))])
+        bits = b.shl(b.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
+        scale = b.bitcast(b.add(bits, ir.Constant(INTS, [127 << 23] * LANES)), FLOATS)
+        return b.select(far, self.number(0.0), b.fmul(p, scale))
+
+
+def transposed(builder: Any, vectors: list[Any]) -> list[Any]:
+    """Sixteen vectors of sixteen, exchanged at distances 8, 4, 2, 1."""
+    vectors = list(vectors)
+    step = LANES // 2
+    while step:
+        high = [bool(lane & step) for lane in range(LANES)]
+        upper = [LANES + lane - step if h else lane for lane, h in enumerate(high)]
+        lower = [LANES + lane if h else lane + step for lane, h in enumerate(high)]
+        for i in range(LANES):
+            if i & step:
+                continue
+            a, b = vectors[i], vectors[i + step]
+            vectors[i] = builder.shuffle_vector(a, b, ir.Constant(INTS, upper))
+            vectors[i + step] = builder.shuffle_vector(a, b, ir.Constant(INTS, lower))
+        step //= 2
+    return vectors
