@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionName = Literal["auto", "sdpa", "flex", "flashinfer"]
+AttentionName = Literal["auto", "sdpa", "compiled", "flex", "flashinfer"]
 
 BUILTIN = "demo"
 
@@ -174,7 +174,7 @@ class EngineConfig(Part):
     attention: AttentionName = Field(
         "auto",
         description="attention backend; `auto`: `flashinfer` on CUDA where it is installed, else"
-        " `flex` there, `sdpa` on CPU",
+        " `flex` there; on CPU `compiled` for plain layers on one or two threads, else `sdpa`",
     )
     graphs: bool = Field(
         True, description="capture forwards as CUDA graphs, by number of rows; nothing on a CPU"

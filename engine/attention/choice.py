@@ -1,7 +1,8 @@
 """Which attention backend serves: the only place that decides.
 
 `auto` is FlashInfer on CUDA where it is installed and knows the model's heads, else FlexAttention
-there, and SDPA on a CPU. Heavy imports happen when a backend is chosen.
+there; on a CPU compiled code for plain layers on few threads, else SDPA. Heavy imports happen when
+a backend is chosen.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 
 import torch
 
+from engine.attention.compiled import CompiledBackend, suits
 from engine.attention.interface import AttentionBackend, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.config import AttentionName
@@ -33,6 +35,10 @@ def choose_backend(
         name = _best(device, dtype, layers, block_size)
     elif wanted == "flashinfer" and (reason := without_flashinfer(device, dtype, layers)):
         raise ConfigError(f"attention is 'flashinfer', but {reason}; use 'auto' or 'flex'")
+    elif wanted == "compiled" and device.type != "cpu":
+        raise ConfigError(f"attention is 'compiled', but the device is {device.type}; use 'auto'")
+    if name == "compiled":
+        return CompiledBackend()
     if name == "flashinfer":
         import flashinfer
 
@@ -50,7 +56,7 @@ def _best(
     device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape], block_size: int
 ) -> AttentionName:
     if device.type != "cuda":
-        return "sdpa"
+        return "compiled" if suits(device, dtype, layers) else "sdpa"
     if not without_flashinfer(device, dtype, layers):
         return "flashinfer"
     return "flex" if block_size in (16, 32, 64, 128, 256) else "sdpa"

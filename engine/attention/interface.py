@@ -103,7 +103,8 @@ class PreparedAttention(Protocol):
         sinks: Tensor | None,
     ) -> Tensor:
         """Write `key` and `value` `[1, kv_heads, rows, dim]` to their slots, then attend with
-        `query` `[1, heads, rows, dim]`. Answers `[1, rows, heads, value_dim]`."""
+        `query` `[1, heads, rows, dim]`. Answers `[1, rows, heads, value_dim]` in the query's
+        precision, which may be float32 whatever the plane's."""
         ...
 
 

@@ -85,6 +85,9 @@ class SdpaForward:
         sinks: Tensor | None,
     ) -> Tensor:
         stack, index = self._where[layer]
+        kind, asked = self._plane.stacks[stack][0].dtype, query.dtype
+        if asked != kind:
+            query, key, value = query.to(kind), key.to(kind), value.to(kind)
         if self._written is not None:
             keys, values = self._written[stack]
             keys[index].copy_(key)
@@ -97,10 +100,9 @@ class SdpaForward:
         if calls is None:
             calls = self._calls[window] = self._plan(window, query.dtype)
         kernel = Kernel(scaling, softcap, sinks)
-        if len(calls) == 1:
-            return calls[0].run(stack, index, query, kernel)
         parts = [call.run(stack, index, query, kernel) for call in calls]
-        return torch.cat(parts, dim=1)
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return output if asked == kind else output.to(asked)
 
     def _plan(self, window: int | None, dtype: torch.dtype) -> list[_Call]:
         """Neighbours of one kind are planned together. A span alone is never padded."""

@@ -1,5 +1,5 @@
-"""Pieces of attention over one tile of 32 keys, emitted as vector code: turn keys, score them, weigh
-them, add their values. Everything is 32 bits wide: a float32 or a pair of bfloat16.
+"""Pieces of attention over a tile of 32 keys, emitted as vector code: turn keys, score them, weigh
+the scores, add values. Everything is 32 bits wide: a float32 or a pair of bfloat16.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def softmax_of(rows: int) -> Any:
             factor = emit.everywhere(scaling, FLOATS)
             for row in range(rows):
                 here = ir.Constant(WIDE, row * LANES)
-                places = [
-                    ir.Constant(WIDE, row * TILE + v * LANES) for v in range(TILE // LANES)
-                ]
+                places = [ir.Constant(WIDE, row * TILE + v * LANES) for v in range(TILE // LANES)]
                 found = [builder.fmul(emit.load(scores, at), factor) for at in places]
                 before = emit.load(most, here)
                 now = emit.larger(before, emit.largest(emit.larger(*found)))

@@ -18,34 +18,20 @@ Functions that call one another share this file: numba's cache looks at one file
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from engine.jit import fast
 from engine.model.panels import LANES, PANEL, VECTORS
 
 ROWS_AT_ONCE = 4  # rows whose sums fit the registers
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
-
-
-def fast(function: Callable[..., Any]) -> Any:
-    """Compiled at the first call. Where nothing can be written, the code is not kept."""
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"contract", "reassoc", "nsz"},
-    }
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no place for the cache
-        return numba.njit(**options)(function)
 
 
 def _panel(rows: int) -> Any:

@@ -20,7 +20,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from engine.model.kernels import fast
+from engine.jit import fast
 
 LANES = 16  # outputs in a vector
 VECTORS = 2  # in a panel: eight rows' sums fill half of the registers

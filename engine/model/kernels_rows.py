@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.model.kernels import fast
+from engine.jit import fast
 
 
 @fast

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from engine.attention.choice import choose_backend
 from engine.attention.interface import (
     NAME,
+    AttentionBackend,
     LayerProbe,
     LayerShape,
     PreparedAttention,
@@ -129,7 +131,7 @@ def prove(loaded: Loaded, expected: Tensor, name: str) -> None:
 
 def forward_of(loaded: Loaded) -> Forward:
     """The model's own call behind packing and paged attention."""
-    backend = SdpaBackend(loaded.device)
+    backend = _backend(loaded.device, loaded.dtype, loaded.layers)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, loaded.device)
@@ -153,7 +155,16 @@ def whole_sequence(layers: tuple[LayerShape, ...], model: Any) -> Callable[[], P
     cache = KVCache(LENGTH // BLOCK_SIZE, BLOCK_SIZE, model.device)
     plane = cache.add_plane("whole", layers, model.dtype)
     spans = [Span(0, LENGTH, 0, list(range(cache.num_blocks)))]
-    return lambda: SdpaBackend(model.device).prepare(plane, spans)
+    return lambda: _backend(model.device, model.dtype, layers).prepare(plane, spans)
+
+
+def _backend(
+    device: torch.device, dtype: torch.dtype, layers: tuple[LayerShape, ...]
+) -> AttentionBackend:
+    """On a CPU the one that will serve; elsewhere the one that needs no warm-up."""
+    if device.type != "cpu":
+        return SdpaBackend(device)
+    return choose_backend("auto", device, dtype=dtype, layers=layers, block_size=BLOCK_SIZE)
 
 
 def _paged(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list[Tensor]:

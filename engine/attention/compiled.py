@@ -2,7 +2,7 @@
 step. For plain layers and spans of few rows; the others go through SDPA, in the same forward.
 
 SDPA on a CPU is a call per sequence, or a copy of all contexts; here a step of many sequences is
-one call and copies nothing (`engine.attention.kernels_paged`).
+one call and copies nothing (`engine.attention.kernels`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.interface import AttentionBackend, KVPlane, Span
-from engine.attention.kernels_paged import MOST_ROWS, PAIRED, SINGLE, WIDENED, attend
+from engine.attention.interface import KVPlane, LayerShape, Span
+from engine.attention.kernels import MOST_ROWS, PAIRED, SINGLE, WIDENED, attend
 from engine.attention.sdpa import SdpaBackend, SdpaForward
 from engine.attention.vectors import LANES, multiplies_pairs
 
@@ -25,36 +25,49 @@ MOST_THREADS = 2  # with more, torch's attention reads faster together than ours
 Words = npt.NDArray[np.uint32]
 
 
-def cpu_backend() -> AttentionBackend:
-    """By the number of threads alone, so that logits have the same last bits after a restart."""
-    device = torch.device("cpu")
-    return SdpaBackend(device) if torch.get_num_threads() > MOST_THREADS else PagedBackend()
+def suits(device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]) -> bool:
+    """Whether a model gains by it. What decides is known at start, so that logits have the same
+    last bits after a restart."""
+    few = device.type == "cpu" and torch.get_num_threads() <= MOST_THREADS
+    return few and any(
+        layer.window is None and fits(dtype, layer.key_dim, layer.value_dim) for layer in layers
+    )
 
 
-class PagedBackend:
+def fits(dtype: torch.dtype, key_dim: int, value_dim: int) -> bool:
+    """Whether compiled code knows this type and these dimensions."""
+    step = {torch.float32: LANES, torch.bfloat16: 2 * LANES}.get(dtype)
+    return step is not None and key_dim == value_dim and key_dim % step == 0
+
+
+class CompiledBackend:
     """Prepares forwards on the CPU."""
 
-    name = "paged"
+    name = "compiled"
 
-    def __init__(self) -> None:
+    def __init__(self, *, pairs: bool | None = None) -> None:
+        """`pairs`: whether bfloat16 is multiplied as such; by default where the processor can."""
         self.others = SdpaBackend(torch.device("cpu"))
+        self.bfloat16 = PAIRED if (multiplies_pairs() if pairs is None else pairs) else WIDENED
 
-    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> PagedForward:
-        return PagedForward(self.others, plane, spans)
+    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> CompiledForward:
+        return CompiledForward(self, plane, spans)
 
 
-class PagedForward:
+class CompiledForward:
     """One forward: spans of few rows, and what SDPA does for the rest of them."""
 
-    def __init__(self, others: SdpaBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
-        self._others, self._plane, self._spans = others, plane, spans
+    def __init__(self, backend: CompiledBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
+        self._others, self._plane, self._spans = backend.others, plane, spans
+        self._bfloat16 = backend.bfloat16
         self._where = plane.where
+        self._fits = [fits(k.dtype, k.shape[-1], v.shape[-1]) for k, v in plane.stacks]
         self._few = [span for span in spans if span.length <= MOST_ROWS]
         many = [span for span in spans if span.length > MOST_ROWS]
         self._whole: SdpaForward | None = None
         self._many: tuple[SdpaForward, Tensor] | None = None
         if many:
-            self._many = _apart(others, plane, many)
+            self._many = _apart(backend.others, plane, many)
         if self._few:
             self._facts, self._seen, self._tables = _described(self._few, plane.block_size)
 
@@ -73,7 +86,7 @@ class PagedForward:
         stack, index = self._where[layer]
         keys, values = self._plane.stacks[stack]
         is_plain = window is None and softcap is None and sinks is None
-        if not self._few or not is_plain or not fits(keys, values):
+        if not self._few or not is_plain or not self._fits[stack]:
             if self._whole is None:
                 self._whole = SdpaForward(self._others, self._plane, self._spans)
             return self._whole.attend(
@@ -82,10 +95,11 @@ class PagedForward:
             )  # fmt: skip
         _, heads, rows, dim = query.shape
         out = torch.empty(rows, heads, dim)
+        kind = SINGLE if keys.dtype == torch.float32 else self._bfloat16
         attend(
             _floats(query), _floats(key), _floats(value),
             self._facts, self._seen, self._tables, self._plane.block_size,
-            np.float32(dim**-0.5 if scaling is None else scaling), _kind(keys.dtype),
+            np.float32(dim**-0.5 if scaling is None else scaling), kind,
             _words(keys[index]), _words(values[index]), out.numpy(),
         )  # fmt: skip
         if self._many is not None:
@@ -96,18 +110,6 @@ class PagedForward:
             )
             out[chosen] = found[0].to(out.dtype)
         return out[None].to(query.dtype)
-
-
-def fits(keys: Tensor, values: Tensor) -> bool:
-    """Whether compiled code knows these dimensions and this type."""
-    step = {torch.float32: LANES, torch.bfloat16: 2 * LANES}.get(keys.dtype)
-    return step is not None and keys.shape[3] == values.shape[3] and keys.shape[3] % step == 0
-
-
-def _kind(dtype: torch.dtype) -> int:
-    if dtype == torch.float32:
-        return SINGLE
-    return PAIRED if multiplies_pairs() else WIDENED
 
 
 def _floats(tensor: Tensor) -> npt.NDArray[np.float32]:

@@ -229,9 +229,7 @@ def _weigh(some: Any, scores: Any, scaling: Any, peaks: Any, totals: Any, fades:
 
 
 @fast
-def _add(
-    some: Any, kind: Any, scores: Any, fades: Any, plane: Any, places: Any, sums: Any
-) -> None:
+def _add(some: Any, kind: Any, scores: Any, fades: Any, plane: Any, places: Any, sums: Any) -> None:
     """A tile's weighted values to the sums of some queries."""
     width = sums.shape[1]
     if kind == PAIRED:
@@ -260,9 +258,7 @@ def _add(
 
 
 @fast
-def _add_pairs(
-    some: Any, weights: Any, fades: Any, plane: Any, places: Any, sums: Any
-) -> None:
+def _add_pairs(some: Any, weights: Any, fades: Any, plane: Any, places: Any, sums: Any) -> None:
     width, column = sums.shape[1], 0
     while column < width:
         if column + 4 * LANES <= width:

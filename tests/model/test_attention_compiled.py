@@ -1,0 +1,221 @@
+"""Compiled attention on a CPU, held to the reference backend, and to itself in other company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.choice import choose_backend
+from engine.attention.compiled import MOST_THREADS, CompiledBackend
+from engine.attention.interface import LayerShape, Span
+from engine.attention.sdpa import SdpaBackend
+from engine.attention.vectors import multiplies_pairs
+from engine.errors import ConfigError
+from engine.model.batch import ancestors_of
+from engine.model.kv_cache import Plane
+
+CPU = torch.device("cpu")
+SLOTS = 1920
+PLAIN: dict[str, Any] = {"scaling": None, "window": None, "softcap": None, "sinks": None}
+TREE = ancestors_of([-1, 0, 0, 1, -1, 4, 2, 6])
+needs_instruction = pytest.mark.skipif(
+    not multiplies_pairs(), reason="the processor has no AVX512_BF16"
+)
+KINDS = [
+    pytest.param(torch.float32, None, id="float32"),
+    pytest.param(torch.bfloat16, True, id="pairs", marks=needs_instruction),
+    pytest.param(torch.bfloat16, False, id="widened"),
+]
+# (start, rows, tree): decodes, verifications, trees and chunks, about the edges of tiles of 32.
+ASKED = [
+    (0, 1, False), (30, 1, False), (31, 1, False), (32, 1, False), (63, 2, False), (95, 1, False),
+    (200, 5, False), (28, 9, False), (20, 9, True), (60, 11, True), (0, 9, True), (7, 64, False),
+    (0, 33, False),
+]  # fmt: skip
+CHUNKS = [(40, 3, False), (10, 70, False), (0, 1, False), (0, 65, False), (33, 2, False)]
+Asked = list[tuple[int, int, bool]]
+
+
+class Case:
+    """A plane of random keys and values, and spans over it whose blocks are scattered."""
+
+    def __init__(
+        self, dtype: torch.dtype, *, heads: int, kv_heads: int, dim: int, size: int, asked: Asked
+    ) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+        shapes, count = [LayerShape(0, kv_heads, dim, dim)], SLOTS // size
+        self.plane = Plane(shapes, count, block_size=size, dtype=dtype, device=CPU)
+        for tensor in self.plane.stacks[0]:
+            tensor.copy_(self.random(*tensor.shape))
+        free = torch.randperm(count, generator=self.generator).tolist()
+        self.spans: list[Span] = []
+        row = 0
+        for start, rows, tree in asked:
+            blocks = [free.pop() for _ in range(-(-(start + rows) // size))]
+            self.spans.append(Span(row, rows, start, blocks, TREE if tree else None))
+            row += rows
+        self.rows = [self.random(1, n, row, dim).to(dtype) for n in (heads, kv_heads, kv_heads)]
+
+    def random(self, *size: int) -> Tensor:
+        return torch.randn(*size, generator=self.generator)
+
+    def attend(self, backend: Any, spans: list[Span] | None = None, **asked: Any) -> Tensor:
+        """Of these spans, by default all; rows as they stand in the whole."""
+        spans = self.spans if spans is None else spans
+        chosen = torch.cat([torch.arange(s.row, s.row + s.length) for s in spans])
+        moved, row = [], 0
+        for span in spans:
+            moved.append(Span(row, span.length, span.start, span.blocks, span.ancestors))
+            row += span.length
+        parts = [part[:, :, chosen] for part in self.rows]
+        prepared = backend.prepare(self.plane, moved)
+        found: Tensor = prepared.attend(0, *parts, **{**PLAIN, **asked})
+        return found
+
+
+def case(dtype: torch.dtype, *, asked: Asked = ASKED, **shape: int) -> Case:
+    return Case(dtype, **{"heads": 4, "kv_heads": 2, "dim": 32, "size": 4, **shape}, asked=asked)
+
+
+def exact(given: Case) -> Tensor:
+    """The reference in float32 on the same numbers."""
+    plane = given.plane
+    given.plane = Plane(
+        [LayerShape(0, *(plane.stacks[0][0].shape[i] for i in (1, 3, 3)))],
+        plane.stacks[0][0].shape[2] // plane.block_size,
+        block_size=plane.block_size,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    for copy, tensor in zip(given.plane.stacks[0], plane.stacks[0], strict=True):
+        copy.copy_(tensor)
+    rows, given.rows = given.rows, [part.float() for part in given.rows]
+    found = given.attend(SdpaBackend(CPU))
+    given.plane, given.rows = plane, rows
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "pairs"), KINDS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"heads": 3, "kv_heads": 3, "dim": 96, "size": 5},
+        {"heads": 16, "dim": 64, "size": 16},
+        {"heads": 5, "kv_heads": 1, "dim": 160, "size": 64},
+        {"asked": CHUNKS},
+    ],
+    ids=["grouped", "a head each", "eight share", "one for all", "with long chunks"],
+)
+def test_it_attends_as_sdpa(dtype: torch.dtype, pairs: bool | None, shape: dict[str, Any]) -> None:
+    """Law: the same numbers, for rows of all kinds in one call, and the same keys and values in
+    the same slots."""
+    given = case(dtype, **shape)
+    expected = exact(given)
+    before = [tensor.clone() for tensor in given.plane.stacks[0]]
+    given.attend(SdpaBackend(CPU))
+    written = [tensor.clone() for tensor in given.plane.stacks[0]]
+    for tensor, old in zip(given.plane.stacks[0], before, strict=True):
+        tensor.copy_(old)
+    found = given.attend(CompiledBackend(pairs=pairs))
+    assert found.dtype == dtype
+    assert all(map(torch.equal, given.plane.stacks[0], written))
+    allowed = 2e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.float(), expected, rtol=allowed, atol=allowed)
+
+
+@pytest.mark.parametrize(("dtype", "pairs"), KINDS)
+def test_a_row_is_the_same_to_the_bit_in_any_company(
+    dtype: torch.dtype, pairs: bool | None
+) -> None:
+    """Law: neither other sequences nor other rows of its own change a row."""
+    given, backend = case(dtype), CompiledBackend(pairs=pairs)
+    together = given.attend(backend)
+    for span in given.spans:
+        alone = given.attend(backend, [span])
+        assert torch.equal(alone[0], together[0, span.row : span.row + span.length])
+        if span.ancestors:
+            continue
+        for i in range(span.length):  # the keys of all are in the plane by now
+            one = Span(span.row + i, 1, span.start + i, span.blocks)
+            assert torch.equal(given.attend(backend, [one])[0, 0], together[0, span.row + i])
+
+
+@pytest.mark.parametrize(("dtype", "pairs"), KINDS)
+def test_a_key_that_is_not_a_number_spoils_its_own_sequence(
+    dtype: torch.dtype, pairs: bool | None
+) -> None:
+    """Law: a row that is not a number can be named, and its neighbours are served."""
+    given, backend = case(dtype), CompiledBackend(pairs=pairs)
+    clean = given.attend(backend)
+    bad = given.spans[6]
+    for tensor in given.plane.stacks[0]:
+        tensor[:, :, bad.blocks[3] * 4] = float("nan")
+    found = given.attend(backend)
+    for span in given.spans:
+        mine = slice(span.row, span.row + span.length)
+        if span is bad:
+            assert found[0, mine].isnan().all()
+        else:
+            assert torch.equal(found[0, mine], clean[0, mine])
+
+
+@pytest.mark.parametrize("scaling", [0.01, 3.0, 60.0])
+def test_the_exponential_is_right_far_out(scaling: float) -> None:
+    """Scores from nearly equal to hundreds apart, against double precision."""
+    given = case(torch.float32, asked=[(100, 1, False)])
+    found = given.attend(CompiledBackend(), scaling=scaling)[0, 0]
+    span, (keys, values) = given.spans[0], given.plane.stacks[0]
+    slots = [span.blocks[i // 4] * 4 + i % 4 for i in range(101)]
+    for head in range(4):
+        key, value = (tensor[0, head // 2, slots].double() for tensor in (keys, values))
+        weights = (key @ given.rows[0][0, head, 0].double() * scaling).softmax(0)
+        torch.testing.assert_close(found[head].double(), weights @ value, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"window": 5}, {"softcap": 2.0}, {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])}],
+    ids=["window", "softcap", "sinks"],
+)
+def test_what_is_not_plain_goes_through_sdpa(asked: dict[str, Any]) -> None:
+    given = case(torch.float32)
+    expected = given.attend(SdpaBackend(CPU), **asked)
+    assert torch.equal(given.attend(CompiledBackend(), **asked), expected)
+
+
+@pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
+def test_single_precision_is_answered_in_it(asked: Asked) -> None:
+    """Law: float32 rows over a bfloat16 plane are rounded once, and answered in float32."""
+    given = case(torch.bfloat16, asked=asked)
+    rounded = [given.attend(backend) for backend in (SdpaBackend(CPU), CompiledBackend())]
+    given.rows = [part.float() for part in given.rows]
+    for backend, expected in zip((SdpaBackend(CPU), CompiledBackend()), rounded, strict=True):
+        found = given.attend(backend)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.bfloat16(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_it_is_chosen_by_device_threads_and_layers() -> None:
+    def chosen(dtype: torch.dtype = torch.float32, **shape: Any) -> str:
+        layer = LayerShape(**{"layer": 0, "kv_heads": 2, "key_dim": 32, "value_dim": 32, **shape})
+        return choose_backend("auto", CPU, dtype=dtype, layers=[layer], block_size=16).name
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert chosen() == chosen(torch.bfloat16) == "compiled"
+        assert chosen(window=5) == chosen(value_dim=16) == "sdpa"
+        assert chosen(torch.float16) == "sdpa"
+        assert chosen(torch.bfloat16, key_dim=16, value_dim=16) == "sdpa"
+        torch.set_num_threads(MOST_THREADS + 1)
+        assert chosen() == "sdpa"
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ConfigError, match="the device is cuda"):
+        choose_backend(
+            "compiled", torch.device("cuda"), dtype=torch.float32, layers=[], block_size=16
+        )
