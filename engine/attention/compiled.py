@@ -48,10 +48,20 @@ class CompiledBackend:
     def __init__(self, *, pairs: bool | None = None) -> None:
         """`pairs`: whether bfloat16 is multiplied as such; by default where the processor can."""
         self.others = SdpaBackend(torch.device("cpu"))
+        self._plane: KVPlane | None = None
+        self._words: list[list[tuple[Words, Words]]] = []
         self.bfloat16 = PAIRED if (multiplies_pairs() if pairs is None else pairs) else WIDENED
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> CompiledForward:
         return CompiledForward(self, plane, spans)
+
+    def words(self, plane: KVPlane) -> list[list[tuple[Words, Words]]]:
+        """The plane's memory by stack and layer, `[kv_heads, slots, words]` of keys and values;
+        empty for a stack that compiled code does not know."""
+        if self._plane is not plane:
+            self._plane = plane
+            self._words = [_layers(keys, values) for keys, values in plane.stacks]
+        return self._words
 
 
 class CompiledForward:
@@ -59,9 +69,10 @@ class CompiledForward:
 
     def __init__(self, backend: CompiledBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         self._others, self._plane, self._spans = backend.others, plane, spans
-        self._bfloat16 = backend.bfloat16
+        single = plane.stacks[0][0].dtype == torch.float32
+        self._kind = SINGLE if single else backend.bfloat16
         self._where = plane.where
-        self._fits = [fits(k.dtype, k.shape[-1], v.shape[-1]) for k, v in plane.stacks]
+        self._words = backend.words(plane)
         self._few = [span for span in spans if span.length <= MOST_ROWS]
         many = [span for span in spans if span.length > MOST_ROWS]
         self._whole: SdpaForward | None = None
@@ -84,9 +95,8 @@ class CompiledForward:
         sinks: Tensor | None,
     ) -> Tensor:
         stack, index = self._where[layer]
-        keys, values = self._plane.stacks[stack]
         is_plain = window is None and softcap is None and sinks is None
-        if not self._few or not is_plain or not self._fits[stack]:
+        if not self._few or not is_plain or not self._words[stack]:
             if self._whole is None:
                 self._whole = SdpaForward(self._others, self._plane, self._spans)
             return self._whole.attend(
@@ -94,14 +104,14 @@ class CompiledForward:
                 scaling=scaling, window=window, softcap=softcap, sinks=sinks,
             )  # fmt: skip
         _, heads, rows, dim = query.shape
-        out = torch.empty(rows, heads, dim)
-        kind = SINGLE if keys.dtype == torch.float32 else self._bfloat16
+        array = np.empty((rows, heads, dim), dtype=np.float32)
         attend(
             _floats(query), _floats(key), _floats(value),
             self._facts, self._seen, self._tables, self._plane.block_size,
-            np.float32(dim**-0.5 if scaling is None else scaling), kind,
-            _words(keys[index]), _words(values[index]), out.numpy(),
+            np.float32(dim**-0.5 if scaling is None else scaling), self._kind,
+            *self._words[stack][index], array,
         )  # fmt: skip
+        out = torch.from_numpy(array)
         if self._many is not None:
             forward, chosen = self._many
             parts = (tensor.index_select(2, chosen) for tensor in (query, key, value))
@@ -113,14 +123,16 @@ class CompiledForward:
 
 
 def _floats(tensor: Tensor) -> npt.NDArray[np.float32]:
-    """`[1, heads, rows, dim]` as `[heads, rows, dim]`, in order."""
-    array: npt.NDArray[np.float32] = tensor[0].float().contiguous().numpy()
+    """`[1, heads, rows, dim]`, in order."""
+    array: npt.NDArray[np.float32] = tensor.float().contiguous().numpy()
     return array
 
 
-def _words(plane: Tensor) -> Words:
-    array: Words = plane.view(torch.int32).numpy().view(np.uint32)
-    return array
+def _layers(keys: Tensor, values: Tensor) -> list[tuple[Words, Words]]:
+    if not fits(keys.dtype, keys.shape[-1], values.shape[-1]):
+        return []
+    words = (tensor.view(torch.int32).numpy().view(np.uint32) for tensor in (keys, values))
+    return list(zip(*words, strict=True))
 
 
 def _apart(

@@ -29,6 +29,7 @@ SINGLE, PAIRED, WIDENED = range(3)  # float32; pairs of bfloat16, multiplied as 
 MOST_ROWS = 64  # of a span: bits in a mask
 GROUP = 4  # queries whose sums fit the registers
 AHEAD = 4 * TILE  # keys; memory is asked so far ahead
+SHORT = 512  # keys that may still be in the caches
 LOWEST = np.float32(-3e38)  # below every score; finite, so that lowest - lowest is 0
 
 _HERE = multiplies_pairs()  # elsewhere that code would not compile; nothing calls it there
@@ -46,13 +47,14 @@ def attend(
     query: Any, key: Any, value: Any, facts: Any, seen: Any, tables: Any, block_size: Any,
     scaling: Any, kind: Any, keys: Any, values: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Write `key` and `value` `[kv_heads, rows, dim]` to their slots of `keys` and `values`
-    `[kv_heads, slots, words]`, then attend with `query` `[heads, rows, dim]`; `out` `[rows, heads,
-    dim]`. Words are uint32, the rest float32. `facts` `[spans, 3]`: first row, rows, KV index of
-    the first. `tables` `[spans, blocks]`. Bit i of `seen[row]`: whether it sees the key of its
-    span's i-th row; earlier keys it does."""
-    write(key, facts, tables, block_size, kind, keys)
-    write(value, facts, tables, block_size, kind, values)
+    """Write `key` and `value` `[1, kv_heads, rows, dim]` to their slots of `keys` and `values`
+    `[kv_heads, slots, words]`, then attend with `query` `[1, heads, rows, dim]`; `out`
+    `[rows, heads, dim]`. Words are uint32, the rest float32. `facts` `[spans, 3]`: first row, rows,
+    KV index of the first. `tables` `[spans, blocks]`. Bit i of `seen[row]`: whether it sees the key
+    of its span's i-th row; earlier keys it does."""
+    query = query[0]
+    write(key[0], facts, tables, block_size, kind, keys)
+    write(value[0], facts, tables, block_size, kind, values)
     (heads, _, dim), words = query.shape, keys.shape[2]
     group = heads // keys.shape[0]
     most = facts[:, 1].max() * group + GROUP  # queries of a head of keys, filled up
@@ -75,8 +77,9 @@ def attend(
             for tile in range(0, end, TILE):
                 slots = found[tile : tile + TILE]
                 later = found[tile + AHEAD : tile + AHEAD + TILE]
-                _fetch(keys[head].reshape(-1), later, words)
-                _fetch(values[head].reshape(-1), later, words)
+                if end > SHORT:
+                    _fetch(keys[head].reshape(-1), later, words)
+                    _fetch(values[head].reshape(-1), later, words)
                 _turn_keys(keys[head], slots, kind, wide, rows_of_wide, turned)
                 plane, places = values[head].reshape(-1), slots
                 if kind != SINGLE:
