@@ -36,11 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
+    return build_parser("python -m engine", __doc__).parse_args(arguments)
+
+
+def build_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """What the supervisor tells every engine process."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, required=True, help="EngineConfig: .json or .toml")
     parser.add_argument("--commands", required=True, help="endpoint to read commands from")
     parser.add_argument("--events", required=True, help="endpoint to send events to")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def read_config(path: Path) -> EngineConfig:

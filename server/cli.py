@@ -27,6 +27,7 @@ PROGRAMS = {
     ("bench", "suite"): "engine.bench.suite",
     ("bench", "machine"): "engine.bench.machine",
     ("bench", "record"): "engine.bench.record",
+    ("bench", "front"): "server.bench.front",
     ("bench",): "engine.bench",
     ("evaluate",): "server.evaluate",
     ("plan",): "engine.plan",

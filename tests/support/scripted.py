@@ -1,8 +1,8 @@
-"""A child that speaks the wire from a script: the real EngineProcess, an engine without torch.
+"""The scripted engine with troubles, as a child: the real EngineProcess, an engine without torch.
 
 `python tests/support/scripted.py --config .. --commands .. --events ..`; the script is the JSON of
 `Script` in the environment variable FORETOKEN_SCRIPT. Tokens follow a rule that a test can repeat:
-`next_token`. Speculation is played: each step commits `tokens_per_step`, all but one "accepted".
+`next_token`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import engine.scripted
 from engine.__main__ import parse, read_config
 from engine.errors import ModelError
-from engine.messages import (
-    Estimates,
-    FinishReason,
-    Mode,
-    Output,
-    Outputs,
-    Ready,
-    StepMetrics,
-    Submit,
-)
+from engine.messages import Outputs, Ready
 from engine.process import EngineProcess, follow_parent
+from engine.scripted import make_ready
 
 VARIABLE = "FORETOKEN_SCRIPT"
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
@@ -69,98 +62,17 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 258) ->
     return tokens[len(prompt) :]
 
 
-@dataclass
-class _Running:
-    submit: Submit
-    tokens: list[int]
-    rounds: int = 0
-    proposed: int = 0
+class ScriptedEngine(engine.scripted.ScriptedEngine):
+    """With the script's troubles."""
 
-    @property
-    def num_output(self) -> int:
-        return len(self.tokens) - len(self.submit.prompt)
-
-
-@dataclass
-class ScriptedEngine:
-    """engine.process.StepEngine, by script. Honours max_tokens and stop_token_ids."""
-
-    script: Script
-    ready: Ready
-    running: dict[str, _Running] = field(default_factory=dict)
-    ended: list[Output] = field(default_factory=list)
-    num_steps: int = 0
-    num_tokens: int = 0
-    mode: Mode = "auto"
-    k: int = 0  # of the mode fixed
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.ended)
-
-    def add(self, submit: Submit) -> None:
-        self.running[submit.id] = _Running(submit, list(submit.prompt))
-
-    def abort(self, ids: Iterable[str]) -> None:
-        for id in ids:
-            if self.running.pop(id, None) is not None:
-                self.ended.append(Output(id=id, finish="abort"))
-
-    def gauges(self) -> StepMetrics:
-        return StepMetrics(
-            step=self.num_steps,
-            num_running=len(self.running),
-            blocks_total=64,
-            estimates=Estimates(
-                mode=self.mode, k=self.draft, reason="fixed" if self.draft else "off"
-            ),
-        )
-
-    def set_speculation(self, mode: Mode, k: int = 0) -> None:
-        self.mode, self.k = mode, k
-
-    @property
-    def draft(self) -> int:
-        """Guesses of a step, all of them right."""
-        k_max = self.script.tokens_per_step - 1
-        return {"auto": k_max, "fixed": self.k, "off": 0}[self.mode]
+    def __init__(self, script: Script, ready: Ready) -> None:
+        super().__init__(ready, rule=lambda tokens, _: next_token(tokens, script.vocab_size))
+        self.script = script
 
     def step(self) -> Outputs:
         self._trouble()
         time.sleep(self.script.step_seconds)
-        self.num_steps += 1
-        items, self.ended = self.ended, []
-        for id, running in list(self.running.items()):
-            output = self._advance(running)
-            items.append(output)
-            if output.finish is not None:
-                del self.running[id]
-        return Outputs(items, self.gauges())
-
-    def _advance(self, running: _Running) -> Output:
-        params = running.submit.params
-        tokens: list[int] = []
-        finish: FinishReason | None = None
-        while finish is None and len(tokens) < 1 + self.draft:
-            tokens.append(next_token(running.tokens, self.script.vocab_size))
-            running.tokens.append(tokens[-1])
-            if tokens[-1] in params.stop_token_ids:
-                finish = "stop"
-            elif running.num_output >= params.max_tokens:
-                finish = "length"
-        running.rounds += 1
-        running.proposed += self.draft
-        self.num_tokens += len(tokens)
-        return Output(
-            id=running.submit.id,
-            tokens=tokens,
-            finish=finish,
-            stop_token=tokens[-1] if finish == "stop" else None,
-            cached_tokens=0 if running.rounds == 1 else None,
-            rounds=running.rounds,
-            proposed=running.proposed,
-            accepted=running.num_output - running.rounds,
-        )
+        return super().step()
 
     def _trouble(self) -> None:
         script = self.script
@@ -182,21 +94,7 @@ def make_engine(script: Script) -> ScriptedEngine:
         raise ModelError(script.refuse_to_start)
     if script.crash_at_start:
         raise RuntimeError("the script says so")
-    ready = Ready(
-        pid=os.getpid(),
-        target="scripted",
-        max_model_len=4096,
-        vocab_size=script.vocab_size,
-        eos_ids=[script.vocab_size - 1],
-        num_blocks=64,
-        block_size=16,
-        dtype="float32",
-        device="cpu",
-        attention="none",
-        proposer="scripted",
-        controller="fixed",
-        k_max=script.tokens_per_step - 1,
-    )
+    ready = make_ready(vocab_size=script.vocab_size, k_max=script.tokens_per_step - 1)
     return ScriptedEngine(script, ready)
 
 

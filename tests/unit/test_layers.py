@@ -31,6 +31,7 @@ LEVELS = {
     "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,
     "engine.report": 3, "engine.core": 3.1,
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4.1, "engine.evaluate": 4,
+    "engine.scripted": 4.2,
     "engine.comparison": 4, "engine.trace": 1, "engine.recording": 3,
     "engine.replay": 3.9, "engine.simulate": 4,  # offline, without models
     "engine.compiling": 3, "engine.grammar_check": 4, "engine.grammar_children": 1,

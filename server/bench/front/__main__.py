@@ -1,0 +1,124 @@
+"""`foretoken bench front`: what the front end costs, with an engine that computes nothing.
+
+Three scenes for completions and chat: one stream alone, with a step of a millisecond; many streams
+at a given rate; and the same with an engine that goes as fast as it can. Added time to the first
+token is the client's, less the engine's own between the request's arrival and its first output. The
+server is held to one core; its engine and this client have the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+from engine.errors import EngineError
+from server.bench.front.findings import HEAD, Finding, find, row
+from server.bench.front.load import PATHS, Kind, streams
+from server.bench.front.process import Server, running
+
+T = TypeVar("T", int, float)
+ALONE_STEP = 0.001  # seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake, or where the system does not tell a process's CPU time."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        if not hasattr(os, "sched_setaffinity"):
+            raise EngineError("this benchmark needs Linux: it reads /proc and holds to a core")
+        findings = _measure(parsed)
+    except (EngineError, OSError) as error:
+        sys.stderr.write(f"foretoken bench front: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if parsed.json:
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="foretoken bench front", description=__doc__)
+    parser.add_argument("--streams", type=_positive(int), default=64, help="side by side (64)")
+    parser.add_argument(
+        "--rate", type=_positive(float), default=21000,
+        help="tokens/s of the engine over all streams (21000)",
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=_positive(float), default=5.0, help="of a scene (5)")
+    parser.add_argument("--tokens", type=_positive(int), default=256, help="of a reply (256)")
+    parser.add_argument(
+        "--tokens-per-step", type=_positive(int), default=1, help="of a stream in a step (1)"
+    )
+    parser.add_argument("--json", action="store_true", help="the findings as JSON, at the end")
+    return parser
+
+
+def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise ValueError
+        return value
+
+    read.__name__ = "positive number"  # argparse names it in its refusal
+    return read
+
+
+def _measure(parsed: argparse.Namespace) -> list[Finding]:
+    cores = sorted(os.sched_getaffinity(0))
+    say = sys.stderr if parsed.json else sys.stdout
+    if len(cores) == 1:
+        say.write("One core for all: the rates below are of server, engine and client together.\n")
+    say.write(f"{HEAD}\n")
+    per_step = parsed.tokens_per_step
+    scenes = {
+        "alone": (1, ALONE_STEP),
+        "load": (parsed.streams, parsed.streams * per_step / parsed.rate),
+        "flood": (parsed.streams, 0.0),
+    }
+    findings = []
+    with tempfile.TemporaryDirectory() as folder:
+        for scene, (count, step) in scenes.items():
+            times = Path(folder) / scene
+            with running(step_seconds=step, tokens_per_step=per_step, times=times) as server:
+                _pin(server, cores)
+                for kind in PATHS:
+                    finding = asyncio.run(_scene(server, scene, kind, count, parsed, times))
+                    findings.append(finding)
+                    say.write(f"{row(finding)}\n")
+                    say.flush()
+    return findings
+
+
+def _pin(server: Server, cores: Sequence[int]) -> None:
+    """The server to the last core; its engine was started before and keeps all but that."""
+    server.hold_to(cores[-1])
+    if len(cores) > 1:
+        others = set(cores[:-1])
+        os.sched_setaffinity(0, others)
+        for child in server.children():
+            os.sched_setaffinity(child, others)
+
+
+async def _scene(
+    server: Server, scene: str, kind: Kind, count: int, parsed: argparse.Namespace, times: Path
+) -> Finding:
+    await streams(server.address, kind, count=count, tokens=8, seconds=0.5)  # first uses
+    before = server.cpu_seconds()
+    replies = await streams(
+        server.address, kind, count=count, tokens=parsed.tokens, seconds=parsed.seconds
+    )
+    cpu = server.cpu_seconds() - before
+    return find(scene, kind, replies, cpu_seconds=cpu, times=times, tokens=parsed.tokens)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
