@@ -1,8 +1,9 @@
-"""Connection: uvicorn's HTTP/1.1 protocol with a deadline for the head of a request, and with the
-error envelope for what is no HTTP.
+"""Connection: uvicorn's HTTP/1.1 protocol with bounds for the head of a request, and with the error
+envelope for what is no HTTP.
 
 uvicorn limits how long a kept-alive connection may idle, but a client that sends nothing, or half a
-head, holds its file descriptor for ever. Bodies have their own deadline (`api.body`).
+head, holds its file descriptor for ever, and an endless head all memory. Bodies have their own
+bounds (`api.body`).
 """
 
 from __future__ import annotations
@@ -10,51 +11,69 @@ from __future__ import annotations
 import asyncio
 import json
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.api.errors import ApiError
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """Closed when a head is not complete `HEAD_SECONDS` after it may first have been sent; bytes
-    that trickle in do not extend that."""
+    that trickle in do not extend that. A head of more than `HEAD_BYTES` is refused."""
 
     HEAD_SECONDS = 20.0
+    HEAD_BYTES = 64 * 1024
     _deadline: asyncio.TimerHandle | None = None
+    _has_head = False  # of the request whose body may still be on its way
+    _head_size = 0  # bytes that came in while a head was not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
+        self._head_size = 0 if self._has_head else self._head_size + len(data)
         super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if not self._has_head and self._head_size > self.HEAD_BYTES:
+            self.send_400_response("")
+            return
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._disarm()
 
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._has_head, self._head_size = False, 0
+        super().on_message_complete()
+
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no request, which is plain text."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        if self._is_idle or not self.cycle.response_started:
             error = ApiError(400, "this is no valid HTTP/1.1 request", code="invalid_http")
             body = json.dumps(error.body).encode()
-            headers = [("content-type", "application/json"), ("connection", "close")]
-            headers.append(("content-length", str(len(body))))
-            response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
+            self.transport.write(STATUS_LINE[400] + head + b"%d\r\n\r\n" % len(body) + body)
         self.transport.close()
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no response is owed."""
+        return self.cycle is None or self.cycle.response_complete
+
     def _watch_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        if self._has_head or not self._is_idle:
             self._disarm()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(self.HEAD_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        if self.conn.their_state is h11.IDLE:
+        if self._is_idle and not self._has_head:
             self.timeout_keep_alive_handler()
 
     def _disarm(self) -> None:

@@ -28,6 +28,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
+        self._joins = tokenizer.joins_bytes
         self._context: list[int] = []  # emitted already; the last ids that had text
         self._context_text = ""
         self._pending: list[int] = []
@@ -40,11 +41,24 @@ class Detokenizer:
     def push(self, ids: Iterable[int]) -> str:
         """The text that became certain with these ids; "" while a character is incomplete."""
         self._pending += [i for i in ids if self._has_text(i)]
+        if self._joins and (text := self._joined()) is not None:
+            return text
         return self._emit(self._certain())
 
     def flush(self) -> str:
         """What is left when no more ids come; an incomplete character becomes U+FFFD."""
         return self._emit(len(self._pending))
+
+    def _joined(self) -> str | None:
+        """The text of all pending ids where they need no neighbours, and nothing is incomplete or
+        broken: the way of nearly every step."""
+        try:
+            text = b"".join(map(self._tokenizer.token_bytes, self._pending)).decode()
+        except UnicodeDecodeError:
+            return None
+        # What follows whole characters needs no context either.
+        self._context, self._context_text, self._pending = [], "", []
+        return text
 
     def _has_text(self, token: int) -> bool:
         if self._skip and self._tokenizer.is_special(token) and token not in self._shown:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Literal, Protocol
 
 import msgspec
@@ -29,10 +30,11 @@ from engine.messages import (
     SetSpeculation,
     StepMetrics,
     Submit,
-    TokenLogprobs,
 )
 
 logger = logging.getLogger(__name__)
+
+EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
 
 EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
 
@@ -73,57 +75,60 @@ class EngineHandle(Protocol):
 class Stream:
     """One request's mailbox. Outputs that arrive while nobody reads are merged into one: tokens,
     logprobs and sources are appended, counters replaced, `finish` kept. One reader at a time.
-    `steps`: what the last `next` merged, for whoever wants counters of a step in between."""
+    `steps`: what the last reading merged, for whoever wants counters of a step in between."""
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.steps: list[Output] = []
         self._arrived: list[Output] = []
-        self._latest = Output(id=id)  # merged, but for the three lists below
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] | None = None
-        self._sources: list[tuple[str, int]] | None = None
-        self._unread = False
+        self._last: Output | None = None  # read or not
         self._failure: str | None = None
         self._ended = False  # the last thing that will ever arrive has arrived
         self._exhausted = False  # and was handed to the reader
         self._wake = asyncio.Event()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` may be called."""
+        return bool(self._arrived) or self._failure is not None
+
+    def wake(self, event: asyncio.Event) -> None:
+        """From now on set this event when something arrives: a reader of several streams sleeps
+        on one event for all of them, and clears it before it looks."""
+        self._wake = event
+        if self.has_news:
+            event.set()
+
     async def next(self) -> Output:
-        """The merged Output of everything since the last call; waits if that is nothing.
+        """What `take` gives, as soon as there is something."""
+        assert not self._exhausted, f"stream {self.id} was read beyond its end"
+        while not self.has_news:
+            self._wake.clear()
+            await self._wake.wait()
+        return self.take()
+
+    def take(self) -> Output:
+        """The merged Output of everything since the last one; there must be something.
 
         Raises EngineLost once if the engine died; tokens that arrived before are handed out first.
         Must not be called again after an Output with `finish` or an EngineLost.
         """
         assert not self._exhausted, f"stream {self.id} was read beyond its end"
-        await self._wake.wait()
-        if not self._unread:
+        if not self._arrived:
             self._exhausted = True
             raise EngineLost(self._failure)
-        self._exhausted = self._latest.finish is not None
-        if not self._ended:
-            self._wake.clear()
-        return self._take()
+        self.steps, self._arrived = self._arrived, []
+        output = self.steps[0] if len(self.steps) == 1 else _merged(self.steps)
+        self._exhausted = output.finish is not None
+        if self._failure is not None:
+            self._wake.set()  # still to be told
+        return output
 
     def put(self, output: Output) -> None:
-        """Merge one Output in. Refuses anything after the terminal event."""
+        """Take one Output in. Refuses anything after the terminal event."""
         assert not self._ended, f"stream {self.id} got an output after its end"
         self._arrived.append(output)
-        self._tokens.extend(output.tokens)
-        if output.logprobs is not None:
-            self._logprobs = self._logprobs if self._logprobs is not None else []
-            self._logprobs.extend(output.logprobs)
-        if output.sources is not None:
-            self._sources = [*(self._sources or ()), *output.sources]
-        earlier = self._latest
-        if self._unread and (earlier.cached_tokens is not None or earlier.prompt_logprobs):
-            output = msgspec.structs.replace(  # these two come in the first Output only
-                output,
-                cached_tokens=earlier.cached_tokens,
-                prompt_logprobs=earlier.prompt_logprobs,
-            )
-        self._latest = output
-        self._unread = True
+        self._last = output
         self._ended = output.finish is not None
         self._wake.set()
 
@@ -136,28 +141,32 @@ class Stream:
 
     def abort(self) -> None:
         """End the stream from this side: finish `abort`, counters as they were."""
-        latest = self._latest
+        last = self._last if self._last is not None else Output(id=self.id)
         self.put(
             Output(
                 id=self.id,
                 finish="abort",
-                rounds=latest.rounds,
-                proposed=latest.proposed,
-                accepted=latest.accepted,
-                predicted=latest.predicted,
+                rounds=last.rounds,
+                proposed=last.proposed,
+                accepted=last.accepted,
+                predicted=last.predicted,
             )
         )
 
-    def _take(self) -> Output:
-        output = msgspec.structs.replace(
-            self._latest, tokens=self._tokens, logprobs=self._logprobs, sources=self._sources
-        )
-        self.steps, self._arrived = self._arrived, []
-        self._sources = None
-        self._tokens = []
-        self._logprobs = None
-        self._unread = False
-        return output
+
+def _merged(steps: list[Output]) -> Output:
+    """Several steps of one sequence as one; what only a first Output has is the first one's."""
+    first = steps[0]
+    logprobs = [step.logprobs for step in steps if step.logprobs is not None]
+    sources = [step.sources for step in steps if step.sources is not None]
+    return msgspec.structs.replace(
+        steps[-1],
+        tokens=list(chain.from_iterable(step.tokens for step in steps)),
+        logprobs=list(chain.from_iterable(logprobs)) if logprobs else None,
+        sources=list(chain.from_iterable(sources)) if sources else None,
+        cached_tokens=first.cached_tokens,
+        prompt_logprobs=first.prompt_logprobs,
+    )
 
 
 class EngineClient:
@@ -214,7 +223,7 @@ class EngineClient:
         """Close this incarnation's endpoints; what was still on the way is lost."""
         if self._link is not None:
             link, self._link = self._link, None
-            await link.close()
+            link.close()
 
     def send(self, command: Command) -> None:
         """What concerns the incarnation, not a request."""
@@ -250,7 +259,9 @@ class EngineClient:
 
 
 class _Link:
-    """The two sockets of one incarnation, and the task that reads one of them."""
+    """The two sockets of one incarnation. Commands go through zmq's asyncio, which queues them
+    until the engine has connected. Events are read where the loop learns of them, since a task and
+    a future for each step would cost more than all else that is done with it."""
 
     def __init__(self, commands: str, events: str, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
@@ -258,32 +269,48 @@ class _Link:
         self._decode = msgspec.msgpack.Decoder(Event).decode
         self._context = zmq.asyncio.Context()
         self._commands = self._context.socket(zmq.PUSH)
-        self._events = self._context.socket(zmq.PULL)
+        self._events = self._context.socket(zmq.PULL, socket_class=zmq.Socket)
         for socket, endpoint in ((self._commands, commands), (self._events, events)):
             socket.set_hwm(0)  # the bound is admission; neither side may ever block
             self._bind(socket, endpoint)
-        self._task = asyncio.create_task(self._pump(), name="engine-events")
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.Handle | None = None
+        self._loop.add_reader(self._events.FD, self._read)
+        self._read()  # the descriptor tells of changes, not of a state
 
     def send(self, command: Command) -> None:
         # Done at once, or queued inside until the engine has connected: nothing to await.
         self._commands.send(self._encode(command))
 
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+    def close(self) -> None:
+        self._stop_reading()
         self._context.destroy(linger=0)
 
-    def _bind(self, socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    def _bind(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
 
-    async def _pump(self) -> None:
+    def _read(self) -> None:
+        """Everything that is there, but not more than the loop may wait for. Until there is
+        nothing, since the descriptor is not signalled again for what is left."""
+        self._again = None
         try:
-            while True:
-                self._on_event(self._decode(await self._events.recv()))
+            for _ in range(EVENTS_AT_ONCE):
+                self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
+            self._again = self._loop.call_soon(self._read)
+        except zmq.Again:
+            pass
         except Exception as error:  # a message or a callback of ours is wrong: say so, do not hang
             logger.exception("the engine's events are no longer read")
+            self._stop_reading()
             self._on_event(Fatal(f"an event of the engine could not be handled: {error}"))
+
+    def _stop_reading(self) -> None:
+        if not self._events.closed:
+            self._loop.remove_reader(self._events.FD)
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -159,31 +160,56 @@ class Generation:
         self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Increments of all choices as they come; each choice's last one has its finish.
+        """As `batches`, one by one."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for delta in batch:
+                    yield delta
+
+    async def batches(self) -> AsyncGenerator[list[Delta], None]:
+        """Increments of all choices as they come, what came together in one list; each choice's
+        last one has its finish. What comes while nobody reads stays in the mailboxes, merged.
 
         Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; either ends
         the whole call.
         """
-        reading: dict[Choice, asyncio.Task[Output]] = {}
+        wake = asyncio.Event()
+        for choice in self.choices:
+            choice.stream.wake(wake)
         try:
             while pending := [choice for choice in self.choices if choice.finish is None]:
-                for choice, output in await _arrived(pending, reading):
-                    self._observe(choice, output)
-                    delta = choice.feed(output)
-                    if choice.finish is not None and output.finish is None:
-                        self._client.abort([choice.stream.id])  # a stop string; the engine goes on
-                    if delta is not None:
-                        yield delta
+                await wake.wait()
+                wake.clear()
+                deltas, failure = self._take(pending)
+                if deltas:
+                    yield deltas
+                if failure is not None:
+                    raise failure
         except Exception as error:
             self._failed = True
             if isinstance(error, GenerationFailed) and error.bad_request:
                 error.param = self.spec.grammar_param
             raise
         finally:
-            for task in reading.values():
-                if not task.cancel() and not task.cancelled():
-                    task.exception()  # seen, so that asyncio does not log it
             self.close()
+
+    def _take(self, pending: Sequence[Choice]) -> tuple[list[Delta], Exception | None]:
+        """What has arrived for these choices, and what then went wrong with one of them."""
+        deltas = list[Delta]()
+        try:
+            for choice in pending:
+                if not choice.stream.has_news:
+                    continue
+                output = choice.stream.take()
+                self._observe(choice, output)
+                delta = choice.feed(output)
+                if choice.finish is not None and output.finish is None:
+                    self._client.abort([choice.stream.id])  # a stop string; the engine goes on
+                if delta is not None:
+                    deltas.append(delta)
+        except Exception as error:
+            return deltas, error
+        return deltas, None
 
     def close(self) -> None:
         """Abort every choice that is still open in the engine. May be called any number of times,
@@ -257,24 +283,6 @@ class Generation:
             mispredicted=sum(choice.mispredicted for choice in self.choices),
             guessing=self.spec.guessing,
         )
-
-
-async def _arrived(
-    pending: list[Choice], reading: dict[Choice, asyncio.Task[Output]]
-) -> list[tuple[Choice, Output]]:
-    """What arrived for at least one choice. `reading` keeps the reads that are still waiting: one
-    per choice at most, so a slow client leaves its tokens merged in the mailboxes."""
-    if len(pending) == 1 and pending[0] not in reading:
-        return [(pending[0], await pending[0].stream.next())]
-    for choice in pending:
-        if choice not in reading:
-            reading[choice] = asyncio.ensure_future(choice.stream.next())
-    await asyncio.wait(reading.values(), return_when=asyncio.FIRST_COMPLETED)
-    done = [choice for choice in pending if reading[choice].done()]
-    outputs = [(choice, reading[choice].result()) for choice in done]
-    for choice in done:
-        del reading[choice]
-    return outputs
 
 
 def choice_seed(seed: int, i: int) -> int:

@@ -8,7 +8,10 @@ is, is declared in `metrics_table`.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, get_args
 
 from prometheus_client import (
@@ -19,7 +22,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Estimates, Mode, StepMetrics
 from server.engine_client import EngineState
@@ -40,6 +45,26 @@ class RequestTimes:
     total_seconds: float
 
 
+class Tally(Collector):
+    """A histogram without labels for what happens at every token: prometheus_client's takes longer
+    than the token's way to its client. Bounds include their values, as there."""
+
+    def __init__(self, name: str, meaning: str, bounds: Sequence[float]) -> None:
+        self._name, self._meaning, self._bounds = name, meaning, tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """The same value `count` times."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._meaning, buckets, self._sum)
+
+
 class Metrics:
     """Not thread-safe by need: everything happens in the event loop."""
 
@@ -47,6 +72,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         made: dict[str, Any] = {m.name: _build(m, self._registry) for m in METRICS}
+        self._token_gaps: Tally = made["inter_token_latency_seconds"]
         self._counters = {n: m for n, m in made.items() if isinstance(m, Counter)}
         self._gauges = {n: m for n, m in made.items() if isinstance(m, Gauge)}
         self._histograms = {n: m for n, m in made.items() if isinstance(m, Histogram)}
@@ -99,8 +125,7 @@ class Metrics:
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
         """`count` tokens arrived together, `gap_seconds` after the delivery before. Not for the
         first delivery, which has no predecessor."""
-        for _ in range(count):
-            self._histograms["inter_token_latency_seconds"].observe(gap_seconds / count)
+        self._token_gaps.observe(gap_seconds / count, count)
 
     def observe_request(self, times: RequestTimes) -> None:
         """One request ended, in whichever way."""
@@ -168,6 +193,10 @@ class Metrics:
 def _build(metric: Metric, registry: CollectorRegistry) -> Collector:
     """All label values exist from the start, at zero, so that rates see the first event."""
     name, labels = f"foretoken_{metric.name}", tuple(metric.labels)
+    if metric.name == "inter_token_latency_seconds":
+        tally = Tally(name, metric.meaning, metric.buckets)
+        registry.register(tally)
+        return tally
     made: Counter | Gauge | Histogram
     if metric.type == "counter":
         made = Counter(name, metric.meaning, labels, registry=registry)

@@ -34,6 +34,11 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool: ...
 
     @property
+    def joins_bytes(self) -> bool:
+        """Whether a text is its tokens' bytes and no more, so that tokens decode on their own."""
+        ...
+
+    @property
     def fill_in(self) -> FillIn | None:
         """The tokens for text between two texts, when the vocabulary has them."""
         ...
@@ -128,6 +133,7 @@ class HFTokenizer:
         self._special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         self._special |= set(tokenizer.all_special_ids)
         self._piece_bytes = byte_level_bytes if self._is_byte_level() else text_piece_bytes
+        self._bytes: list[bytes | None] = [None] * len(tokenizer)  # as far as asked for
         self.vocab_size: int = len(tokenizer)
         self.has_chat_template: bool = bool(tokenizer.chat_template)
         ids = {text: i for i, text in self._added.items()}
@@ -139,6 +145,7 @@ class HFTokenizer:
         self._swallows = {
             i: (t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items() if t.special
         }
+        self.joins_bytes: bool = self._only_joins_bytes()
         self._plain: Any = None
         self._lock = threading.Lock()
 
@@ -151,6 +158,14 @@ class HFTokenizer:
             return False
         state = json.loads(decoder.__getstate__())
         return any(d["type"] == "ByteLevel" for d in state.get("decoders", [state]))
+
+    def _only_joins_bytes(self) -> bool:
+        """A byte-level decoder joins bytes, but it may read an added token in its own alphabet."""
+        decoder = getattr(self._backend, "decoder", None)
+        if decoder is None or json.loads(decoder.__getstate__())["type"] != "ByteLevel":
+            return False
+        decode = self._backend.decode
+        return all(decode([i], skip_special_tokens=False) == t for i, t in self._added.items())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if self._backend is None:
@@ -203,6 +218,14 @@ class HFTokenizer:
         return str(self._tokenizer.decode(known, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
+        if token >= len(self._bytes):
+            return self._find_bytes(token)
+        found = self._bytes[token]
+        if found is None:
+            found = self._bytes[token] = self._find_bytes(token)
+        return found
+
+    def _find_bytes(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode("utf-8")
         if self._backend is not None:

@@ -147,6 +147,11 @@ class ChatChunks:
             for i, piece in enumerate(said)
         ]
 
+    def around(self, index: int) -> tuple[str, str] | None:
+        if self._use is not None:
+            return None
+        return f'{{"index":{index},"delta":{{"content":', '},"logprobs":null,"finish_reason":null}'
+
 
 async def load_chat(
     services: Services, request: ChatRequest, ready: Ready, use: ToolUse | None

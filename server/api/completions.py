@@ -106,6 +106,11 @@ class CompletionChunks:
             choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
         return [choice]
 
+    def around(self, index: int) -> tuple[str, str] | None:
+        if self._prompts is not None:
+            return None
+        return f'{{"index":{index},"text":', ',"logprobs":null,"finish_reason":null}'
+
 
 async def _load(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
     if request.suffix:

@@ -7,25 +7,25 @@ template, tools, grammars and sampling. `/v1/responses/input_tokens` counts what
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from sse_starlette import ServerSentEvent
 
 from engine.errors import EngineError
 from server.api.body import parse_json, read_body
 from server.api.chat import ChatChunks, prompt_ids, start_chat
 from server.api.errors import ApiError, as_api_error
+from server.api.event_stream import EventStream
 from server.api.fields_responses import LOGPROBS, NOT_STORED
 from server.api.gather import while_there
 from server.api.intake import Call
 from server.api.response_events import Event, ResponseEvents
 from server.api.schema_responses import Translated, translate
 from server.api.services import Services
-from server.api.sse import EventStream, as_event
+from server.api.sse import as_event
 from server.api.usage import usage_body
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ async def _last(events: AsyncGenerator[Event, None]) -> Event:
 
 async def _stream(
     call: Call, events: AsyncGenerator[Event, None], telling: ResponseEvents
-) -> AsyncIterator[ServerSentEvent]:
+) -> AsyncGenerator[bytes, None]:
     """A generation that is cut off ends with response.failed. The API has no [DONE]."""
     try:
         async with aclosing(events):

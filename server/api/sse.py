@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
-from starlette.types import Receive, Scope, Send
+from sse_starlette import ServerSentEvent
 
 from engine.errors import EngineError
 from server.api.errors import as_api_error
+from server.api.event_stream import EventStream
 from server.api.intake import Call
 from server.api.usage import usage_body
 from server.choice import Delta
-from server.generation import Generation
 
 logger = logging.getLogger(__name__)
 
-PING_SECONDS = 15
-SEND_SECONDS = 60.0  # a reader that takes nothing for so long is cut
-DONE = "[DONE]"
+DONE = b"data: [DONE]\n\n"
+_quote = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class ChunkShape(Protocol):
@@ -45,27 +42,10 @@ class ChunkShape(Protocol):
         """One chunk's choice each; at least one when the delta has a finish."""
         ...
 
-
-class EventStream(EventSourceResponse):
-    """The events of one generation, which is closed even if the stream never began."""
-
-    def __init__(self, call: Call, events: AsyncIterator[ServerSentEvent]) -> None:
-        super().__init__(
-            events,
-            ping=PING_SECONDS,
-            sep="\n",
-            send_timeout=SEND_SECONDS,
-            headers={"x-request-id": call.id},
-        )
-        self._generation: Generation = call.generation
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            logger.info("cut a client that read nothing for %.0f s", SEND_SECONDS)
-        finally:
-            self._generation.close()
+    def around(self, index: int) -> tuple[str, str] | None:
+        """The JSON before and after the text in what `choices` says of a delta that has a text and
+        nothing else; None where it takes more than that to know."""
+        ...
 
 
 class GenerationStream(EventStream):
@@ -79,11 +59,17 @@ class GenerationStream(EventStream):
 
 async def events(
     call: Call, shape: ChunkShape, first: Mapping[str, Any]
-) -> AsyncIterator[ServerSentEvent]:
+) -> AsyncGenerator[bytes, None]:
+    """One or several whole events each: what came together leaves together."""
+    chunks = _Chunks(call, shape, {"seed": call.seed, **first})
     try:
-        async for chunk in _chunks(call, shape, {"seed": call.seed, **first}):
-            yield as_event(chunk)
-        yield ServerSentEvent(DONE, sep="\n")
+        if opening := chunks.opening():
+            yield opening
+        async with aclosing(call.generation.batches()) as batches:
+            async for deltas in batches:
+                if piece := chunks.of(deltas):
+                    yield piece
+        yield chunks.ending() + DONE
     except EngineError as error:
         logger.warning("%s ended with an error: %s", call.id, error)
         yield as_event(as_api_error(error).body)
@@ -92,28 +78,65 @@ async def events(
         yield as_event(as_api_error(error).body)
 
 
-async def _chunks(
-    call: Call, shape: ChunkShape, first: dict[str, Any]
-) -> AsyncIterator[dict[str, Any]]:
-    generation = call.generation
-    common: dict[str, Any] = {"usage": None} if call.include_usage else {}
-    for choice in shape.opening(len(generation.choices)):
-        yield {**call.head(shape.kind), "choices": [choice], **common, **first}
-        first = {}
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            choices = shape.choices(delta)
-            for i, choice in enumerate(choices, 1):
-                extra = first
-                if generation.finished and i == len(choices) and not call.include_usage:
-                    extra = {"seed": call.seed, "usage": usage_body(generation.usage)}
-                yield {**call.head(shape.kind), "choices": [choice], **common, **extra}
-                first = {}
-    if call.include_usage:
-        usage = usage_body(generation.usage)
-        yield {**call.head(shape.kind), "choices": [], "usage": usage, "seed": call.seed}
+class _Chunks:
+    """The events of one call. Most chunks say a few characters and nothing else: all but those is
+    written once."""
+
+    def __init__(self, call: Call, shape: ChunkShape, first: dict[str, Any]) -> None:
+        self._call = call
+        self._shape = shape
+        self._head = call.head(shape.kind)
+        self._common: dict[str, Any] = {"usage": None} if call.include_usage else {}
+        self._first = first
+        self._around = [self._written(choice.index) for choice in call.generation.choices]
+
+    def opening(self) -> bytes:
+        choices = self._shape.opening(len(self._call.generation.choices))
+        return b"".join([self._chunk(choice) for choice in choices])
+
+    def of(self, deltas: Sequence[Delta]) -> bytes:
+        return b"".join([self._plain(d) or self._full(d, d is deltas[-1]) for d in deltas])
+
+    def ending(self) -> bytes:
+        if not self._call.include_usage:
+            return b""
+        usage = usage_body(self._call.generation.usage)
+        return as_event({**self._head, "choices": [], "usage": usage, "seed": self._call.seed})
+
+    def _plain(self, delta: Delta) -> bytes | None:
+        around = self._around[delta.index]
+        if self._first or around is None or delta.says_more or not delta.text:
+            return None
+        before, after = around
+        return (before + _quote(delta.text) + after).encode()
+
+    def _written(self, index: int) -> tuple[str, str] | None:
+        """A whole event before and after the text."""
+        around = self._shape.around(index)
+        if around is None:
+            return None
+        head, common = _json(self._head)[:-1], _json(self._common)[1:-1]
+        end = f",{common}}}\n\n" if common else "}\n\n"
+        return f'data: {head},"choices":[{around[0]}', f"{around[1]}]{end}"
+
+    def _full(self, delta: Delta, last: bool) -> bytes:
+        generation, choices = self._call.generation, self._shape.choices(delta)
+        ends = last and generation.finished and not self._call.include_usage
+        events = [self._chunk(choice) for choice in choices[: len(choices) - ends]]
+        if ends:
+            usage = usage_body(generation.usage)
+            events.append(self._chunk(choices[-1], {"seed": self._call.seed, "usage": usage}))
+        return b"".join(events)
+
+    def _chunk(self, choice: dict[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
+        said = self._first if extra is None else extra
+        self._first = {}
+        return as_event({**self._head, "choices": [choice], **self._common, **said})
 
 
-def as_event(data: dict[str, Any], name: str | None = None) -> ServerSentEvent:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return ServerSentEvent(text, event=name, sep="\n")
+def as_event(data: dict[str, Any], name: str | None = None) -> bytes:
+    return ServerSentEvent(_json(data), event=name, sep="\n").encode()
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -26,6 +26,8 @@ class ByteTokenizer:
     rest decodes to nothing. `fim`: whether it may be asked to fill in the middle.
     `reads`: variables of the template, which writes them in front of the messages."""
 
+    joins_bytes = True
+
     def __init__(
         self,
         *,

@@ -38,6 +38,7 @@ class PieceTokenizer:
     loses, and bytes without a piece are `<0xNN>` tokens; a run of those is decoded as one."""
 
     has_chat_template = False
+    joins_bytes = False
 
     def __init__(self) -> None:
         self.pieces = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
