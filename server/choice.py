@@ -15,7 +15,7 @@ from typing import Literal
 from engine.errors import EngineError, EngineLost
 from engine.messages import Output, TokenLogprobs
 from server.detokenizer import Detokenizer, StopStrings
-from server.engine_client import Stream
+from server.mailbox import Stream
 from server.provenance import Origin, Provenance
 from server.tokenizer import Tokenizer
 

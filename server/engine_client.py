@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from itertools import chain
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import zmq
@@ -31,6 +30,7 @@ from engine.messages import (
     StepMetrics,
     Submit,
 )
+from server.mailbox import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -70,103 +70,6 @@ class EngineHandle(Protocol):
     def estimates(self) -> Estimates | None: ...
 
     def set_speculation(self, said: SetSpeculation) -> None: ...
-
-
-class Stream:
-    """One request's mailbox. Outputs that arrive while nobody reads are merged into one: tokens,
-    logprobs and sources are appended, counters replaced, `finish` kept. One reader at a time.
-    `steps`: what the last reading merged, for whoever wants counters of a step in between."""
-
-    def __init__(self, id: str) -> None:
-        self.id = id
-        self.steps: list[Output] = []
-        self._arrived: list[Output] = []
-        self._last: Output | None = None  # read or not
-        self._failure: str | None = None
-        self._ended = False  # the last thing that will ever arrive has arrived
-        self._exhausted = False  # and was handed to the reader
-        self._wake = asyncio.Event()
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `take` may be called."""
-        return bool(self._arrived) or self._failure is not None
-
-    def wake(self, event: asyncio.Event) -> None:
-        """From now on set this event when something arrives: a reader of several streams sleeps
-        on one event for all of them, and clears it before it looks."""
-        self._wake = event
-        if self.has_news:
-            event.set()
-
-    async def next(self) -> Output:
-        """What `take` gives, as soon as there is something."""
-        assert not self._exhausted, f"stream {self.id} was read beyond its end"
-        while not self.has_news:
-            self._wake.clear()
-            await self._wake.wait()
-        return self.take()
-
-    def take(self) -> Output:
-        """The merged Output of everything since the last one; there must be something.
-
-        Raises EngineLost once if the engine died; tokens that arrived before are handed out first.
-        Must not be called again after an Output with `finish` or an EngineLost.
-        """
-        assert not self._exhausted, f"stream {self.id} was read beyond its end"
-        if not self._arrived:
-            self._exhausted = True
-            raise EngineLost(self._failure)
-        self.steps, self._arrived = self._arrived, []
-        output = self.steps[0] if len(self.steps) == 1 else _merged(self.steps)
-        self._exhausted = output.finish is not None
-        if self._failure is not None:
-            self._wake.set()  # still to be told
-        return output
-
-    def put(self, output: Output) -> None:
-        """Take one Output in. Refuses anything after the terminal event."""
-        assert not self._ended, f"stream {self.id} got an output after its end"
-        self._arrived.append(output)
-        self._last = output
-        self._ended = output.finish is not None
-        self._wake.set()
-
-    def fail(self, sentence: str) -> None:
-        """End the stream with EngineLost(sentence)."""
-        assert not self._ended, f"stream {self.id} failed after its end"
-        self._failure = sentence
-        self._ended = True
-        self._wake.set()
-
-    def abort(self) -> None:
-        """End the stream from this side: finish `abort`, counters as they were."""
-        last = self._last if self._last is not None else Output(id=self.id)
-        self.put(
-            Output(
-                id=self.id,
-                finish="abort",
-                rounds=last.rounds,
-                proposed=last.proposed,
-                accepted=last.accepted,
-                predicted=last.predicted,
-            )
-        )
-
-
-def _merged(steps: list[Output]) -> Output:
-    """Several steps of one sequence as one; what only a first Output has is the first one's."""
-    first = steps[0]
-    logprobs = [step.logprobs for step in steps if step.logprobs is not None]
-    sources = [step.sources for step in steps if step.sources is not None]
-    return msgspec.structs.replace(
-        steps[-1],
-        tokens=list(chain.from_iterable(step.tokens for step in steps)),
-        logprobs=list(chain.from_iterable(logprobs)) if logprobs else None,
-        sources=list(chain.from_iterable(sources)) if sources else None,
-        cached_tokens=first.cached_tokens,
-        prompt_logprobs=first.prompt_logprobs,
-    )
 
 
 class EngineClient:
@@ -269,10 +172,9 @@ class _Link:
         self._decode = msgspec.msgpack.Decoder(Event).decode
         self._context = zmq.asyncio.Context()
         self._commands = self._context.socket(zmq.PUSH)
-        self._events = self._context.socket(zmq.PULL, socket_class=zmq.Socket)
-        for socket, endpoint in ((self._commands, commands), (self._events, events)):
-            socket.set_hwm(0)  # the bound is admission; neither side may ever block
-            self._bind(socket, endpoint)
+        self._events: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PULL)
+        self._bind(self._commands, commands)
+        self._bind(self._events, events)
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.Handle | None = None
         self._loop.add_reader(self._events.FD, self._read)
@@ -284,13 +186,18 @@ class _Link:
 
     def close(self) -> None:
         self._stop_reading()
+        self._destroy()
+
+    def _destroy(self) -> None:
+        self._events.close(linger=0)  # the context knows only the sockets of its own kind
         self._context.destroy(linger=0)
 
-    def _bind(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+    def _bind(self, socket: zmq.Socket[Any], endpoint: str) -> None:
+        socket.set_hwm(0)  # the bound is admission; neither side may ever block
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._destroy()
             raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
 
     def _read(self) -> None:

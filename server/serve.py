@@ -9,6 +9,7 @@ Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -30,11 +31,13 @@ from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.engine_client import EngineClient, EngineState
 from server.lifecycle import RestartPolicy
+from server.loop import run
 from server.metrics import Metrics
 from server.regimes import Regimes
 from server.structured import grammar_checker
 from server.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
 from server.tokenizer import Tokenizer, load_tokenizer
+from server.welcome import welcome
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ EXIT_ENGINE_LOST = 1
 EXIT_CANNOT_START = 2
 CLOSE_SECONDS = 5  # for connections to end after their requests have
 BACKLOG = 2048
+SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
 
 
 class Service:
@@ -100,6 +104,9 @@ class Service:
     async def _serve_http(self, tokenizer: Tokenizer, over: asyncio.Task[None]) -> None:
         grammars = grammar_checker(self._config, self._metrics.observe_grammar)
         grammars.start()  # ahead of the first request that needs it
+        # What the tokenizer's libraries made stays: a collection that walks it holds every stream.
+        gc.collect()
+        gc.freeze()
         app = create_app(
             self._config,
             tokenizer=tokenizer,
@@ -196,7 +203,7 @@ def serve(config: Config) -> int:
     with listen(config.server.host, config.server.port) as listener:
         for note in config.notes:
             logger.info(note)
-        return asyncio.run(_run(config, listener))
+        return run(_run(config, listener))
 
 
 async def _run(config: Config, listener: socket.socket) -> int:
@@ -216,6 +223,9 @@ def listen(host: str, port: int) -> socket.socket:
     # Connections inherit it. asyncio sets it only where the socket names its protocol, which this
     # one does not; and without it a chunk waits for the ACK of the one before, up to 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # As well, and else the kernel would take megabytes for a client that does not read: what is
+    # not sent yet is merged here, which keeps it small and gives it to the client in fewer pieces.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     return listener
 
 
@@ -239,19 +249,6 @@ def configure_logging(level: str) -> None:
     if level != "debug":
         for library in ("uvicorn", "httpx", "transformers", "asyncio"):
             logging.getLogger(library).setLevel(logging.WARNING)
-
-
-def welcome(config: Config, port: int) -> str:
-    """What a newcomer reads when the engine is ready."""
-    host = config.server.host
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url, name = f"http://{host}:{port}/v1", config.model_name
-    key = " -H 'Authorization: Bearer '$KEY" if config.server.api_key else ""
-    body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
-    return (
-        f"Foretoken serves {name} at {url}\n"
-        f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
-    )
 
 
 def _say(line: str) -> None:

@@ -31,9 +31,10 @@ from server.api.schema_completions import CompletionRequest
 from server.api.services import Services
 from server.choice import Choice
 from server.config import Config
-from server.engine_client import EngineState, Stream
+from server.engine_client import EngineState
 from server.evaluate.kinds import Kind, kind_of, title_of
 from server.evaluate.prompts import Entry, PromptsError
+from server.mailbox import Stream
 from server.metrics import Metrics
 from server.structured import Grammars
 from server.tokenizer import Tokenizer

@@ -28,10 +28,10 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def dialogue(*messages: bytes, until_closed: bool) -> bytes:
+async def dialogue(*messages: bytes, until_closed: bool, http: type[Connection] = Hasty) -> bytes:
     """What the server answers to messages that are sent with pauses in between."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(application, http=Hasty, lifespan="off", ws="none", log_config=None)
+        config = uvicorn.Config(application, http=http, lifespan="off", ws="none", log_config=None)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -74,3 +74,32 @@ def test_slow_bodies_and_slow_answers_are_not_cut() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
     said = asyncio.run(asyncio.wait_for(dialogue(head, b"a", b"bc", until_closed=False), 30))
     assert said.startswith(b"HTTP/1.1 200")
+
+
+def test_a_head_has_an_end() -> None:
+    """httptools takes heads of any length: a client could fill the memory with one."""
+
+    class Small(Connection):
+        HEAD_BYTES = 1000
+
+    line = b"x-a: " + b"b" * 400 + b"\r\n"
+    messages = [b"GET / HTTP/1.1\r\nHost: x\r\n", line, line, line]
+    said = asyncio.run(asyncio.wait_for(dialogue(*messages, until_closed=True, http=Small), 30))
+    assert said.startswith(b"HTTP/1.1 400")
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+def test_long_bodies_are_no_heads() -> None:
+    """The bound is for heads alone, on the second request of a connection too."""
+
+    class Small(Connection):
+        HEAD_BYTES = 200
+
+    request = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
+    request += b"x" * 900
+    messages = [request[:500], request[500:], b"", request, b""]
+    close = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    said = asyncio.run(
+        asyncio.wait_for(dialogue(*messages, close, until_closed=True, http=Small), 30)
+    )
+    assert said.count(b"HTTP/1.1 200") == 3

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.messages import Output, SamplingParams, Submit
-from server.engine_client import EngineClient, EngineState, Stream
+from server.engine_client import EngineClient, EngineState
 from server.lifecycle import RestartPolicy
+from server.mailbox import Stream
 from server.supervisor import EngineSupervisor, SupervisorSettings
 from tests.support.scripted import COMMAND, Script
 

@@ -22,7 +22,8 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
-from server.engine_client import EngineState, Stream
+from server.engine_client import EngineState
+from server.mailbox import Stream
 
 Script = Callable[[Submit, int], int]  # (request, output position) -> token id
 

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from collections.abc import Sequence
 
 from engine.errors import EngineError
+from server import loop
 from server.cli import EXIT_MISTAKE
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen
@@ -28,7 +28,7 @@ def main() -> int:
     configure_logging(config.server.log_level)
     with listen(config.server.host, config.server.port) as listener:
         try:
-            return asyncio.run(run(config, listener, ENGINES[engine]))
+            return loop.run(run(config, listener, ENGINES[engine]))
         except EngineError as error:  # as the command does
             sys.stderr.write(f"foretoken: {error}\n")
             return EXIT_MISTAKE

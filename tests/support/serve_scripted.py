@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 
 from engine.errors import EngineError
+from server import loop
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -26,7 +26,7 @@ def main() -> int:
     configure_logging(config.server.log_level)
     with listen(config.server.host, config.server.port) as listener:
         try:
-            return asyncio.run(run(config, listener))
+            return loop.run(run(config, listener))
         except EngineError as error:
             sys.stderr.write(f"foretoken: {error}\n")
             return 2

@@ -15,7 +15,9 @@ from fastapi import FastAPI
 from engine.config import EngineConfig
 from server.app import create_app
 from server.config import Config, ServerConfig
+from server.connection import Connection
 from server.metrics import Metrics
+from server.serve import listen
 from server.structured import grammar_checker
 from server.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -74,19 +76,21 @@ def serve(
         lifespan=lifespan,
     )
     uvicorn_config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=2
+        app, http=Connection, log_level="critical", timeout_graceful_shutdown=2
     )
     runner = uvicorn.Server(uvicorn_config)
-    thread = threading.Thread(target=runner.run, daemon=True)
+    listener = listen("127.0.0.1", 0)
+    thread = threading.Thread(target=runner.run, args=([listener],), daemon=True)
     thread.start()
     pause = threading.Event()
     while not runner.started:
         assert thread.is_alive(), "the server did not start"
         pause.wait(0.005)
-    port = runner.servers[0].sockets[0].getsockname()[1]
+    port = listener.getsockname()[1]
     try:
         yield Served(f"http://127.0.0.1:{port}", client, metrics, loops[0], runner)
     finally:
         runner.should_exit = True
         thread.join(120)  # a loaded machine takes long for what is normally instant
+        listener.close()
         assert not thread.is_alive(), "the server did not stop"

@@ -12,7 +12,8 @@ from engine.config import DraftModelConfig, NgramConfig
 from engine.errors import ConfigError
 from server.cli import build_parser, main, overrides, run_program
 from server.config import Config, load_config
-from server.serve import listen, welcome
+from server.serve import listen
+from server.welcome import welcome
 
 
 def parsed(*arguments: str) -> Config:

@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from server.detokenizer import Detokenizer, StopStrings
-from server.tokenizer import text_piece_bytes
+from server.token_pieces import text_piece_bytes
 from tests.support.byte_tokenizer import BOS, EOS, IM_END, ByteTokenizer
 
 ZWJ = "\N{ZERO WIDTH JOINER}"
@@ -137,6 +137,20 @@ def test_random_bytes_specials_and_padding(skip: bool) -> None:
             )
         parts = increments(tokenizer, list(splits(ids, random_)), skip=skip)
         assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip), ids
+
+
+def test_tokens_that_join_decode_as_in_a_window() -> None:
+    """Law: the short way (bytes put together) and the long one (a window, decoded twice) give the
+    same increments, whatever is broken."""
+    random_ = random.Random(7)
+    short, long = ByteTokenizer(), ByteTokenizer()
+    long.joins_bytes = False
+    for _ in range(300):
+        text = "".join(random_.choices([*TEXTS, "a"], k=3)).encode()
+        broken = b"".join(random_.choices([*BROKEN, text, b"x"], k=6))
+        ids = [random_.choice([*broken, EOS, IM_END]) for _ in range(9)] + list(broken)
+        groups = list(splits(ids, random_))
+        assert increments(short, groups) == increments(long, groups)
 
 
 def test_special_token_within_a_character_is_skipped() -> None:

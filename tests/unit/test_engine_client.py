@@ -19,6 +19,7 @@ from engine.messages import (
     Estimates,
     Event,
     Fatal,
+    FinishReason,
     Output,
     Outputs,
     SamplingParams,
@@ -27,7 +28,8 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
-from server.engine_client import EngineClient, Stream
+from server.engine_client import EVENTS_AT_ONCE, EngineClient
+from server.mailbox import Stream
 from tests.support.fake_client import make_ready
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
@@ -355,5 +357,52 @@ def test_an_endpoint_that_cannot_be_bound_is_an_os_error(tmp_path: Path) -> None
                 f"ipc://{tmp_path}/e",
                 on_event=lambda event: None,
             )
+
+    asyncio.run(scenario())
+
+
+def test_more_events_than_are_read_at_once(tmp_path: Path) -> None:
+    """Law: the descriptor tells of news once, so all that is there is read, a few at a time, with
+    others' turns in between."""
+
+    async def scenario() -> None:
+        client, count = EngineClient(), 10 * EVENTS_AT_ONCE
+        async with connected(tmp_path, client) as (peer, events):
+            stream = client.submit(Submit("a", [1], PARAMS, 3.0))
+            for step in range(count):
+                finish: FinishReason | None = "length" if step == count - 1 else None
+                await peer.send(
+                    Outputs([Output(id="a", tokens=[step], finish=finish)], StepMetrics())
+                )
+            tokens: list[int] = []
+            while len(tokens) < count:
+                tokens += (await asyncio.wait_for(stream.next(), 10)).tokens
+            assert tokens == list(range(count))
+            assert client.inflight == 0
+            assert events.qsize() == count
+
+    asyncio.run(scenario())
+
+
+def test_one_event_wakes_the_reader_of_many_streams() -> None:
+    """Law: nothing that came before or after the event was set up is slept through, the failure
+    after the last tokens neither."""
+
+    async def scenario() -> None:
+        streams, wake = [Stream("a"), Stream("b")], asyncio.Event()
+        streams[0].put(Output(id="a", tokens=[1]))
+        for stream in streams:
+            stream.wake(wake)
+        assert wake.is_set()
+        wake.clear()
+        assert streams[0].take().tokens == [1]
+        streams[1].put(Output(id="b", tokens=[2]))
+        streams[1].fail("lost")
+        assert wake.is_set()
+        wake.clear()
+        assert streams[1].take().tokens == [2]
+        assert wake.is_set()
+        with pytest.raises(EngineLost, match="lost"):
+            streams[1].take()
 
     asyncio.run(scenario())

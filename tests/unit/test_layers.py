@@ -69,6 +69,7 @@ DOORS = {
     "prometheus_client": ["server.metrics"],
     "fastapi": ["server.app", "server.api"],
     "sse_starlette": ["server.app", "server.api"],
+    "uvloop": ["server.loop"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
 }  # fmt: skip
 

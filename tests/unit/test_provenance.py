@@ -9,7 +9,7 @@ import pytest
 
 from engine.messages import Output, TokenLogprobs
 from server.choice import Choice, Delta, Echo
-from server.engine_client import Stream
+from server.mailbox import Stream
 from tests.support.byte_tokenizer import EOS, IM_END, ByteTokenizer
 
 ALPHABET = [*"abab", "\n", "é", "€", "😀"]

@@ -25,6 +25,7 @@ from server.bench.front.load import PATHS, Kind, streams
 from server.bench.front.process import Server, running
 
 T = TypeVar("T", int, float)
+SCENES = ("alone", "load", "flood")
 ALONE_STEP = 0.001  # seconds
 
 
@@ -57,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokens-per-step", type=_positive(int), default=1, help="of a stream in a step (1)"
     )
+    parser.add_argument(
+        "--scenes", nargs="+", choices=SCENES, default=SCENES, help="which of them; default: all"
+    )
     parser.add_argument("--json", action="store_true", help="the findings as JSON, at the end")
     return parser
 
@@ -86,7 +90,8 @@ def _measure(parsed: argparse.Namespace) -> list[Finding]:
     }
     findings = []
     with tempfile.TemporaryDirectory() as folder:
-        for scene, (count, step) in scenes.items():
+        for scene in parsed.scenes:
+            count, step = scenes[scene]
             times = Path(folder) / scene
             with running(step_seconds=step, tokens_per_step=per_step, times=times) as server:
                 _pin(server, cores)

@@ -6,11 +6,11 @@ address is the first word on stdout. Its tokenizer is the built-in pair's.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from collections.abc import Sequence
 
+from server import loop
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen, load_for
 
@@ -39,7 +39,7 @@ def main() -> int:
     vocab_size = load_for(config).vocab_size
     command = (*ENGINE, "--vocab-size", str(vocab_size), *sys.argv[1:])
     with listen(config.server.host, config.server.port) as listener:
-        return asyncio.run(run(config, listener, command))
+        return loop.run(run(config, listener, command))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""Clients that read late, slowly or never: what waits for them, and what others notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from engine.messages import SamplingParams
+from server.api.completions import CompletionChunks
+from server.api.event_stream import EventStream
+from server.api.intake import Call
+from server.api.sse import events
+from server.generation import Generation, GenerationSpec
+from server.metrics import Metrics
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient, hashed_script, make_ready
+from tests.support.serving import MODEL, Served, serve
+
+CONTEXT = 1_000_000
+HIGH_WATER = 64 * 1024  # asyncio's: what a connection buffers before it says that it is full
+
+
+def patient() -> FakeClient:
+    return FakeClient(ready=make_ready(max_model_len=CONTEXT))
+
+
+@contextmanager
+def asked(served: Served, **fields: Any) -> Iterator[socket.socket]:
+    """A connection that has asked for a stream, with next to no buffer of its own."""
+    body = json.dumps({"model": MODEL, "prompt": "a", "stream": True, **fields}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
+        connection.settimeout(60)
+        connection.sendall(head + body)
+        yield connection
+
+
+def read_all(connection: socket.socket) -> list[str]:
+    """The data of every event, [DONE] included."""
+    response = HTTPResponse(connection)
+    response.begin()
+    text = response.read().decode()
+    return [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+
+
+def waiting(served: Served) -> int:
+    """Bytes that the server holds for its clients."""
+    open_ones = list(served.runner.server_state.connections)
+    return sum(one.transport.get_write_buffer_size() for one in open_ones)
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_what_waits_for_a_slow_reader_leaves_merged(logprobs: int | None) -> None:
+    """The whole text in order, in few chunks, ended once, with the usage of all tokens; and what
+    the server held for it meanwhile did not grow with the text."""
+    client, count = patient(), 30_000 if logprobs is None else 6_000
+    with serve(client) as served:
+        with asked(served, max_tokens=count, ignore_eos=True, logprobs=logprobs) as connection:
+            served.until(lambda: bool(client.submitted) and client.inflight == 0, seconds=120)
+            assert 0 < waiting(served) < 2 * HIGH_WATER
+            *told, done = read_all(connection)
+        chunks = [json.loads(event) for event in told]
+        [submit] = client.submitted
+    script = hashed_script()
+    expected = bytes(script(submit, i) for i in range(count)).decode()
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+    assert len(chunks) < count / 4
+    assert [c["choices"][0]["finish_reason"] for c in chunks if "usage" in c] == ["length"]
+    assert chunks[-1]["usage"]["completion_tokens"] == count
+    if logprobs is not None:
+        tokens = [t for c in chunks for t in c["choices"][0]["logprobs"]["tokens"]]
+        assert "".join(tokens) == expected
+
+
+def test_a_reader_that_stopped_holds_up_nobody() -> None:
+    """Beside it others get their text; when it leaves, it is aborted once."""
+    client = patient()
+    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+        with asked(served, max_tokens=CONTEXT - 10, ignore_eos=True):
+            served.until(lambda: waiting(served) > 0)
+            body = {"model": MODEL, "prompt": "b", "max_tokens": 300, "stream": True}
+            for _ in range(3):
+                lines = http.post("/v1/completions", json=body, timeout=60).text.splitlines()
+                assert lines[-2:] == ["data: [DONE]", ""]
+            assert client.inflight == 1
+            assert not client.aborted
+        served.until(lambda: client.inflight == 0)
+    assert client.aborted == [client.submitted[0].id]
+
+
+def started(client: FakeClient) -> Call:
+    params = SamplingParams(seed=1, max_tokens=500)
+    spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512)
+    generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
+    generation.start(arrival=0.0)
+    return Call(
+        id="x", created=0, model=MODEL, fingerprint="fp", seed=1, include_usage=False,
+        generation=generation,
+    )  # fmt: skip
+
+
+async def nothing() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_a_reader_that_takes_nothing_is_cut() -> None:
+    """Its connection never takes a byte of the body: the request is aborted, and that is no
+    error of the server's."""
+    client = FakeClient()
+    offered: list[Message] = []
+
+    async def send(message: Message) -> None:
+        offered.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        call = started(client)
+        stream = events(call, CompletionChunks(), {})
+        response = EventStream(call, stream, ping_seconds=0.01, send_seconds=0.05)
+        await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
+
+    asyncio.run(main())
+    assert [message["type"] for message in offered] == ["http.response.start", "http.response.body"]
+    assert client.inflight == 0
+
+
+def test_a_stream_without_news_is_kept_alive() -> None:
+    """Comments while the engine says nothing, and none between the events of a running stream."""
+    gate = asyncio.Semaphore(0)
+    client = FakeClient(gate=gate)
+    bodies: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        bodies.append(message.get("body", b""))
+        if len(bodies) == 4:  # the head and three comments
+            for _ in range(500):
+                gate.release()
+
+    async def main() -> None:
+        call = started(client)
+        stream = events(call, CompletionChunks(), {})
+        response = EventStream(call, stream, ping_seconds=0.01)
+        await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
+
+    asyncio.run(main())
+    assert all(body.startswith(b": ping - ") for body in bodies[1:4])
+    assert all(body.endswith(b"\n\n") for body in bodies[1:-1])
+    assert bodies[-2].endswith(b"data: [DONE]\n\n")
+    assert bodies[-1] == b""
