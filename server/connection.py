@@ -10,8 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from server.api.errors import ApiError
 
@@ -52,6 +59,10 @@ class Connection(HttpToolsProtocol):
         self._has_head, self._head_size = False, 0
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(app, cycle) if old else app)
+
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no request, which is plain text."""
         if self._is_idle or not self.cycle.response_started:
@@ -80,3 +91,27 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """For a client that does not know chunks, which uvicorn would send all the same: a body whose
+    length is not known ends with the connection (RFC 9112, section 6.3)."""
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        unbounded = False
+
+        async def send_plainly(message: Any) -> None:
+            nonlocal unbounded
+            if message["type"] == "http.response.start":
+                names = [name.lower() for name, _ in message["headers"]]
+                unbounded = b"content-length" not in names
+                if unbounded:
+                    cycle.keep_alive = cycle.chunked_encoding = False
+                    cycle.expected_content_length = sys.maxsize
+            elif unbounded and not message.get("more_body"):
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return wrapped

@@ -206,10 +206,10 @@ class _Link:
         self._again = None
         try:
             for _ in range(EVENTS_AT_ONCE):
+                if not int(self._events.get(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than a refusal
+                    return
                 self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
             self._again = self._loop.call_soon(self._read)
-        except zmq.Again:
-            pass
         except Exception as error:  # a message or a callback of ours is wrong: say so, do not hang
             logger.exception("the engine's events are no longer read")
             self._stop_reading()

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.connection import Connection
 
@@ -28,10 +28,22 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def dialogue(*messages: bytes, until_closed: bool, http: type[Connection] = Hasty) -> bytes:
+async def unbounded(scope: Scope, receive: Receive, send: Send) -> None:
+    """An answer that does not say how long it is."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b"one ", b"two ", b"ok"):
+        await send({"type": "http.response.body", "body": part, "more_body": part != b"ok"})
+
+
+async def dialogue(
+    *messages: bytes,
+    until_closed: bool,
+    http: type[Connection] = Hasty,
+    app: ASGIApp = application,
+) -> bytes:
     """What the server answers to messages that are sent with pauses in between."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(application, http=http, lifespan="off", ws="none", log_config=None)
+        config = uvicorn.Config(app, http=http, lifespan="off", ws="none", log_config=None)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -103,3 +115,16 @@ def test_long_bodies_are_no_heads() -> None:
         asyncio.wait_for(dialogue(*messages, close, until_closed=True, http=Small), 30)
     )
     assert said.count(b"HTTP/1.1 200") == 3
+
+
+def test_an_old_client_gets_no_chunks() -> None:
+    """HTTP/1.0 has none; uvicorn on httptools sends them all the same. The end of the connection
+    is the end of the body."""
+    request = b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    talk = dialogue(request, until_closed=True, http=Connection, app=unbounded)
+    head, _, body = asyncio.run(asyncio.wait_for(talk, 30)).partition(b"\r\n\r\n")
+    assert body == b"one two ok"
+    assert b"connection: close" in head
+    assert b"chunked" not in head.lower()
+    known = dialogue(request, until_closed=False, http=Connection)
+    assert b"content-length: 2" in asyncio.run(asyncio.wait_for(known, 30))
