@@ -134,12 +134,12 @@ class Acceptor:
         """By item, the target's tokens at its rows; None where they must be drawn the long way."""
         if self._draws is None:
             return [None] * len(sampled)
-        return self._draws.draw(output.logits, [_rows(item) for item in sampled])
+        return self._draws.draw(output.table, [_rows(item) for item in sampled])
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
         contexts = [context for item in sampled for context in _contexts(item)]
         rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
-        logits = output.logits if len(rows) == len(output.logits) else output.logits[rows]
+        logits = output.logits if len(rows) == len(output) else output.logits[rows]
         log_probs = self._processor.finalize(logits, contexts)
         return self._verifier.accept(log_probs, contexts, [item.proposal for item in sampled])
 

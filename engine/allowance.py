@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Protocol
 
 from engine.controller import KController, Load
@@ -128,12 +127,13 @@ class Allowance:
         return self._told(k, told, len(asked) if fresh else 0)
 
     def _told(self, k: int, walked: Seq[Walked], num_drafting: int | None) -> MainOutcomes:
-        drafted = [self.made(item) for item in walked]
-        outcomes = [_outcome(item, made) for item, made in zip(walked, drafted, strict=True)]
-        confidences = [
-            made.confidences[: outcome.tried]
-            for made, outcome in zip(drafted, outcomes, strict=True)
-        ]
+        outcomes: list[Outcome] = []
+        confidences: list[list[float]] = []
+        for item in walked:
+            made = self.made(item)
+            outcome = _outcome(item, made)
+            outcomes.append(outcome)
+            confidences.append(made.confidences[: outcome.tried])
         return MainOutcomes(k, outcomes, confidences, num_drafting)
 
     def _left_to_main(self, item: Walked) -> int:
@@ -168,7 +168,8 @@ def _outcome(item: Walked, drafted: Proposal) -> Outcome:
     if not drafted.is_chain:
         accepted = item.num_accepted
         return Outcome(len(drafted), min(len(drafted), accepted + 1), accepted)
-    tried = min(len(drafted), len(item.tokens))
-    pairs = zip(drafted.tokens[:tried], item.tokens, strict=False)
-    right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return Outcome(len(drafted), min(tried, right + 1), right)
+    guesses, tokens = drafted.tokens, item.tokens
+    tried, right = min(len(guesses), len(tokens)), 0
+    while right < tried and guesses[right] == tokens[right]:
+        right += 1
+    return Outcome(len(guesses), min(tried, right + 1), right)

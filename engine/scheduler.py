@@ -79,8 +79,9 @@ class Scheduler:
         """
         plan = StepPlan()
         want = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
-        decoding = [seq for seq in self.running if seq.num_uncomputed == 1]
-        prompts = [seq for seq in self.running if seq.num_uncomputed > 1]
+        decoding, prompts = list[Sequence](), list[Sequence]()
+        for seq in self.running:
+            (prompts if len(seq.tokens) - seq.num_computed > 1 else decoding).append(seq)
         left = self._decode(plan, decoding, len(prompts), want)
         for seq in prompts:
             if left and seq.status == "running":

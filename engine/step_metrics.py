@@ -71,18 +71,26 @@ def observation(
     agreed: Seq[Agreement],
 ) -> StepObservation:
     """The step as the controller learns from it."""
+    rows = tokens = 0
+    pure = True
+    for chunk in plan.chunks:
+        rows += chunk.length
+        pure = pure and chunk.length == 1
+    for item in sampled:
+        rows += len(item.proposal.tokens)
+        tokens += len(item.tokens)
     return StepObservation(
         num_sequences=len(plan.chunks),
-        rows=sum(c.length for c in plan.chunks) + sum(len(s.proposal) for s in sampled),
+        rows=rows,
         k=main.k,
-        tokens=sum(len(s.tokens) for s in sampled),
+        tokens=tokens,
         outcomes=main.outcomes,
         confidences=main.confidences,
         agreements=[list(zip(found.confidences, found.hits, strict=True)) for found in agreed],
         draft_seconds=seconds.propose,
         target_seconds=seconds.verify,
         host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
-        pure_decode=all(c.length == 1 for c in plan.chunks),
+        pure_decode=pure,
         num_drafting=main.num_drafting,
     )
 

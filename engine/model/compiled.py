@@ -81,6 +81,10 @@ class CompiledDecoder:
         )
 
     def __call__(self, segments: Sequence[Segment], plane: KVPlane) -> Tensor:
+        """`table` as a tensor."""
+        return torch.from_numpy(self.table(segments, plane))
+
+    def table(self, segments: Sequence[Segment], plane: KVPlane) -> Floats:
         """Logits float32 `[asked rows, vocab]` in segment order; keys and values are in `plane`
         afterwards. `suits(segments)` must hold."""
         tokens: list[int] = []
@@ -102,17 +106,17 @@ class CompiledDecoder:
             np.array(tokens, dtype=np.int64), facts, tables, plane.block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
         )  # fmt: skip
-        return torch.from_numpy(logits)[:, : self._vocab]
+        return logits[:, : self._vocab]
 
     def chain(
         self,
-        logits: Tensor,
+        logits: Floats,
         starts: Sequence[Start],
         plane: KVPlane,
         *,
         steps: int,
         scales: Sequence[float],
-        noise: Tensor | None,
+        noise: Floats | None,
     ) -> tuple[list[list[int]], list[list[float]]]:
         """`steps` tokens for each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape == (len(starts), self._vocab)
@@ -120,11 +124,11 @@ class CompiledDecoder:
         leads = np.empty((len(starts), steps), dtype=np.float32)
         positions = np.array([start.position for start in starts], dtype=np.int64)
         assert positions.max() + steps <= len(self._angles[0])
-        given = np.empty((0, 0), np.float32) if noise is None else noise.numpy()
+        given = np.empty((0, 0), np.float32) if noise is None else noise
         keys, values = (tensor.numpy() for tensor in plane.stacks[0])
         tables = _tables([(s.blocks, s.position + steps) for s in starts], plane.block_size)
         chain(
-            np.array(logits.numpy(), order="C"), positions, tables, plane.block_size,
+            np.array(logits, order="C"), positions, tables, plane.block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values,
             np.array(scales, dtype=np.float32), np.ascontiguousarray(given), tokens,
             leads,
@@ -133,7 +137,7 @@ class CompiledDecoder:
 
     def warm(self, plane: KVPlane) -> None:
         """Compile, or read the kept code, before anybody waits. Writes to the first block."""
-        logits = self([Segment([0], 0, [0], 1)], plane)
+        logits = self.table([Segment([0], 0, [0], 1)], plane)
         self.chain(logits, [Start([0], 1)], plane, steps=2, scales=[1.0], noise=None)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,16 +18,38 @@ from engine.attention.choice import choose_backend
 from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
 from engine.model.batch import Batch, Segment
-from engine.model.compiled import MOST_ROWS, Start
+from engine.model.compiled import MOST_ROWS, Floats, Start
 from engine.model.kv_cache import KVCache
 from engine.model.loader import LoadedModel
 
 
-@dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """`logits` float32 `[rows, vocab]`: the rows that segments asked for, in segment order."""
+    """Float32 `[rows, vocab]`: the rows that segments asked for, in segment order. As a tensor, and
+    on the CPU as an array, whichever is asked for: what stays in numpy costs no dispatch."""
 
-    logits: Tensor
+    __slots__ = ("_given",)
+
+    def __init__(self, given: Tensor | Floats) -> None:
+        self._given = given
+
+    @property
+    def logits(self) -> Tensor:
+        given = self._given
+        return given if isinstance(given, Tensor) else torch.from_numpy(given)
+
+    @property
+    def table(self) -> Floats:
+        """Rows without gaps."""
+        given = self._given
+        if isinstance(given, Tensor):
+            self._given = given = given.numpy()
+        return np.ascontiguousarray(given)
+
+    def take(self, rows: list[int]) -> ModelOutput:
+        return ModelOutput(self._given[rows])
+
+    def __len__(self) -> int:
+        return len(self._given)
 
 
 class ModelRunner:
@@ -70,9 +92,9 @@ class ModelRunner:
         `start + len(tokens)`, and everything before `start` must have been computed."""
         if self._compiled is not None and self._compiled.suits(segments):
             started = self._clock()
-            logits = self._compiled(segments, self._plane)
+            table = self._compiled.table(segments, self._plane)
             self.seconds = self._clock() - started
-            return ModelOutput(logits)
+            return ModelOutput(table)
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device)
             prepared = self.backend.prepare(self._plane, batch.spans)
@@ -86,12 +108,12 @@ class ModelRunner:
 
     def chain(
         self,
-        logits: Tensor,
+        logits: Floats,
         starts: Sequence[Start],
         *,
         steps: int,
         scales: Sequence[float],
-        noise: Tensor | None,
+        noise: Floats | None,
     ) -> tuple[list[list[int]], list[list[float]]] | None:
         """`steps` tokens for each sequence in one call: the likeliest under `logits * scale +
         noise`, the logits of the next step being those after it; -1 where nothing is finite. And

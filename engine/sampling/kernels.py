@@ -1,9 +1,8 @@
 """Draws in compiled code: a row of logits to its token, without a tensor in between.
 
-The noise here is that of `engine.sampling.noise` up to the last bits of its two logarithms. So a
-row is decided here only where it is decided by more than these bits: `draw` answers UNSURE where
-the two best scores lie closer than any rounding could move them, and the caller asks the long way.
-A token that is told is the long way's token.
+The noise here is that of `engine.sampling.noise` up to the last bits of its two logarithms. So
+`draw` answers UNSURE where the two best scores lie closer than any rounding could move them, and
+the caller asks the long way. A token that is told is the long way's token.
 
 No loop branches inside, so that each becomes vector instructions; scores are compared as integers
 in the order of floats, which see NaN and infinities as well.
@@ -21,7 +20,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 NOT_FINITE, UNSURE = -1, -2  # in place of a token
-
+MOST_SURE = np.float32(99)  # as sampler's
 CLOSE = np.float32(1e-4)  # more than noise can differ: it is below 23, its relative error 1e-6
 SHIFTED = np.float32(1e-6)  # per unit of the logits: several roundings in float32
 
@@ -30,25 +29,20 @@ _BLOCK = 64  # tokens of a row that are looked at, or passed over, together
 _MOST_NOISE = np.float32(22.3)
 _INFINITE, _MINUS_INFINITE = np.int32(0x7F800000), np.int32(-2139095041)  # as _ordered
 _BOTTOM = np.int32(-(2**31))
-_HALF_ROOT = np.int32(0x3F3504F3)  # bits of the square root of a half
 
 
-def exactly(function: Callable[..., Any]) -> Any:
+def exactly(function: Callable[..., Any], *more: str) -> Any:
     """Compiled at the first call, each operation rounded as written."""
-    return _compiled(function, fastmath=False)
-
-
-def summing(function: Callable[..., Any]) -> Any:
-    """The same, but sums in any order."""
-    return _compiled(function, fastmath={"reassoc"})
-
-
-def _compiled(function: Callable[..., Any], **more: Any) -> Any:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", **more}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(more)}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no place for the cache
         return numba.njit(**options)(function)
+
+
+def summing(function: Callable[..., Any]) -> Any:
+    """Sums in any order."""
+    return exactly(function, "reassoc")
 
 
 def _cast(source: Any, target: Any, kind: Any) -> Any:
@@ -71,7 +65,7 @@ def _log(x: Any) -> Any:
     """Natural logarithm of a positive normal float32, as in FreeBSD's msun: below 1 ulp."""
     shifted = np.int32(bits_of(x) + np.int32(0x3F800000 - 0x3F3504F3))
     power = np.float32(np.int32(shifted >> 23) - np.int32(127))
-    f = float_of(np.int32((shifted & np.int32(0x007FFFFF)) + _HALF_ROOT)) - np.float32(1)
+    f = float_of(np.int32((shifted & np.int32(0x007FFFFF)) + np.int32(0x3F3504F3))) - np.float32(1)
     s = f / (np.float32(2) + f)
     z = s * s
     w = z * z
@@ -80,6 +74,12 @@ def _log(x: Any) -> Any:
     half = np.float32(0.5) * f * f
     low = s * (half + (even + odd)) + power * np.float32(9.0580006145e-06)
     return low - half + f + power * np.float32(6.9313812256e-01)
+
+
+@exactly
+def _key(seed: Any, position: Any) -> Any:
+    """noise.row_key."""
+    return _splitmix(_splitmix(np.uint64(seed)) ^ np.uint64(position))
 
 
 @exactly
@@ -118,16 +118,11 @@ def _noise(key: Any, words: Any, out: Any) -> None:
 
 
 @exactly
-def _key(seed: Any, position: Any) -> Any:
-    return _splitmix(_splitmix(seed) ^ np.uint64(position))
-
-
-@exactly
-def noise_rows(items: Any, seeds: Any, words: Any, out: Any) -> None:
+def noise_rows(items: Any, words: Any, out: Any) -> None:
     """`out` `[any, vocab]`; `items` as of `draw`."""
     for i in range(len(items)):
         for j in range(items[i, 1]):
-            _noise(_key(seeds[i], items[i, 2] + j), words, out[items[i, 0] + j])
+            _noise(_key(items[i, 3], items[i, 2] + j), words, out[items[i, 0] + j])
 
 
 @exactly
@@ -165,12 +160,8 @@ def _value(ordered: Any) -> Any:
 @exactly
 def _second(row: Any, token: Any) -> Any:
     """The largest but for the one at `token`; -inf if there is none."""
-    most = _MINUS_INFINITE
-    for v in range(token):
-        most = max(most, _ordered(row[v]))
-    for v in range(token + 1, len(row)):
-        most = max(most, _ordered(row[v]))
-    return _value(most)
+    most = max(_extremes(row[:token])[1], _extremes(row[token + 1 :])[1])
+    return _value(max(most, _MINUS_INFINITE))
 
 
 @exactly
@@ -242,42 +233,43 @@ def _draw(row: Any, scale: Any, key: Any, words: Any, scaled: Any, peaks: Any) -
 
 
 @exactly
-def draw(logits: Any, items: Any, seeds: Any, scales: Any, words: Any, tokens: Any) -> None:
+def draw(logits: Any, items: Any, words: Any, tokens: Any) -> None:
     """`tokens` int64, of row after row of all items; NOT_FINITE or UNSURE instead of some.
 
-    `logits` float32 `[any, vocab]`. `items` int64 `[n, 3]`: first row, how many, position of the
-    first. `seeds` uint64 `[n]`. `scales` float32 `[n]`: what multiplies the logits, 0: greedy.
+    `logits` float32 `[any, vocab]`. `items` int64 `[n, 5]`: first row, how many, position of the
+    first, and the bits of the seed and of the float32 that multiplies the logits (0: greedy).
     `words` uint32 `[vocab]`: noise._token_words."""
     vocab = logits.shape[1]
     scaled = np.empty(vocab, np.float32)
     peaks = np.empty((vocab + _BLOCK - 1) // _BLOCK, np.float32)
     at = 0
     for i in range(len(items)):
+        scale = float_of(np.int32(items[i, 4]))
         for j in range(items[i, 1]):
             row = logits[items[i, 0] + j]
-            if scales[i] == 0:
+            if scale == 0:
                 tokens[at] = _greedy(row)
             else:
-                key = _key(seeds[i], items[i, 2] + j)
-                tokens[at] = _draw(row, scales[i], key, words, scaled, peaks)
+                key = _key(items[i, 3], items[i, 2] + j)
+                tokens[at] = _draw(row, scale, key, words, scaled, peaks)
             at += 1
 
 
 @exactly
 def prepare(
-    logits: Any, items: Any, seeds: Any, scales: Any, words: Any, scaled: Any, scores: Any,
-    ends: Any,
+    logits: Any, items: Any, words: Any, scaled: Any, scores: Any, ends: Any
 ) -> None:  # fmt: skip
     """What filters need, row after row of all items: scaled logits and, with the noise, scores
     `[rows, vocab]`; of the former the largest and the smallest `[rows, 2]`, NaN where any is not
     finite."""
     at = 0
     for i in range(len(items)):
+        scale = float_of(np.int32(items[i, 4]))
         for j in range(items[i, 1]):
             row = logits[items[i, 0] + j]
-            _noise(_key(seeds[i], items[i, 2] + j), words, scores[at])
+            _noise(_key(items[i, 3], items[i, 2] + j), words, scores[at])
             for v in range(len(row)):
-                scaled[at, v] = row[v] * scales[i]
+                scaled[at, v] = row[v] * scale
                 scores[at, v] += scaled[at, v]
             least, most = _extremes(scaled[at])
             ends[at] = np.float32(np.nan)
@@ -287,23 +279,22 @@ def prepare(
 
 
 @exactly
-def judge(
-    logits: Any, items: Any, seeds: Any, scales: Any, words: Any, tokens: Any, leads: Any
-) -> None:  # fmt: skip
-    """As `draw` with nothing but scales `[n]` (0: greedy) and without doubts; and how far each
-    token's score lies above the next, NaN or infinite where there is nothing to compare."""
+def judge(logits: Any, items: Any, words: Any, tokens: Any, leads: Any) -> None:
+    """As `draw` without doubts; and how far each token's score lies above the next, `MOST_SURE` at
+    most, 0 where there is nothing to compare."""
     scores = np.empty(logits.shape[1], np.float32)
     at = 0
     for i in range(len(items)):
+        scale = float_of(np.int32(items[i, 4]))
         for j in range(items[i, 1]):
             row = logits[items[i, 0] + j]
             scores[:] = row
-            if scales[i] > 0:
-                _noise(_key(seeds[i], items[i, 2] + j), words, scores)
+            if scale > 0:
+                _noise(_key(items[i, 3], items[i, 2] + j), words, scores)
                 for v in range(len(row)):
-                    scores[v] += row[v] * scales[i]
+                    scores[v] += row[v] * scale
             tokens[at] = _greedy(scores)
-            leads[at] = np.float32(np.nan)
+            leads[at] = np.float32(0)
             if tokens[at] >= 0:
-                leads[at] = scores[tokens[at]] - _second(scores, tokens[at])
+                leads[at] = min(scores[tokens[at]] - _second(scores, tokens[at]), MOST_SURE)
             at += 1

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from engine.messages import SamplingParams
 from engine.sampling import kernels
@@ -21,7 +20,6 @@ from engine.sampling.kernels_filters import MOST_RANKED, draw_filtered
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.noise import words_of
 from engine.sampling.plain import Plain, plain_of
-from engine.sampling.sampler import MOST_SURE
 from engine.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
@@ -61,7 +59,7 @@ class QuickDraws:
 
     def warm(self) -> None:
         """Compile, or read the kept code, before anybody waits."""
-        logits = torch.zeros(1, self._vocab)
+        logits = np.zeros((1, self._vocab), np.float32)
         for top_p in (1.0, 0.5):
             params = SamplingParams(seed=0, max_tokens=1, top_p=top_p)
             seq = Sequence("", params, [0], 1)
@@ -70,8 +68,9 @@ class QuickDraws:
             self.noise([(seq, 0)], 1)
             self._processor.forget(seq)
 
-    def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[list[int] | None]:
-        """The tokens of each one's rows, NOT_FINITE where there is none; None: go the long way."""
+    def draw(self, logits: Floats, asked: Seq[Rows | None]) -> list[list[int] | None]:
+        """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
+        the long way."""
         found: list[list[int] | None] = [None] * len(asked)
         usual: list[_Asked] = []
         filtered: list[_Asked] = []
@@ -83,55 +82,51 @@ class QuickDraws:
                 usual.append((i, rows, plain))
             elif not MOST_RANKED < plain.top_k < self._vocab:
                 filtered.append((i, rows, plain))
-        table = _table(logits)
         if usual:
-            _share(found, usual, self._usual(table, usual))
+            _share(found, usual, self._usual(logits, usual))
         if filtered:
-            _share(found, filtered, self._filtered(table, filtered))
+            _share(found, filtered, self._filtered(logits, filtered))
         return found
 
     def _usual(self, logits: Floats, asked: Seq[_Asked]) -> list[int]:
         tokens = np.empty(sum(rows.size for _, rows, _ in asked), np.int64)
-        items, seeds = _facts([rows for _, rows, _ in asked])
-        scales = np.array([plain.scale for *_, plain in asked], np.float32)
-        kernels.draw(logits, items, seeds, scales, self._words, tokens)
+        kernels.draw(logits, _items(asked), self._words, tokens)
         drawn: list[int] = tokens.tolist()
         return drawn
 
     def _filtered(self, logits: Floats, asked: Seq[_Asked]) -> list[int]:
         tokens = np.empty(sum(rows.size for _, rows, _ in asked), np.int64)
-        items, seeds = _facts([rows for _, rows, _ in asked])
-        scales = np.array([plain.scale for *_, plain in asked], np.float32)
+        items = _items(asked)
         scaled, scores = np.empty((2, len(tokens), self._vocab), np.float32)
         ends = np.empty((len(tokens), 2), np.float32)
-        kernels.prepare(logits, items, seeds, scales, self._words, scaled, scores, ends)
-        fields = np.array([plain[1:] for *_, plain in asked], np.float64)
+        kernels.prepare(logits, items, self._words, scaled, scores, ends)
+        fields = np.array([plain[1:4] for *_, plain in asked], np.float64)
         draw_filtered(scaled, scores, ends, items[:, 1].copy(), fields, tokens)
         drawn: list[int] = tokens.tolist()
         return drawn
 
-    def judge(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]]:
+    def judge(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]]:
         """Sampler.judge of all rows, whose logits are merely scaled (LogitsProcessor.scale_of)."""
         count = sum(rows.size for rows in asked)
         tokens, leads = np.empty(count, np.int64), np.empty(count, np.float32)
-        scales = np.array([plain_of(rows.seq.params).scale for rows in asked], np.float32)
-        kernels.judge(_table(logits), *_facts(asked), scales, self._words, tokens, leads)
-        np.minimum(np.nan_to_num(leads, copy=False, nan=0.0), MOST_SURE, out=leads)
+        items = _items([(0, rows, plain_of(rows.seq.params)) for rows in asked])
+        kernels.judge(logits, items, self._words, tokens, leads)
         return tokens.tolist(), leads.tolist()
 
-    def noise(self, starts: Seq[tuple[Sequence, int]], count: int) -> Tensor | None:
-        """`[starts * count, vocab]`: of each sequence, its noise at `count` positions from the
-        given one on, zeros at temperature 0; None if that is all of them."""
-        if not any(seq.params.temperature for seq, _ in starts):
-            return None
-        out = np.zeros((len(starts), count, self._vocab), np.float32)
-        rows = [
-            Rows(seq, i * count, count if seq.params.temperature else 0, position)
+    def noise(self, starts: Seq[tuple[Sequence, int]], size: int) -> Floats | None:
+        """`[starts * size, vocab]`: of each sequence, its noise at `size` positions from the given
+        one on, zeros at temperature 0; None if that is all of them."""
+        asked = [
+            (0, Rows(seq, i * size, size, position), plain_of(seq.params))
             for i, (seq, position) in enumerate(starts)
         ]
-        table = out.reshape(-1, self._vocab)
-        kernels.noise_rows(*_facts(rows), self._words, table)
-        return torch.from_numpy(table)
+        drawn = [item for item in asked if item[2].scale]
+        if not drawn:
+            return None
+        make = np.empty if len(drawn) == len(asked) else np.zeros
+        out = make((len(asked) * size, self._vocab), np.float32)
+        kernels.noise_rows(_items(drawn), self._words, out)
+        return out
 
 
 def _share(found: list[list[int] | None], asked: Seq[_Asked], drawn: list[int]) -> None:
@@ -144,13 +139,6 @@ def _share(found: list[list[int] | None], asked: Seq[_Asked], drawn: list[int]) 
             found[i] = mine
 
 
-def _facts(asked: Seq[Rows]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-    """`items` and `seeds` of compiled code."""
-    return (
-        np.array([rows[1:] for rows in asked], np.int64),
-        np.array([rows.seq.params.seed for rows in asked], np.uint64),
-    )
-
-
-def _table(logits: Tensor) -> Floats:
-    return np.ascontiguousarray(logits.numpy())
+def _items(asked: Seq[_Asked]) -> npt.NDArray[np.int64]:
+    """`items` of compiled code."""
+    return np.array([(*rows[1:], *plain.words) for _, rows, plain in asked], np.int64)

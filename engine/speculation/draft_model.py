@@ -23,10 +23,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from engine.model.batch import Segment
-from engine.model.compiled import Start
+from engine.model.compiled import Floats, Start
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.quick import QuickDraws
@@ -48,12 +47,12 @@ class Runner(Protocol):
 
     def chain(
         self,
-        logits: Tensor,
+        logits: Floats,
         starts: Seq[Start],
         *,
         steps: int,
         scales: Seq[float],
-        noise: Tensor | None,
+        noise: Floats | None,
     ) -> tuple[list[list[int]], list[list[float]]] | None: ...
 
 
@@ -136,10 +135,10 @@ class DraftModelProposer:
             draft.follow_grammar()
         live = [draft for draft in drafts.values() if draft.wants_more]
         if live:
-            logits = self._catch_up(live)
-            if not self._draw_chains(live, logits):
-                self._sampler.prefetch(logits, _noise_keys(live))
-                self._draw(live, logits)
+            output = self._catch_up(live)
+            if not self._draw_chains(live, output):
+                self._sampler.prefetch(output.logits, _noise_keys(live))
+                self._draw(live, output)
         while live := [draft for draft in live if draft.wants_more]:
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
                 break
@@ -159,10 +158,10 @@ class DraftModelProposer:
     def forget(self, seq: Sequence) -> None:
         """Nothing is kept per sequence."""
 
-    def _catch_up(self, drafts: list[_Draft]) -> Tensor:
+    def _catch_up(self, drafts: list[_Draft]) -> ModelOutput:
         """Run every committed position that the plane lacks, and the guesses there are; [drafts,
         vocab] logits after each one's last token. Long stretches go in several forwards."""
-        found: list[Tensor] = []
+        found: list[ModelOutput] = []
         segments: list[Segment] = []
         room = self._max_step_tokens
         scales = [self._processor.scale_of(draft.seq) for draft in drafts]
@@ -192,14 +191,15 @@ class DraftModelProposer:
             seq.num_draft_computed = end
         if segments:
             found.append(self._forward(segments))
-        logits = self._fit(found[0] if len(found) == 1 else torch.cat(found))
         seqs = [draft.seq for draft in drafts]
-        logits, self.agreements = judge(logits, seqs, counts, scales, self._sampler, self._draws)
-        return logits
+        output, self.agreements = judge(
+            self._fit(found), seqs, counts, scales, self._sampler, self._draws
+        )
+        return output
 
-    def _extend(self, drafts: list[_Draft]) -> Tensor:
+    def _extend(self, drafts: list[_Draft]) -> ModelOutput:
         """Run the new guesses of each; [drafts, vocab] logits after the last of them."""
-        found: list[Tensor] = []
+        found: list[ModelOutput] = []
         segments: list[Segment] = []
         room = self._max_step_tokens
         for draft in drafts:
@@ -215,12 +215,12 @@ class DraftModelProposer:
             draft.run += len(tokens)
             draft.seq.num_draft_computed += len(tokens)
         found.append(self._forward(segments))
-        return self._fit(found[0] if len(found) == 1 else torch.cat(found))
+        return self._fit(found)
 
-    def _draw(self, drafts: list[_Draft], logits: Tensor) -> None:
+    def _draw(self, drafts: list[_Draft], output: ModelOutput) -> None:
         """One more token for each; a row that nothing can be drawn from ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
-        log_probs = self._processor.finalize(logits, contexts)
+        log_probs = self._processor.finalize(output.logits, contexts)
         drawn = self._sampler.guess(log_probs, contexts)
         for draft, token, lead in zip(drafts, *drawn, strict=True):
             self._take(draft, token, lead)
@@ -237,7 +237,7 @@ class DraftModelProposer:
         is_eos = token in self._processor.eos_ids and not params.ignore_eos
         draft.ended = is_eos or token in params.stop_token_ids
 
-    def _draw_chains(self, drafts: list[_Draft], logits: Tensor) -> bool:
+    def _draw_chains(self, drafts: list[_Draft], output: ModelOutput) -> bool:
         """All that is left of the proposals in one call, if the fields of all these requests allow
         it and the model can. Draws what `_draw` and `_extend` would in turn."""
         if self._draws is None:
@@ -248,7 +248,7 @@ class DraftModelProposer:
         if not usual or any(draft.tokens or draft.k != steps for draft in drafts):
             return False
         found = self._runner.chain(
-            logits,
+            output.table,
             [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts],
             steps=steps,
             scales=[scale or 1.0 for scale in scales],
@@ -266,10 +266,10 @@ class DraftModelProposer:
             draft.ended = True
         return True
 
-    def _forward(self, segments: list[Segment]) -> Tensor:
-        logits = self._runner.forward(segments).logits
+    def _forward(self, segments: list[Segment]) -> ModelOutput:
+        output = self._runner.forward(segments)
         self.forward_seconds += self._runner.seconds
-        return logits
+        return output
 
     def _known(self, tokens: list[int]) -> list[int]:
         """The draft's embedding ends before the target's where only the target's is padded; a
@@ -278,12 +278,15 @@ class DraftModelProposer:
             return tokens
         return [token if token < self._runner.vocab_size else 0 for token in tokens]
 
-    def _fit(self, logits: Tensor) -> Tensor:
-        """As wide as the target's vocabulary."""
-        missing = self._vocab_size - logits.shape[1]
+    def _fit(self, found: list[ModelOutput]) -> ModelOutput:
+        """All of them, as wide as the target's vocabulary."""
+        missing = self._vocab_size - self._runner.vocab_size
+        if len(found) == 1 and not missing:
+            return found[0]
+        logits = torch.cat([output.logits for output in found])
         if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-        return logits[:, : self._vocab_size] if missing < 0 else logits
+            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        return ModelOutput(logits[:, : self._vocab_size])
 
 
 def _noise_keys(drafts: list[_Draft]) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from engine.model.runner import ModelOutput
 from engine.sampling.noise import Key
 from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
@@ -32,18 +33,18 @@ def rows_to_judge(seq: Sequence, start: int, scale: float | None) -> int:
 
 
 def judge(
-    logits: Tensor,
+    output: ModelOutput,
     seqs: Seq[Sequence],
     counts: Seq[int],
     scales: Seq[float | None],
     sampler: Sampler,
     draws: QuickDraws | None = None,
-) -> tuple[Tensor, list[Agreement]]:
-    """`logits` `[sum(counts) + sequences, vocab]`: of each sequence, the rows to judge and the row
+) -> tuple[ModelOutput, list[Agreement]]:
+    """`output` `[sum(counts) + sequences, vocab]`: of each sequence, the rows to judge and the row
     behind its last token. The latter `[sequences, vocab]`, and what the former say. `draws` are
     used instead of `sampler` if there are any."""
     if not any(counts):
-        return logits, []
+        return output, []
     asked, last = list[Rows](), list[int]()
     row = 0
     for seq, count in zip(seqs, counts, strict=True):
@@ -52,16 +53,16 @@ def judge(
         row += count + 1
         last.append(row - 1)
     if draws is None:
-        tokens, leads = _drawn(logits, asked, [s or 1.0 for s in scales], counts, sampler)
+        tokens, leads = _drawn(output.logits, asked, [s or 1.0 for s in scales], counts, sampler)
     else:
-        tokens, leads = draws.judge(logits, asked)
+        tokens, leads = draws.judge(output.table, asked)
     found, at = [], 0
     for seq, _, count, first in asked:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
         found.append(Agreement(seq, first, hits, leads[at : at + count]))
         at += count
-    return logits[last] if len(last) > 1 else logits[-1:], found
+    return output.take(last), found
 
 
 def _drawn(
