@@ -84,6 +84,8 @@ def run(parsed: argparse.Namespace) -> int:
             }
         )
     )
+    if pair.target.max_model_len < PROMPT + SETTLE:
+        raise ConfigError(f"the target is for {pair.target.max_model_len} tokens only")
     rows = []
     print(_line(["batch", "T", "K", *VERBS, "sum", "forwards"]))
     batches = [int(word) for word in parsed.batches.split(",")]
