@@ -8,7 +8,7 @@ keeps its own for forwards of many rows):
 - a float32 model whose numbers are exact in bfloat16, as those of most published ones are, is read
   as bfloat16 and multiplied in float32 (`engine.model.kernels`): exact, and half the bytes;
 - a bfloat16 model is multiplied by the instruction for it, where there is one
-  (`engine.model.kernels_bfloat16`). Norms, residual sums and rotation are float32.
+  (`engine.model.kernels_bfloat16`). All between the products is float32.
 
 The products run on one thread, so this is for engines with hardly more. What is chosen depends on
 sizes alone, so that the last bits of a logit are the same after a restart.
@@ -147,14 +147,12 @@ class PackedDecoder:
         key = np.empty((self._kv_heads, rows, dim), dtype=np.float32)
         value = np.empty_like(key)
         rotate(packed.T, self._cosine, self._sine, at, query, key, value)
-        query_, key_, value_ = (
-            torch.from_numpy(part)[None].to(self._dtype) for part in (query, key, value)
-        )
-        attended = prepared.attend(
-            layer.index, query_, key_, value_,
+        parts = (torch.from_numpy(part)[None] for part in (query, key, value))
+        attended = prepared.attend(  # float32; whoever multiplies pairs or keeps them rounds
+            layer.index, *parts,
             scaling=layer.scaling, window=None, softcap=None, sinks=None,
         )  # fmt: skip
-        flat = attended[0].reshape(rows, -1).float().contiguous().numpy()
+        flat = attended[0].reshape(rows, -1).contiguous().numpy()
         return self._arithmetic.product(flat, layer.output)
 
     def _mlp(self, layer: _Layer, normed: Floats) -> Floats:
