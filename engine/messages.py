@@ -217,6 +217,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     proposer: str
     controller: str
     k_max: int
+    exact: bool = False  # a text does not depend on what else is computed
     proposers: tuple[str, ...] = ()  # whom a request may name in `speculation.proposers`
     memory: dict[str, int] = {}  # bytes by the parts of the plan, and their `limit`
     default_proposers: tuple[str, ...] = ()  # asked in this order when it names nobody

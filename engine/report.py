@@ -36,6 +36,7 @@ def introduction(
         memory=memory.sizes(),
         block_size=config.cache.block_size,
         dtype=target.dtype_name,
+        exact=target.exact,
         device=target.device_name,
         attention=attention,
         proposer=main,

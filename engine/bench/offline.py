@@ -40,7 +40,7 @@ class Offline:
         concurrency: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.exact = pair.target.dtype_name == "float32"
+        self.exact = pair.target.exact
         self._encode, self._clock = encode, clock
         self._ids: dict[str, list[int]] = {}
         self._names = count()

@@ -15,7 +15,7 @@ forward of more rows or of a tree, goes the other way (`engine.model.call`). Bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,12 @@ from torch import Tensor
 
 from engine.attention.interface import KVPlane
 from engine.model.batch import Segment, is_chain
-from engine.model.fused import is_plain
-from engine.model.kernels import chain, forward
-from engine.model.panels import Words, is_exact, pack, padded
+from engine.model.fused import FAMILIES, is_plain
+from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
+from engine.model.panels import Words, is_exact
 
-MOST_ROWS = 64  # in one forward; at 128 torch costs the same
+MOST_ROWS = 64  # in one forward in float32, or of a larger model; at 128 torch costs the same
+SMALL = 1 << 24  # parameters; below, bfloat16 takes any number of rows, and targets are compiled
 LARGEST = 1 << 26  # parameters; beyond, torch's threads would help, and steps are long anyway
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
@@ -46,26 +47,48 @@ class Start:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """Of one precision: how weights are packed, and the compiled code."""
+
+    pack: Callable[[Tensor], Words]
+    padded: Callable[[int], int]
+    forward: Callable[..., None]
+    chain: Callable[..., None]
+
+
+_EXACT = _Arithmetic(panels.pack, panels.padded, kernels.forward, kernels.chain)
+_ROUNDED = _Arithmetic(
+    kernels_bfloat16.pack, kernels_bfloat16.padded, kernels_decoder.forward, kernels_decoder.chain
+)
+
+
 class CompiledDecoder:
-    """Holds packed copies of the weights; shares embedding and norms with the model."""
+    """Holds packed copies of the weights; shares embedding and norms with a float32 model."""
 
     def __init__(self, model: Any, *, positions: int) -> None:
         """`positions` bounds the sequences; their angles are kept in a table."""
         body, config = model.base_model, model.config
+        head = model.get_output_embeddings().weight
         layers = [(layer.self_attn, layer.mlp) for layer in body.layers]
-        self._vocab = int(model.get_output_embeddings().weight.shape[0])
+        rounded = head.dtype == torch.bfloat16
+        size = sum(p.numel() for p in model.parameters())
+        self.takes_all_rows = rounded and size < SMALL
+        self._arithmetic = _ROUNDED if rounded else _EXACT
+        self._vocab = int(head.shape[0])
+        self._columns = self._arithmetic.padded(self._vocab)
         self._weights = (
-            _array(body.embed_tokens.weight),
+            _bits(body.embed_tokens.weight) if rounded else _array(body.embed_tokens.weight),
             _stack([layer.input_layernorm.weight for layer in body.layers]),
-            _packed([(a.q_proj, a.k_proj, a.v_proj) for a, _ in layers]),
-            _packed([(a.o_proj,) for a, _ in layers]),
+            self._packed([(a.q_proj, a.k_proj, a.v_proj) for a, _ in layers]),
+            self._packed([(a.o_proj,) for a, _ in layers]),
             _stack([layer.post_attention_layernorm.weight for layer in body.layers]),
-            _packed([(m.gate_proj, m.up_proj) for _, m in layers]),
-            _packed([(m.down_proj,) for _, m in layers]),
+            self._packed([(m.gate_proj, m.up_proj) for _, m in layers]),
+            self._packed([(m.down_proj,) for _, m in layers]),
             _array(body.norm.weight),
-            pack(model.get_output_embeddings().weight),
+            _aligned(self._arithmetic.pack(head)),
         )
-        self._angles = _angles(body.rotary_emb, body.norm.weight, positions)
+        self._angles = _angles(body.rotary_emb, positions)
         self._shape = (
             int(config.num_attention_heads),
             int(config.num_key_value_heads),
@@ -73,12 +96,15 @@ class CompiledDecoder:
         )
         self._numbers = (np.float32(config.rms_norm_eps), np.float32(layers[0][0].scaling))
 
-    @staticmethod
-    def suits(segments: Sequence[Segment]) -> bool:
-        """Few rows, and no tree that branches."""
-        return sum(len(s.tokens) for s in segments) <= MOST_ROWS and all(
-            is_chain(s.tail_parents) for s in segments
-        )
+    def _packed(self, groups: Sequence[Sequence[Any]]) -> Words:
+        """Per layer, the weights of some modules one below the other: `[layers, panels, ...]`."""
+        joined = (torch.cat([m.weight.detach() for m in group]) for group in groups)
+        return _aligned(np.stack([self._arithmetic.pack(weight) for weight in joined]))
+
+    def suits(self, segments: Sequence[Segment]) -> bool:
+        """Not too many rows, and no tree that branches."""
+        few = self.takes_all_rows or sum(len(s.tokens) for s in segments) <= MOST_ROWS
+        return few and all(is_chain(s.tail_parents) for s in segments)
 
     def __call__(self, segments: Sequence[Segment], plane: KVPlane) -> Tensor:
         """`table` as a tensor."""
@@ -99,10 +125,10 @@ class CompiledDecoder:
         assert max(position for _, position, _ in rows) < len(self._angles[0])
         facts = np.array(rows, dtype=np.int64)
         asked = sum(segment.num_logits for segment in segments)
-        logits = np.empty((asked, padded(self._vocab)), dtype=np.float32)
+        logits = np.empty((asked, self._columns), dtype=np.float32)
         tables = _tables([(s.blocks, s.start + len(s.tokens)) for s in segments], plane.block_size)
-        keys, values = (tensor.numpy() for tensor in plane.stacks[0])
-        forward(
+        keys, values = map(_plane_array, plane.stacks[0])
+        self._arithmetic.forward(
             np.array(tokens, dtype=np.int64), facts, tables, plane.block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
         )  # fmt: skip
@@ -125,9 +151,9 @@ class CompiledDecoder:
         positions = np.array([start.position for start in starts], dtype=np.int64)
         assert positions.max() + steps <= len(self._angles[0])
         given = np.empty((0, 0), np.float32) if noise is None else noise
-        keys, values = (tensor.numpy() for tensor in plane.stacks[0])
+        keys, values = map(_plane_array, plane.stacks[0])
         tables = _tables([(s.blocks, s.position + steps) for s in starts], plane.block_size)
-        chain(
+        self._arithmetic.chain(
             np.array(logits, order="C"), positions, tables, plane.block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values,
             np.array(scales, dtype=np.float32), np.ascontiguousarray(given), tokens,
@@ -142,32 +168,80 @@ class CompiledDecoder:
 
 
 def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:
-    """None for what is not plain, not small, or not exact in bfloat16."""
+    """None for what is not plain, not small, not exact in bfloat16, or, in bfloat16, not of even
+    widths, or on a processor that does not multiply pairs of it."""
     size = sum(p.numel() for p in model.parameters())
-    if not is_plain(model) or size > LARGEST or positions > LONGEST:
+    dtype = model.get_output_embeddings().weight.dtype
+    if size > LARGEST or positions > LONGEST or not is_plain(model, dtype):
         return None
-    if not all(is_exact(p) for p in model.parameters()):
+    if dtype == torch.bfloat16:
+        if not (kernels_bfloat16.is_supported() and has_pairs(model.config)):
+            return None
+    elif dtype != torch.float32 or not all(is_exact(p) for p in model.parameters()):
         return None
     return CompiledDecoder(model, positions=positions)
 
 
+def is_for_bfloat16(config: Any, dtype: torch.dtype | None = None) -> bool:
+    """Whether compiled code runs every row of a model of this configuration in bfloat16, if its
+    weights are in `dtype` (by default: the configuration's)."""
+    if config.model_type not in FAMILIES or (dtype or config.dtype) != torch.bfloat16:
+        return False
+    return kernels_bfloat16.is_supported() and has_pairs(config) and _size(config) < SMALL
+
+
+def _size(config: Any) -> int:
+    """Parameters of a Llama, norms left out."""
+    width, dim = config.hidden_size, _head_dim(config)
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    layer = width * (heads * dim + 3 * config.intermediate_size)
+    embeddings = 1 if config.tie_word_embeddings else 2
+    return int(config.num_hidden_layers * layer + embeddings * config.vocab_size * width)
+
+
+def has_pairs(config: Any) -> bool:
+    """Whether a Llama's products have even numbers of inputs, and its heads whole vectors."""
+    dim = _head_dim(config)
+    even = config.hidden_size % 2 == 0 and config.intermediate_size % 2 == 0
+    return even and dim in kernels_attention.DIMS
+
+
+def _aligned(words: Words) -> Words:
+    """At a border of cache lines, where torch allocates: no vector then lies across two."""
+    found: Words = torch.empty(words.shape, dtype=torch.int32).numpy().view(np.uint32)
+    found[...] = words
+    return found
+
+
+def _head_dim(config: Any) -> int:
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+
+
 def _array(weight: Tensor) -> Floats:
-    return weight.detach().contiguous().numpy()
+    return weight.detach().float().contiguous().numpy()
+
+
+def _bits(weight: Tensor) -> npt.NDArray[np.uint16]:
+    return weight.detach().contiguous().view(torch.uint16).numpy()
+
+
+def _plane_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Keys or values as compiled code takes them: bfloat16 by words of two."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint32).numpy()
+    return tensor.numpy()
 
 
 def _stack(weights: Sequence[Tensor]) -> Floats:
     return np.stack([_array(weight) for weight in weights])
 
 
-def _packed(groups: Sequence[Sequence[Any]]) -> Words:
-    """Per layer, the weights of some modules one below the other: `[layers, panels, in, words]`."""
-    return np.stack([pack(torch.cat([m.weight.detach() for m in group])) for group in groups])
-
-
-def _angles(rotary: Any, like: Tensor, count: int) -> tuple[Floats, Floats]:
+def _angles(rotary: Any, count: int) -> tuple[Floats, Floats]:
     """Cosine and signed sine `[count, dim]` of every position (arXiv:2104.09864)."""
     with torch.inference_mode():
-        cosine, sine = rotary(like, position_ids=torch.arange(count)[None])
+        cosine, sine = rotary(torch.zeros(1), position_ids=torch.arange(count)[None])
         half = sine.shape[-1] // 2
         signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
         return cosine[0].contiguous().numpy(), signed[0].contiguous().numpy()

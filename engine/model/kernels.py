@@ -13,7 +13,7 @@ since no loop over an array keeps its sums in registers. Products with all matri
     torch, better of its two  2.62  2.52  3.15  3.64  4.09
     here                      0.35  0.43  0.51  0.65  0.89
 
-Functions that call one another share this file: numba's cache looks at one file's date only.
+Functions of other files are called from here and call these: see `engine.jit`.
 """
 
 from __future__ import annotations
@@ -253,6 +253,24 @@ def _gate(wide: Any, inner: Any, out: Any) -> None:
 
 
 @fast
+def choose(logits: Any, scales: Any, noise: Any, step: Any, out: Any, leads: Any) -> None:
+    """One step of `chain`: each sequence's token and lead, into `[:, step]`."""
+    count, steps = out.shape
+    for i in range(count):
+        best, second, token = np.float32(-np.inf), np.float32(-np.inf), -1
+        for v in range(logits.shape[1]):
+            x = logits[i, v]
+            if len(noise):
+                x = x * scales[i] + noise[i * steps + step, v]
+            if x > second:
+                second = x
+                if x > best:
+                    best, second, token = x, best, v
+        out[i, step] = token if np.isfinite(best) else -1
+        leads[i, step] = best - second
+
+
+@fast
 def chain(
     logits: Any, starts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
     shape: Any, numbers: Any, keys: Any, values: Any, scales: Any, noise: Any, out: Any,
@@ -264,26 +282,15 @@ def chain(
     positions of the first tokens; `noise` `[sequences * steps, vocab]`, or empty: without noise and
     scale. The last token is not run."""
     count, steps = out.shape
-    vocab = logits.shape[1]
     facts = np.ones((count, 3), np.int64)
     wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
     for step in range(steps):
+        choose(logits, scales, noise, step, out, leads)
         for i in range(count):
-            best, second, token = np.float32(-np.inf), np.float32(-np.inf), -1
-            for v in range(vocab):
-                x = logits[i, v]
-                if len(noise):
-                    x = x * scales[i] + noise[i * steps + step, v]
-                if x > second:
-                    second = x
-                    if x > best:
-                        best, second, token = x, best, v
-            out[i, step] = token if np.isfinite(best) else -1
-            leads[i, step] = best - second
             facts[i, 0], facts[i, 1] = i, starts[i] + step
         if step + 1 < steps:
             forward(
                 np.maximum(out[:, step], 0), facts, tables, block_size, weights, angles,
                 shape, numbers, keys, values, wide,
             )  # fmt: skip
-            logits[:] = wide[:, :vocab]
+            logits[:] = wide[:, : logits.shape[1]]

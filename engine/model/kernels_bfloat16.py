@@ -44,8 +44,8 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 
 _INT = ir.IntType(32)
-_FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT, LANES)
-_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT, LANES)
+PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def is_supported() -> bool:
@@ -93,39 +93,45 @@ def _panel(rows: int) -> Any:
 
 def _emit_panel(builder: Any, rows: int, pointers: list[Any], *, pairs: Any, stride: Any) -> None:
     x, words, y = pointers
-    words = builder.bitcast(words, _INTS.as_pointer())
-    zero = ir.Constant(_FLOATS, None)
+    words = builder.bitcast(words, INTS.as_pointer())
+    zero = ir.Constant(FLOATS, None)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(VECTORS)] for _ in range(rows)]
-    add = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS]),
-        "llvm.x86.avx512bf16.dpbf16ps.512",
-    )
     with cgutils.for_range(builder, pairs) as loop:
         kind = loop.index.type
         first = builder.mul(loop.index, ir.Constant(kind, VECTORS))
         places = [builder.add(first, ir.Constant(kind, vector)) for vector in range(VECTORS)]
         raw = [builder.load(builder.gep(words, [at]), align=4) for at in places]
-        weights = [builder.bitcast(vector, _PAIRS) for vector in raw]
+        weights = [builder.bitcast(vector, PAIRS) for vector in raw]
         for row in range(rows):
             at = builder.add(builder.mul(pairs, ir.Constant(kind, row)), loop.index)
-            factor = _spread(builder, builder.load(builder.gep(x, [at])))
+            word = spread(builder, builder.load(builder.gep(x, [at])))
+            factor = builder.bitcast(word, PAIRS)
             for total, weight in zip(sums[row], weights, strict=True):
-                builder.store(builder.call(add, [builder.load(total), factor, weight]), total)
+                added = multiply_add(builder, builder.load(total), factor, weight)
+                builder.store(added, total)
     for row in range(rows):
         for vector, total in enumerate(sums[row]):
             first = ir.Constant(stride.type, vector * LANES)
             at = builder.add(builder.mul(stride, ir.Constant(stride.type, row)), first)
-            place = builder.bitcast(builder.gep(y, [at]), _FLOATS.as_pointer())
+            place = builder.bitcast(builder.gep(y, [at]), FLOATS.as_pointer())
             builder.store(builder.load(total), place, align=4)
 
 
-def _spread(builder: Any, word: Any) -> Any:
-    """One pair in every lane."""
-    nothing = ir.Constant(_INTS, ir.Undefined)
+def multiply_add(builder: Any, total: Any, one: Any, other: Any) -> Any:
+    """Each lane of `total` and the two products of its pairs."""
+    add = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(FLOATS, [FLOATS, PAIRS, PAIRS]),
+        "llvm.x86.avx512bf16.dpbf16ps.512",
+    )
+    return builder.call(add, [total, one, other])
+
+
+def spread(builder: Any, word: Any) -> Any:
+    """One word in every lane."""
+    nothing = ir.Constant(INTS, ir.Undefined)
     single = builder.insert_element(nothing, word, ir.Constant(_INT, 0))
-    everywhere = builder.shuffle_vector(single, nothing, ir.Constant(_INTS, [0] * LANES))
-    return builder.bitcast(everywhere, _PAIRS)
+    return builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
 
 
 _one, _two, _three, _four, _five, _six, _seven, _eight = (
@@ -139,11 +145,17 @@ def product(x: Any, space: Any, words: Any, y: Any) -> None:
     `y` float32 `[rows, padded(out)]`: y = x W'."""
     for row in range(x.shape[0]):
         _round(x[row], space[row])
-    pairs, stride = space.shape[1], y.shape[1]
+    product_of_pairs(space, words, y)
+
+
+@fast
+def product_of_pairs(x: Any, words: Any, y: Any) -> None:
+    """The same of rows that are rounded: `x` uint32 `[rows, in / 2]`."""
+    pairs, stride = x.shape[1], y.shape[1]
     for panel in range(words.shape[0]):
         mine, first = words[panel], panel * PANEL
         for row in range(0, x.shape[0], ROWS_AT_ONCE):
-            _some(x.shape[0] - row, space[row], pairs, mine, y[row, first:], stride)
+            _some(x.shape[0] - row, x[row], pairs, mine, y[row, first:], stride)
 
 
 @fast

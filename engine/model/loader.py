@@ -27,7 +27,7 @@ from engine.attention.interface import NAME, LayerShape, register
 from engine.config import DTypeName
 from engine.errors import ModelError
 from engine.model.call import Call, choose_call
-from engine.model.compiled import CompiledDecoder, compiled_decoder
+from engine.model.compiled import CompiledDecoder, compiled_decoder, is_for_bfloat16
 from engine.model.layers import exchange_layers
 from engine.model.packed import packed_decoder
 from engine.model.proof import (
@@ -73,6 +73,14 @@ class LoadedModel:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def exact(self) -> bool:
+        """Whether a token's logits are promised to be the same in any company: to all digits that
+        matter in float32, to the bit where compiled code runs every row."""
+        return self.dtype == torch.float32 or (
+            self.compiled is not None and self.compiled.takes_all_rows
+        )
+
+    @property
     def device_name(self) -> str:
         return str(self.device)
 
@@ -87,12 +95,11 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto is float32 on a CPU and
-    bfloat16 on CUDA; `max_model_len` defaults to the model's own. Raises ModelError."""
+    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto is bfloat16 on CUDA, and on
+    a CPU float32, or bfloat16 where the weights are and compiled code runs all of the model; `max_model_len` defaults to the model's own. Raises ModelError."""
     register()
     name = f"the {role} model {path!r}"
     where = pick_device(device)
-    kind = pick_dtype(dtype, where)
     folder = _folder(path, name)
     source = str(folder) if folder else path
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -100,6 +107,7 @@ def load_model(
         config = _config(source, name, hub)
         refuse_unservable(config, name, has_remote_code=trust_remote_code)
         limit = _limit(config, max_model_len, name)
+        kind = pick_dtype(dtype, where, config)
         model = _weights(source, name, {**hub, "config": config, "dtype": kind})
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
@@ -120,13 +128,19 @@ def load_model(
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model)),
     )
     prove(loaded, expected, name)
-    return _quickened(loaded, expected)
+    quick = _quickened(loaded, expected)
+    if dtype == "auto" and where.type == "cpu" and not quick.exact:  # the compiled code failed
+        return load_model(
+            path, role=role, revision=revision, dtype="float32", device=device,
+            max_model_len=max_model_len, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+    return quick
 
 
 def _quickened(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
     """With compiled code for few rows, where there is some and the same proof holds for it."""
     model, layers = loaded.model, loaded.layers
-    if loaded.role == "draft":
+    if loaded.role == "draft" or is_for_bfloat16(loaded.config, loaded.dtype):
         compiled = compiled_decoder(model, positions=loaded.max_model_len)
         if compiled is not None and is_proven(compiled, layers, expected, model):
             return replace(loaded, compiled=compiled)
@@ -147,9 +161,12 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def pick_dtype(dtype: DTypeName, device: torch.device) -> torch.dtype:
+def pick_dtype(
+    dtype: DTypeName, device: torch.device, config: PretrainedConfig | None = None
+) -> torch.dtype:
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        rounded = device.type != "cpu" or (config is not None and is_for_bfloat16(config))
+        return torch.bfloat16 if rounded else torch.float32
     return {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,

@@ -47,7 +47,7 @@ def ops_router(services: Services) -> APIRouter:
         return {"name": "foretoken", "version": services.version, **facts}
 
     def _facts(ready: Any) -> dict[str, Any]:
-        names = ("dtype", "device", "attention", "proposer", "controller", "k_max")
+        names = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")
         return {name: getattr(ready, name) for name in names}
 
     return router

@@ -33,7 +33,7 @@ class Served:
         self._found = _speculation(client)
         self.is_foretoken = self._found is not None
         self.facts = _version(client) if self.is_foretoken else {}
-        self.exact = self.facts.get("dtype") == "float32"
+        self.exact = bool(self.facts.get("exact", self.facts.get("dtype") == "float32"))
         self._names = count()
         self._settling: Sequence[Lane] = ()
         self._present: Arm | None = None

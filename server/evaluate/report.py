@@ -109,7 +109,7 @@ def lossless_lines(findings: Findings) -> Iterator[str]:
     else:
         yield f"NOT lossless: {all_ - same} of {all_} texts differ from those of K=0."
         if (dtype := findings.facts["dtype"]) != "float32":
-            yield f"In {dtype}, products depend on how many rows share them; float32 is exact."
+            yield f"In {dtype}, products may depend on how many rows share them; float32 is exact."
     for difference in findings.differences:
         yield difference_line(difference)
     compared, equal = findings.batched

@@ -1,0 +1,291 @@
+"""Attention over keys and values in bfloat16, written as vectors (AVX512_BF16).
+
+A row's result is a function of its query and of its keys and values in order: the same to the bit
+whoever shares the forward, in whatever blocks they lie. Sums are over products of pairs, as in
+`engine.model.kernels_bfloat16`. Scores: sixteen keys at a time, whose sixteen partial sums each are
+added up by halves. Values: two neighbouring keys make a pair with their weights, which are rounded;
+rows of one sequence share what is read, and a key that a row must not see has weight zero there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from engine.jit import fast
+from engine.model.kernels_bfloat16 import FLOATS, INTS, LANES, PAIRS, multiply_add, spread
+
+DIMS = (32, 64, 96, 128)  # of a head
+ROWS_AT_ONCE = 4
+
+_FLOAT, _INT = ir.FloatType(), ir.IntType(32)
+_HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
+_MASK = ir.VectorType(_INT, LANES)
+
+
+def _scores(vectors: int) -> Any:
+    """A function of compiled code, for heads of `2 * LANES * vectors`."""
+
+    @intrinsic  # type: ignore[misc]
+    def scores(typing: Any, query: Any, keys: Any, slots: Any, count: Any, out: Any) -> Any:
+        """Answers the largest. `query` words of one head; `keys` words `[slots, dim / 2]`; `slots`
+        int64, readable up to the next multiple of LANES, as `out` float32 is writable."""
+        signature = types.float32(query, keys, slots, count, out)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointers = [_pointer(context, builder, signature, args, i) for i in (0, 1, 2, 4)]
+            return _emit_scores(builder, vectors, pointers, args[3])
+
+        return signature, generate
+
+    return scores
+
+
+def _pointer(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
+    return context.make_array(signature.args[i])(context, builder, args[i]).data
+
+
+def _emit_scores(builder: Any, vectors: int, pointers: Any, count: Any) -> Any:
+    q, keys, slots, out = pointers
+    q, keys = (builder.bitcast(p, INTS.as_pointer()) for p in (q, keys))
+    kind, lowest = count.type, ir.Constant(FLOATS, [float("-inf")] * LANES)
+    query = [_load_pairs(builder, q, ir.Constant(kind, i)) for i in range(vectors)]
+    largest = cgutils.alloca_once_value(builder, lowest)
+    with cgutils.for_range(builder, _divided(builder, count, LANES)) as loop:
+        first = builder.mul(loop.index, ir.Constant(kind, LANES))
+        sums = []
+        for i in range(LANES):
+            slot = builder.load(builder.gep(slots, [builder.add(first, ir.Constant(kind, i))]))
+            base = builder.mul(slot, ir.Constant(kind, vectors))
+            total = ir.Constant(FLOATS, None)
+            for part in range(vectors):
+                at = builder.add(base, ir.Constant(kind, part))
+                total = multiply_add(builder, total, query[part], _load_pairs(builder, keys, at))
+            sums.append(total)
+        left = spread(builder, builder.trunc(builder.sub(count, first), _INT))
+        seen = builder.icmp_signed("<", ir.Constant(INTS, list(range(LANES))), left)
+        found = builder.select(seen, _added_up(builder, sums), lowest)
+        builder.store(
+            found, builder.bitcast(builder.gep(out, [first]), FLOATS.as_pointer()), align=4
+        )
+        best = builder.load(largest)
+        more = builder.fcmp_ordered(">", found, best)
+        builder.store(builder.select(more, found, best), largest)
+    reduce = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_FLOAT, [FLOATS]), f"llvm.vector.reduce.fmax.v{LANES}f32"
+    )
+    return builder.call(reduce, [builder.load(largest)])
+
+
+def _divided(builder: Any, count: Any, by: int) -> Any:
+    """Upwards."""
+    up = builder.add(count, ir.Constant(count.type, by - 1))
+    return builder.udiv(up, ir.Constant(count.type, by))
+
+
+def _load_pairs(builder: Any, pointer: Any, at: Any) -> Any:
+    return builder.bitcast(builder.load(builder.gep(pointer, [at]), align=4), PAIRS)
+
+
+def _added_up(builder: Any, sums: list[Any]) -> Any:
+    """Sixteen vectors to one: lane i is the sum of the lanes of vector i."""
+    length = LANES
+    while length > 1:
+        half, halves = length // 2, []
+        low = [start + i for start in range(0, 2 * LANES, length) for i in range(half)]
+        for one, other in zip(sums[::2], sums[1::2], strict=True):
+            parts = [
+                builder.shuffle_vector(one, other, ir.Constant(_MASK, [i + by for i in low]))
+                for by in (0, half)
+            ]
+            halves.append(builder.fadd(*parts))
+        sums, length = halves, half
+    return sums[0]
+
+
+def _values(vectors: int, rows: int) -> Any:
+    """A function of compiled code, for heads of `2 * LANES * vectors`."""
+
+    @intrinsic  # type: ignore[misc]
+    def weigh(
+        typing: Any, shares: Any, width: Any, values: Any, slots: Any, count: Any, out: Any
+    ) -> Any:
+        """`out` float32 `[rows, dim]`: sums of `values` by `shares`, bfloat16 `[rows, width]`."""
+        signature = types.void(shares, width, values, slots, count, out)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointers = [_pointer(context, builder, signature, args, i) for i in (0, 2, 3, 5)]
+            _emit_values(builder, (vectors, rows), pointers, args[1], args[4])
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return weigh
+
+
+def _emit_values(builder: Any, size: Any, pointers: Any, width: Any, count: Any) -> None:
+    (vectors, rows), (shares, values, slots, out) = size, pointers
+    shares, values = (
+        builder.bitcast(p, k.as_pointer()) for p, k in ((shares, _INT), (values, _HALVES))
+    )
+    kind, zero = count.type, ir.Constant(FLOATS, None)
+    sums = [
+        [cgutils.alloca_once_value(builder, zero) for _ in range(2 * vectors)] for _ in range(rows)
+    ]
+    with cgutils.for_range(builder, _divided(builder, count, 2)) as loop:
+        first = builder.mul(loop.index, ir.Constant(kind, 2))
+        bases = []
+        for i in range(2):
+            slot = builder.load(builder.gep(slots, [builder.add(first, ir.Constant(kind, i))]))
+            bases.append(builder.mul(slot, ir.Constant(kind, vectors)))
+        pairs: list[Any] = []
+        for part in range(vectors):
+            places = [builder.add(base, ir.Constant(kind, part)) for base in bases]
+            pairs += _paired(
+                builder, [builder.load(builder.gep(values, [at]), align=4) for at in places]
+            )
+        half = builder.udiv(width, ir.Constant(kind, 2))
+        for row in range(rows):
+            at = builder.add(builder.mul(half, ir.Constant(kind, row)), loop.index)
+            word = spread(builder, builder.load(builder.gep(shares, [at])))
+            share = builder.bitcast(word, PAIRS)
+            for total, pair in zip(sums[row], pairs, strict=True):
+                builder.store(multiply_add(builder, builder.load(total), share, pair), total)
+    out = builder.bitcast(out, FLOATS.as_pointer())
+    for row in range(rows):
+        for part in range(vectors):
+            both = [builder.load(total) for total in sums[row][2 * part : 2 * part + 2]]
+            for i, vector in enumerate(_in_order(builder, both)):
+                at = ir.Constant(kind, 2 * (row * vectors + part) + i)
+                builder.store(vector, builder.gep(out, [at]), align=4)
+
+
+def _paired(builder: Any, two: list[Any]) -> list[Any]:
+    """Numbers of one and of another alternately: quarters' lower halves, then their upper ones.
+    (The order that one instruction makes.)"""
+    wide = ir.VectorType(_INT, 2 * LANES)
+    found = []
+    for by in (0, 4):
+        mask = [8 * part + by + i + 32 * j for part in range(4) for i in range(4) for j in (0, 1)]
+        found.append(builder.bitcast(builder.shuffle_vector(*two, ir.Constant(wide, mask)), PAIRS))
+    return found
+
+
+def _in_order(builder: Any, two: list[Any]) -> list[Any]:
+    """What `_paired` did, undone for sums: a lane of quarters 0 .. 3 of either, alternately."""
+    masks = [
+        [4 * part + i + LANES * j for part in parts for j in (0, 1) for i in range(4)]
+        for parts in ((0, 1), (2, 3))
+    ]
+    return [builder.shuffle_vector(*two, ir.Constant(_MASK, mask)) for mask in masks]
+
+
+_scores_32, _scores_64, _scores_96, _scores_128 = (_scores(dim // 32) for dim in DIMS)
+_one_32, _one_64, _one_96, _one_128 = (_values(dim // 32, 1) for dim in DIMS)
+_two_32, _two_64, _two_96, _two_128 = (_values(dim // 32, 2) for dim in DIMS)
+_four_32, _four_64, _four_96, _four_128 = (_values(dim // 32, 4) for dim in DIMS)
+
+
+@fast
+def _score(query: Any, keys: Any, slots: Any, count: Any, out: Any) -> Any:
+    words = len(query)
+    if words == 32:
+        return _scores_64(query, keys, slots, count, out)
+    if words == 64:
+        return _scores_128(query, keys, slots, count, out)
+    if words == 16:
+        return _scores_32(query, keys, slots, count, out)
+    return _scores_96(query, keys, slots, count, out)
+
+
+@fast
+def _weigh(rows: Any, shares: Any, values: Any, slots: Any, count: Any, out: Any) -> None:
+    width, words = shares.shape[1], values.shape[1]
+    if rows == 1:
+        if words == 32:
+            _one_64(shares, width, values, slots, count, out)
+        elif words == 64:
+            _one_128(shares, width, values, slots, count, out)
+        elif words == 16:
+            _one_32(shares, width, values, slots, count, out)
+        else:
+            _one_96(shares, width, values, slots, count, out)
+    elif rows == 2:
+        if words == 32:
+            _two_64(shares, width, values, slots, count, out)
+        elif words == 64:
+            _two_128(shares, width, values, slots, count, out)
+        elif words == 16:
+            _two_32(shares, width, values, slots, count, out)
+        else:
+            _two_96(shares, width, values, slots, count, out)
+    elif words == 32:
+        _four_64(shares, width, values, slots, count, out)
+    elif words == 64:
+        _four_128(shares, width, values, slots, count, out)
+    elif words == 16:
+        _four_32(shares, width, values, slots, count, out)
+    else:
+        _four_96(shares, width, values, slots, count, out)
+
+
+@fast
+def attend(
+    queries: Any, keys: Any, values: Any, slots: Any, count: Any, scaling: Any, space: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """One head of 1, 2 or 4 rows that follow one another in a sequence. `queries` and `out` words
+    `[rows, dim / 2]`; `keys` and `values` words `[slots, dim / 2]`, of which the first row sees
+    `slots[:count]`, each next one more. `slots` and the `space` reach to a multiple of LANES that
+    all rows' keys fit in."""
+    scores, shares, totals, sums = space
+    rows, last = len(queries), count + len(queries) - 1
+    for row in range(rows):
+        end = count + row
+        largest = _score(queries[row], keys, slots, end, scores)
+        totals[row] = _softmax(scores[:end], largest, scaling, shares[row])
+        shares[row, end : last + 1] = 0
+    _weigh(rows, shares, values, slots, last, sums)
+    for row in range(rows):
+        scale, halves = np.float32(1) / totals[row], out[row].view(np.uint16)
+        for i in range(len(halves)):
+            halves[i] = rounded(sums[row, i] * scale)
+
+
+@fast
+def _softmax(scores: Any, largest: Any, scaling: Any, shares: Any) -> Any:
+    """bfloat16 without the division by the sum, which is answered."""
+    total = np.float32(0)
+    for i in range(len(scores)):
+        share = exp((scores[i] - largest) * scaling)
+        total += share
+        shares[i] = rounded(share)
+    return total
+
+
+@fast
+def rounded(number: Any) -> Any:
+    """float32 to bfloat16, to nearest, ties to even."""
+    bits = np.float32(number).view(np.uint32)
+    up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16((bits + up) >> np.uint32(16))
+
+
+@fast
+def exp(x: Any) -> Any:
+    """As in `engine.model.kernels_rows`: to some 2e-6, and in a form that runs in vectors."""
+    x = min(max(x, np.float32(-87)), np.float32(88))
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693147181)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return (p * r * r + r + np.float32(1)) * scale

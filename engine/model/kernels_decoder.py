@@ -1,0 +1,220 @@
+"""A whole decoder in bfloat16 as one compiled call: any number of rows, a prompt's as a decode's.
+
+Weights, keys and values are bfloat16; rows are rounded to it where they meet a product or are kept,
+and are float32 everywhere else (residual sums, norms, rotation, gate, the weights of attention).
+Every row goes through the same arithmetic whoever its neighbours are, so a token's logits are the
+same to the bit alone, in a batch, in a verification, and behind a prompt that was computed in other
+chunks: what is usually given up with bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.jit import fast
+from engine.model.kernels import choose
+from engine.model.kernels_attention import ROWS_AT_ONCE, attend, exp, rounded
+from engine.model.kernels_bfloat16 import LANES, PANEL, product_of_pairs
+
+TILE = 64  # rows that go through all layers together: their numbers stay in the caches
+
+
+@fast
+def forward(
+    tokens: Any, facts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
+) -> None:  # fmt: skip
+    """As `engine.model.kernels.forward`; `keys` and `values` words `[layers, kv_heads, slots,
+    dim / 2]`, the embedding uint16."""
+    slots = _slots(facts, tables, block_size)
+    asked = 0
+    for first in range(0, len(tokens), TILE):
+        rows = facts[first : first + TILE]
+        count = 0
+        for row in range(len(rows)):
+            count += rows[row, 2]
+        _some_rows(
+            tokens[first : first + TILE], rows, slots, weights, angles, shape, numbers,
+            keys, values, logits[asked : asked + count],
+        )  # fmt: skip
+        asked += count
+
+
+@fast
+def _slots(facts: Any, tables: Any, block_size: Any) -> Any:
+    """Slots of every sequence's positions `[sequences, longest]`, filled up with ones that may be
+    read, to a multiple of LANES."""
+    longest = 0
+    for row in range(len(facts)):
+        longest = max(longest, facts[row, 1] + 1)
+    slots = np.zeros((len(tables), (longest + LANES - 1) // LANES * LANES), np.int64)
+    ends = np.zeros(len(tables), np.int64)
+    for row in range(len(facts)):
+        ends[facts[row, 0]] = max(ends[facts[row, 0]], facts[row, 1] + 1)
+    for sequence in range(len(tables)):
+        for start in range(0, ends[sequence], block_size):
+            slot = tables[sequence, start // block_size] * block_size
+            for i in range(min(block_size, ends[sequence] - start)):
+                slots[sequence, start + i] = slot + i
+    return slots
+
+
+@fast
+def _some_rows(
+    tokens: Any, facts: Any, slots: Any, weights: Any, angles: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
+) -> None:  # fmt: skip
+    embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
+    epsilon, scaling = numbers
+    heads, kv_heads, inner = shape
+    count, width, half = len(tokens), embed.shape[1], keys.shape[3]
+    hidden = np.empty((count, width), np.float32)
+    normed = np.empty((count, width // 2), np.uint32)
+    packed = np.empty((count, query_key_value.shape[1] * PANEL), np.float32)
+    queries = np.empty((count, heads * half), np.uint32)
+    attended = np.empty((count, heads * half), np.uint32)
+    space = (
+        np.empty(slots.shape[1], np.float32),
+        np.empty((ROWS_AT_ONCE, slots.shape[1]), np.uint16),
+        np.empty(ROWS_AT_ONCE, np.float32),
+        np.empty((ROWS_AT_ONCE, 2 * half), np.float32),
+    )
+    added = np.empty((count, output.shape[1] * PANEL), np.float32)
+    wide = np.empty((count, gate_up.shape[1] * PANEL), np.float32)
+    narrow = np.empty((count, inner // 2), np.uint32)
+    for row in range(count):
+        _embed(embed[tokens[row]], hidden[row])
+    for layer in range(norm.shape[0]):
+        _normalise(hidden, norm[layer], epsilon, normed)
+        product_of_pairs(normed, query_key_value[layer], packed)
+        _attend(
+            packed, facts, slots, angles, heads, scaling, keys[layer], values[layer],
+            queries, space, attended,
+        )  # fmt: skip
+        product_of_pairs(attended, output[layer], added)
+        hidden += added[:, :width]
+        _normalise(hidden, mlp_norm[layer], epsilon, normed)
+        product_of_pairs(normed, gate_up[layer], wide)
+        _gate(wide, inner, narrow)
+        product_of_pairs(narrow, down[layer], added)
+        hidden += added[:, :width]
+    kept = 0
+    for row in range(count):
+        if facts[row, 2]:
+            hidden[kept] = hidden[row]
+            kept += 1
+    _normalise(hidden[:kept], last_norm, epsilon, normed[:kept])
+    product_of_pairs(normed[:kept], head, logits)
+
+
+@fast
+def _attend(
+    packed: Any, facts: Any, slots: Any, angles: Any, heads: Any, scaling: Any,
+    keys: Any, values: Any, queries: Any, space: Any, out: Any,
+) -> None:  # fmt: skip
+    """Rows of query, key and value heads: all keys and values are kept before any row attends."""
+    kv_heads, half = keys.shape[0], keys.shape[2]
+    for row in range(len(packed)):
+        _rotate(packed[row], angles, facts[row, 1], heads + kv_heads, 2 * half)
+        _round(packed[row], queries[row])
+        slot, others = slots[facts[row, 0], facts[row, 1]], packed[row, 2 * heads * half :]
+        for head in range(kv_heads):
+            _round(others[2 * head * half :], keys[head, slot])
+            _round(others[2 * (kv_heads + head) * half :], values[head, slot])
+    row = 0
+    while row < len(packed):
+        rows = _together(facts, row)
+        for head in range(heads):
+            first, last, shared = head * half, (head + 1) * half, head * kv_heads // heads
+            attend(
+                queries[row : row + rows, first:last], keys[shared], values[shared],
+                slots[facts[row, 0]], facts[row, 1] + 1, scaling, space,
+                out[row : row + rows, first:last],
+            )  # fmt: skip
+        row += rows
+
+
+@fast
+def _together(facts: Any, row: Any) -> Any:
+    """How many rows from this one on attend at once: 1, 2 or 4 of one sequence."""
+    count = 1
+    while (
+        row + count < len(facts) and count < ROWS_AT_ONCE and facts[row + count, 0] == facts[row, 0]
+    ):
+        count += 1
+    return 2 if count == 3 else count
+
+
+@fast
+def _embed(numbers: Any, out: Any) -> None:
+    """bfloat16 to float32."""
+    bits = out.view(np.uint32)
+    for i in range(len(numbers)):
+        bits[i] = np.uint32(numbers[i]) << np.uint32(16)
+
+
+@fast
+def _round(numbers: Any, words: Any) -> None:
+    """As many of the numbers as there are halves of words."""
+    halves = words.view(np.uint16)
+    for i in range(len(halves)):
+        halves[i] = rounded(numbers[i])
+
+
+@fast
+def _normalise(rows: Any, weight: Any, epsilon: Any, words: Any) -> None:
+    """RMSNorm (arXiv:1910.07467) of each row, rounded."""
+    for row in range(rows.shape[0]):
+        mine, out = rows[row], words[row].view(np.uint16)
+        total = np.float32(0)
+        for i in range(len(mine)):
+            total += mine[i] * mine[i]
+        scale = np.float32(1) / np.sqrt(total / np.float32(len(mine)) + epsilon)
+        for i in range(len(mine)):
+            out[i] = rounded(mine[i] * scale * weight[i])
+
+
+@fast
+def _rotate(row: Any, angles: Any, position: Any, heads: Any, dim: Any) -> None:
+    """Rotary embedding of the first `heads` heads, in place."""
+    cosine, signed = angles[0][position], angles[1][position]
+    half = dim // 2
+    for head in range(heads):
+        part = row[head * dim : (head + 1) * dim]
+        for i in range(half):
+            low, high = part[i], part[half + i]
+            part[i] = low * cosine[i] + high * signed[i]
+            part[half + i] = high * cosine[half + i] + low * signed[half + i]
+
+
+@fast
+def _gate(wide: Any, inner: Any, words: Any) -> None:
+    """silu(gate) * up, rounded; `wide` holds gate, then up."""
+    for row in range(words.shape[0]):
+        gates, ups, out = wide[row, :inner], wide[row, inner:], words[row].view(np.uint16)
+        for i in range(inner):
+            out[i] = rounded(gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i])
+
+
+@fast
+def chain(
+    logits: Any, starts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, scales: Any, noise: Any, out: Any,
+    leads: Any,
+) -> None:  # fmt: skip
+    """As `engine.model.kernels.chain`."""
+    count, steps = out.shape
+    facts = np.ones((count, 3), np.int64)
+    wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
+    for step in range(steps):
+        choose(logits, scales, noise, step, out, leads)
+        for i in range(count):
+            facts[i, 0], facts[i, 1] = i, starts[i] + step
+        if step + 1 < steps:
+            forward(
+                np.maximum(out[:, step], 0), facts, tables, block_size, weights, angles,
+                shape, numbers, keys, values, wide,
+            )  # fmt: skip
+            logits[:] = wide[:, : logits.shape[1]]
