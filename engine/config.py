@@ -26,7 +26,10 @@ class ModelConfig(Part):
     revision: str | None = Field(
         None, description="branch, tag or commit when `path` is a hub name"
     )
-    dtype: DTypeName = Field("auto", description="`auto`: bfloat16 on CUDA, and on CPU for small Llamas in it; else float32")
+    dtype: DTypeName = Field(
+        "auto",
+        description="`auto`: bfloat16 on CUDA, and on CPU for small Llamas in it; else float32",
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's own"
     )

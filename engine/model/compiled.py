@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import KVPlane
+from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
 from engine.model.batch import Segment, is_chain
 from engine.model.fused import FAMILIES, is_plain
-from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
 from engine.model.panels import Words, is_exact
 
 MOST_ROWS = 64  # in one forward in float32, or of a larger model; at 128 torch costs the same
@@ -93,6 +93,7 @@ class CompiledDecoder:
             int(config.num_attention_heads),
             int(config.num_key_value_heads),
             int(config.intermediate_size),
+            *([(0,) * (_head_dim(config) // 32)] if rounded else []),
         )
         self._numbers = (np.float32(config.rms_norm_eps), np.float32(layers[0][0].scaling))
 

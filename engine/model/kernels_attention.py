@@ -27,22 +27,20 @@ _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _MASK = ir.VectorType(_INT, LANES)
 
 
-def _scores(vectors: int) -> Any:
-    """A function of compiled code, for heads of `2 * LANES * vectors`."""
+@intrinsic  # type: ignore[misc]
+def _scores(
+    typing: Any, parts: Any, query: Any, keys: Any, slots: Any, count: Any, out: Any
+) -> Any:
+    """Answers the largest. `query` words of one head; `keys` words `[slots, dim / 2]`; `slots`
+    int64, readable up to the next multiple of LANES, as `out` float32 is writable. `parts` is a
+    tuple of as many numbers as a head has vectors, so that each width has code of its own."""
+    signature = types.float32(parts, query, keys, slots, count, out)
 
-    @intrinsic  # type: ignore[misc]
-    def scores(typing: Any, query: Any, keys: Any, slots: Any, count: Any, out: Any) -> Any:
-        """Answers the largest. `query` words of one head; `keys` words `[slots, dim / 2]`; `slots`
-        int64, readable up to the next multiple of LANES, as `out` float32 is writable."""
-        signature = types.float32(query, keys, slots, count, out)
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointers = [_pointer(context, builder, signature, args, i) for i in (1, 2, 3, 5)]
+        return _emit_scores(builder, len(signature.args[0]), pointers, args[4])
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointers = [_pointer(context, builder, signature, args, i) for i in (0, 1, 2, 4)]
-            return _emit_scores(builder, vectors, pointers, args[3])
-
-        return signature, generate
-
-    return scores
+    return signature, generate
 
 
 def _pointer(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
@@ -107,19 +105,22 @@ def _added_up(builder: Any, sums: list[Any]) -> Any:
     return sums[0]
 
 
-def _values(vectors: int, rows: int) -> Any:
-    """A function of compiled code, for heads of `2 * LANES * vectors`."""
+def _values(rows: int) -> Any:
+    """A function of compiled code."""
 
     @intrinsic  # type: ignore[misc]
     def weigh(
-        typing: Any, shares: Any, width: Any, values: Any, slots: Any, count: Any, out: Any
-    ) -> Any:
-        """`out` float32 `[rows, dim]`: sums of `values` by `shares`, bfloat16 `[rows, width]`."""
-        signature = types.void(shares, width, values, slots, count, out)
+        typing: Any, parts: Any, shares: Any, width: Any, values: Any, slots: Any, count: Any,
+        out: Any,
+    ) -> Any:  # fmt: skip
+        """`out` float32 `[rows, dim]`: sums of `values` by `shares`, bfloat16 `[rows, width]`;
+        `parts` as above."""
+        signature = types.void(parts, shares, width, values, slots, count, out)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointers = [_pointer(context, builder, signature, args, i) for i in (0, 2, 3, 5)]
-            _emit_values(builder, (vectors, rows), pointers, args[1], args[4])
+            pointers = [_pointer(context, builder, signature, args, i) for i in (1, 3, 4, 6)]
+            size = (len(signature.args[0]), rows)
+            _emit_values(builder, size, pointers, args[2], args[5])
             return context.get_dummy_value()
 
         return signature, generate
@@ -184,72 +185,31 @@ def _in_order(builder: Any, two: list[Any]) -> list[Any]:
     return [builder.shuffle_vector(*two, ir.Constant(_MASK, mask)) for mask in masks]
 
 
-_scores_32, _scores_64, _scores_96, _scores_128 = (_scores(dim // 32) for dim in DIMS)
-_one_32, _one_64, _one_96, _one_128 = (_values(dim // 32, 1) for dim in DIMS)
-_two_32, _two_64, _two_96, _two_128 = (_values(dim // 32, 2) for dim in DIMS)
-_four_32, _four_64, _four_96, _four_128 = (_values(dim // 32, 4) for dim in DIMS)
-
-
-@fast
-def _score(query: Any, keys: Any, slots: Any, count: Any, out: Any) -> Any:
-    words = len(query)
-    if words == 32:
-        return _scores_64(query, keys, slots, count, out)
-    if words == 64:
-        return _scores_128(query, keys, slots, count, out)
-    if words == 16:
-        return _scores_32(query, keys, slots, count, out)
-    return _scores_96(query, keys, slots, count, out)
-
-
-@fast
-def _weigh(rows: Any, shares: Any, values: Any, slots: Any, count: Any, out: Any) -> None:
-    width, words = shares.shape[1], values.shape[1]
-    if rows == 1:
-        if words == 32:
-            _one_64(shares, width, values, slots, count, out)
-        elif words == 64:
-            _one_128(shares, width, values, slots, count, out)
-        elif words == 16:
-            _one_32(shares, width, values, slots, count, out)
-        else:
-            _one_96(shares, width, values, slots, count, out)
-    elif rows == 2:
-        if words == 32:
-            _two_64(shares, width, values, slots, count, out)
-        elif words == 64:
-            _two_128(shares, width, values, slots, count, out)
-        elif words == 16:
-            _two_32(shares, width, values, slots, count, out)
-        else:
-            _two_96(shares, width, values, slots, count, out)
-    elif words == 32:
-        _four_64(shares, width, values, slots, count, out)
-    elif words == 64:
-        _four_128(shares, width, values, slots, count, out)
-    elif words == 16:
-        _four_32(shares, width, values, slots, count, out)
-    else:
-        _four_96(shares, width, values, slots, count, out)
+_one, _two, _four = (_values(rows) for rows in (1, 2, ROWS_AT_ONCE))
 
 
 @fast
 def attend(
-    queries: Any, keys: Any, values: Any, slots: Any, count: Any, scaling: Any, space: Any,
-    out: Any,
+    parts: Any, queries: Any, keys: Any, values: Any, slots: Any, count: Any, scaling: Any,
+    space: Any, out: Any,
 ) -> None:  # fmt: skip
     """One head of 1, 2 or 4 rows that follow one another in a sequence. `queries` and `out` words
     `[rows, dim / 2]`; `keys` and `values` words `[slots, dim / 2]`, of which the first row sees
     `slots[:count]`, each next one more. `slots` and the `space` reach to a multiple of LANES that
-    all rows' keys fit in."""
+    all rows' keys fit in; `parts` is a tuple of `dim / 32` numbers."""
     scores, shares, totals, sums = space
     rows, last = len(queries), count + len(queries) - 1
     for row in range(rows):
         end = count + row
-        largest = _score(queries[row], keys, slots, end, scores)
+        largest = _scores(parts, queries[row], keys, slots, end, scores)
         totals[row] = _softmax(scores[:end], largest, scaling, shares[row])
         shares[row, end : last + 1] = 0
-    _weigh(rows, shares, values, slots, last, sums)
+    if rows == 1:
+        _one(parts, shares, shares.shape[1], values, slots, last, sums)
+    elif rows == 2:
+        _two(parts, shares, shares.shape[1], values, slots, last, sums)
+    else:
+        _four(parts, shares, shares.shape[1], values, slots, last, sums)
     for row in range(rows):
         scale, halves = np.float32(1) / totals[row], out[row].view(np.uint16)
         for i in range(len(halves)):

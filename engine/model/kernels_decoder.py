@@ -27,7 +27,7 @@ def forward(
     shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
 ) -> None:  # fmt: skip
     """As `engine.model.kernels.forward`; `keys` and `values` words `[layers, kv_heads, slots,
-    dim / 2]`, the embedding uint16."""
+    dim / 2]`, the embedding uint16, and the last of `shape` a tuple of `dim / 32` numbers."""
     slots = _slots(facts, tables, block_size)
     asked = 0
     for first in range(0, len(tokens), TILE):
@@ -68,7 +68,7 @@ def _some_rows(
 ) -> None:  # fmt: skip
     embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
     epsilon, scaling = numbers
-    heads, kv_heads, inner = shape
+    heads, kv_heads, inner, parts = shape
     count, width, half = len(tokens), embed.shape[1], keys.shape[3]
     hidden = np.empty((count, width), np.float32)
     normed = np.empty((count, width // 2), np.uint32)
@@ -90,7 +90,7 @@ def _some_rows(
         _normalise(hidden, norm[layer], epsilon, normed)
         product_of_pairs(normed, query_key_value[layer], packed)
         _attend(
-            packed, facts, slots, angles, heads, scaling, keys[layer], values[layer],
+            parts, packed, facts, slots, angles, heads, scaling, keys[layer], values[layer],
             queries, space, attended,
         )  # fmt: skip
         product_of_pairs(attended, output[layer], added)
@@ -111,7 +111,7 @@ def _some_rows(
 
 @fast
 def _attend(
-    packed: Any, facts: Any, slots: Any, angles: Any, heads: Any, scaling: Any,
+    parts: Any, packed: Any, facts: Any, slots: Any, angles: Any, heads: Any, scaling: Any,
     keys: Any, values: Any, queries: Any, space: Any, out: Any,
 ) -> None:  # fmt: skip
     """Rows of query, key and value heads: all keys and values are kept before any row attends."""
@@ -129,7 +129,7 @@ def _attend(
         for head in range(heads):
             first, last, shared = head * half, (head + 1) * half, head * kv_heads // heads
             attend(
-                queries[row : row + rows, first:last], keys[shared], values[shared],
+                parts, queries[row : row + rows, first:last], keys[shared], values[shared],
                 slots[facts[row, 0]], facts[row, 1] + 1, scaling, space,
                 out[row : row + rows, first:last],
             )  # fmt: skip

@@ -1,0 +1,192 @@
+"""The compiled decoder in bfloat16: what transformers computes, to the bit in any company,
+and chosen only where that holds for every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.attention.sdpa import SdpaBackend
+from engine.model import compiled, kernels_attention, kernels_bfloat16, loader
+from engine.model.batch import Batch, Segment
+from engine.model.call import front_door
+from engine.model.compiled import CompiledDecoder
+from engine.model.kernels_decoder import TILE
+from engine.model.kv_cache import KVCache
+from engine.model.loader import LoadedModel, load_model
+from engine.model.runner import ModelRunner
+from tests.support import tiny
+
+pytestmark = pytest.mark.skipif(
+    not kernels_bfloat16.is_supported(), reason="the processor has no AVX512_BF16"
+)
+
+BLOCK_SIZE = 4
+WIDE: dict[str, Any] = {"head_dim": 32}
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped heads": WIDE,
+    "tied": {**WIDE, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    "padded vocabulary": {"head_dim": 64, "hidden_size": 52, "vocab_size": 130},
+}
+
+
+def load(
+    folder: Path, *, role: Literal["target", "draft"] = "target", dtype: Any = "auto", **shape: Any
+) -> LoadedModel:
+    """A random Llama, saved in bfloat16 as published ones are."""
+    model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
+    return load_model(tiny.save(model.bfloat16(), folder), role=role, device="cpu", dtype=dtype)
+
+
+def decoder_of(loaded: LoadedModel) -> CompiledDecoder:
+    assert loaded.compiled is not None
+    return loaded.compiled
+
+
+def tokens_of(count: int) -> list[int]:
+    found: list[int] = torch.randint(
+        0, 128, (count,), generator=torch.Generator().manual_seed(3)
+    ).tolist()
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@torch.inference_mode()
+def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
+    shape: dict[str, Any], tmp_path: Path
+) -> None:
+    """Law: against the same weights in float64, the compiled logits err no more than those that
+    transformers computes in bfloat16."""
+    loaded = load(tmp_path, **shape)
+    cache = KVCache(64, BLOCK_SIZE, "cpu")
+    plane = cache.add_plane("target", loaded.layers, loaded.dtype)
+    tokens, blocks = tokens_of(90), list(range(23))
+    found = decoder_of(loaded)([Segment(tokens, 0, blocks, 90)], plane)
+    other = KVCache(64, BLOCK_SIZE, "cpu").add_plane("plain", loaded.layers, loaded.dtype)
+    batch = Batch.pack([Segment(tokens, 0, blocks, 90)], loaded.device)
+    prepared = SdpaBackend(loaded.device).prepare(other, batch.spans)
+    door = front_door(loaded.model)
+    rounded = door(batch.input_ids, batch.positions, batch.keep, prepared).float()
+    exact = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    expected = exact(torch.tensor([tokens])).logits[0].float()
+    assert found.shape == expected.shape
+    error, allowed = (float((x - expected).pow(2).mean().sqrt()) for x in (found, rounded))
+    assert error <= 1.1 * allowed
+    assert error > 0  # it is bfloat16
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_row_is_the_same_to_the_bit_in_any_company(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Law: a position's logits, keys and values are the same whether its sequence was run at once
+    (in several tiles), in chunks of any size, one by one, or among others over scattered blocks."""
+    loaded = load(tmp_path, **shape)
+    decoder = decoder_of(loaded)
+    cache = KVCache(256, BLOCK_SIZE, "cpu")
+    plane = cache.add_plane("target", loaded.layers, loaded.dtype)
+    count = TILE + 27
+    tokens, whole = tokens_of(count), list(range(30))
+    scattered = [200 - 3 * i for i in range(30)]
+    expected = decoder([Segment(tokens, 0, whole, count)], plane)
+    for size in (1, 2, 3, 4, 5, 7, 8, 9, 33, TILE + 1):
+        for first in range(0, count, size):
+            part = tokens[first : first + size]
+            segments = [Segment(part, first, scattered, len(part))]
+            if first % 2:
+                company = [Segment(tokens[:5], 0, [250, 251], 0), Segment([9], 0, [253], 1)]
+                segments = [company[0], *segments, company[1]]
+            found = decoder(segments, plane)[: len(part)]
+            assert torch.equal(found, expected[first : first + len(part)]), (size, first)
+        for tensor in plane.stacks[0]:
+            for position in range(count):
+                block, offset = divmod(position, BLOCK_SIZE)
+                one = tensor[:, :, whole[block] * BLOCK_SIZE + offset]
+                assert torch.equal(one, tensor[:, :, scattered[block] * BLOCK_SIZE + offset])
+                tensor[:, :, scattered[block] * BLOCK_SIZE + offset] = 0
+
+
+def test_attention_is_exact_where_it_can_be_said() -> None:
+    """One key, and equal keys: the value itself, and the mean of values; unseen slots, even ones
+    that hold infinities, change nothing."""
+    rng = np.random.default_rng(0)
+    for dim in kernels_attention.DIMS:
+        numbers = torch.from_numpy(rng.integers(-8, 8, (64, dim))).bfloat16()
+        numbers[40:] = float("inf")
+        values = numbers.view(torch.uint32).numpy()
+        keys = torch.zeros(64, dim, dtype=torch.bfloat16).view(torch.uint32).numpy()
+        slots = np.zeros(32, dtype=np.int64)
+        slots[:20] = rng.permutation(32)[:20]
+        space = (
+            np.empty(32, np.float32), np.empty((4, 32), np.uint16),
+            np.empty(4, np.float32), np.empty((4, dim), np.float32),
+        )  # fmt: skip
+        for rows, count in ((1, 1), (1, 17), (2, 1), (2, 16), (4, 2), (4, 13)):
+            query = torch.randn(rows, dim).bfloat16().view(torch.uint32).numpy()
+            out = np.zeros_like(query)
+            kernels_attention.attend(
+                (0,) * (dim // 32), query, keys, values, slots, count, np.float32(1), space, out
+            )
+            found = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16).float()
+            for row in range(rows):
+                expected = numbers[slots[: count + row]].float().mean(0)
+                torch.testing.assert_close(found[row], expected, rtol=5e-3, atol=1e-3)
+
+
+def test_trees_go_the_other_way_over_the_same_cache(tmp_path: Path) -> None:
+    """Law: a branching tree runs through torch and reads what compiled code wrote, which reads what
+    torch wrote."""
+    loaded = load(tmp_path, **WIDE)
+    cache = KVCache(64, BLOCK_SIZE, "cpu")
+    mixed, plain = ModelRunner(loaded, cache, "mixed"), ModelRunner(loaded, cache, "plain")
+    plain._compiled = None
+    tokens, blocks = tokens_of(20), list(range(8))
+    forwards = [
+        Segment(tokens, 0, blocks, 2),
+        Segment([5, 6, 7, 8], 20, blocks, 4, [-1, 0, 0]),
+        Segment([6, 9], 21, blocks, 2),
+    ]
+    for segment in forwards:
+        found = mixed.forward([segment]).logits
+        expected = plain.forward([segment]).logits
+        scale = float(expected.abs().max())
+        assert float((found - expected).abs().max()) <= 0.05 * scale
+
+
+def test_auto_is_bfloat16_where_all_of_the_model_is_compiled(tmp_path: Path) -> None:
+    """Law: never where a text could then depend on the batch; asked for, float32 stays float32."""
+    assert load(tmp_path / "a", **WIDE).dtype == torch.bfloat16
+    assert load(tmp_path / "a", **WIDE).exact
+    explicit = load(tmp_path / "b", dtype="float32", **WIDE)
+    assert (explicit.dtype, explicit.compiled, explicit.exact) == (torch.float32, None, True)
+    for i, shape in enumerate(({"head_dim": 16}, {**WIDE, "attention_bias": True})):
+        loaded = load(tmp_path / str(i), **shape)
+        assert (loaded.dtype, loaded.compiled) == (torch.float32, None)
+        loaded = load(tmp_path / f"{i} asked", dtype="bfloat16", **shape)
+        assert (loaded.dtype, loaded.exact) == (torch.bfloat16, False)
+
+
+def test_weights_in_float32_stay_so(tmp_path: Path) -> None:
+    """Law: auto rounds nobody's weights on a CPU."""
+    model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **WIDE}))
+    loaded = load_model(tiny.save(model, tmp_path), role="target", device="cpu")
+    assert loaded.dtype == torch.float32
+
+
+def test_a_large_model_is_not_run_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "SMALL", 1000)
+    assert load(tmp_path, **WIDE).dtype == torch.float32
+    loaded = load(tmp_path / "asked", dtype="bfloat16", **WIDE)
+    assert (loaded.compiled, loaded.exact) == (None, False)
+    draft = load(tmp_path / "draft", role="draft", dtype="bfloat16", **WIDE)
+    assert not decoder_of(draft).takes_all_rows
+
+
+def test_what_fails_the_proof_is_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: auto falls back as a whole; half of a compiled model would be nobody's arithmetic."""
+    monkeypatch.setattr(loader, "is_proven", lambda *given: False)
+    loaded = load(tmp_path, **WIDE)
+    assert (loaded.dtype, loaded.compiled, loaded.exact) == (torch.float32, None, True)
