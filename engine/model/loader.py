@@ -95,8 +95,8 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto is bfloat16 on CUDA and,
-    where compiled code runs all of a model whose weights are that, on a CPU; else float32 there.
+    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto is bfloat16 on CUDA,
+    and on a CPU where compiled code runs all of a model whose weights are that; else float32.
     `max_model_len` defaults to the model's own. Raises ModelError."""
     register()
     name = f"the {role} model {path!r}"
