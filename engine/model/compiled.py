@@ -162,10 +162,11 @@ class CompiledDecoder:
         )  # fmt: skip
         return tokens.tolist(), leads.tolist()
 
-    def warm(self, plane: KVPlane) -> None:
+    def warm(self, plane: KVPlane, *, chains: bool = True) -> None:
         """Compile, or read the kept code, before anybody waits. Writes to the first block."""
         logits = self.table([Segment([0], 0, [0], 1)], plane)
-        self.chain(logits, [Start([0], 1)], plane, steps=2, scales=[1.0], noise=None)
+        if chains:
+            self.chain(logits, [Start([0], 1)], plane, steps=2, scales=[1.0], noise=None)
 
 
 def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:

@@ -79,7 +79,7 @@ class ModelRunner:
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
         self._compiled = model.compiled
         if self._compiled is not None:
-            self._compiled.warm(self._plane)
+            self._compiled.warm(self._plane, chains=model.role == "draft")
         self._synchronize = model.device.type == "cuda"
 
     @property
