@@ -28,9 +28,8 @@ from engine.messages import (
     Submit,
     proposers_of,
 )
-from engine.model.runner import ModelRunner
 from engine.modes import Modes
-from engine.pair import Pair, build_cache, load_pair, vocabulary_of
+from engine.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.profile import profile_at_start
 from engine.recording import Recorder
 from engine.report import ending, introduction, report
@@ -47,7 +46,7 @@ from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Feedback, Proposer
 from engine.speculation.verify import MatchSampled
-from engine.step_metrics import Stopwatch, measure, observation
+from engine.step_metrics import Stopwatch, measure, observation, settle
 from engine.step_plan import StepPlan
 from engine.validation import refusal
 
@@ -71,11 +70,8 @@ class Engine:
         pair = pair or load_pair(config)
         target = pair.target
         self._cache, memory = build_cache(config, pair)
-        attend = config.attention
-        self._runner = ModelRunner(target, self._cache, "target", attention=attend, clock=clock)
-        draft = None
-        if pair.draft:
-            draft = ModelRunner(pair.draft, self._cache, "draft", attention=attend, clock=clock)
+        self._runner = runner_of(config, target, self._cache, clock)
+        draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
         self._processor = processor
         draws = build_draws(processor, target.vocab_size, target.device)
@@ -201,9 +197,10 @@ class Engine:
         proposals = self._allowance.keep(plan.chunks, proposals)
         seconds.propose, seconds.propose_forward = lap(), self._proposer.forward_seconds
         output = self._runner.forward(segments(plan, proposals))
-        seconds.verify, seconds.verify_forward = lap(), self._runner.seconds
+        seconds.verify = lap()
         sampled = self._acceptor.accept(plan, proposals, output)
-        seconds.accept = lap()
+        seconds.accept, seconds.verify_forward = lap(), self._runner.seconds
+        settle(seconds)
         self._commit(plan, sampled)
         seconds.commit = lap()
         items = self._emit(sampled)

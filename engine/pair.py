@@ -7,6 +7,8 @@ benchmark, the tests).
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +16,12 @@ from llguidance import LLTokenizer
 
 from engine.config import DraftModelConfig, EngineConfig, model_folder
 from engine.memory import GIB, MemoryPlan, parameters_in, plan_memory, refuse_heavy_weights
+from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loader import LoadedModel, load_model
 from engine.model.memory import device_limit, item_bytes, plan_limit, reserve_of, weights_of
 from engine.model.pair import check_pair
+from engine.model.runner import Graphs, ModelRunner
 from engine.sampling.vocabulary import load_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -69,6 +73,24 @@ def build_cache(config: EngineConfig, pair: Pair) -> tuple[KVCache, MemoryPlan]:
     device = pair.target.device
     scrap = device.type == "cuda"  # where graphs write what fills them up
     return KVCache(plan.blocks, config.cache.block_size, device, scrap=scrap), plan
+
+
+def runner_of(
+    config: EngineConfig,
+    model: LoadedModel,
+    cache: KVCache,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ModelRunner:
+    """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
+    Raises ConfigError where the configured attention cannot serve the model."""
+    graphs = None
+    if config.graphs and model.device.type == "cuda":
+        graphs = Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens)
+    runner = ModelRunner(
+        model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
+    )
+    runner.capture()
+    return runner
 
 
 def memory_plan(config: EngineConfig, pair: Pair) -> MemoryPlan:

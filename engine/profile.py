@@ -116,9 +116,10 @@ def _seconds(runner: ModelRunner, cache: KVCache, sequences: int, rows: int) -> 
         )
         for i in range(sequences)
     ]
+    return median([_timed(runner, batch) for _ in range(1 + REPEATS)][1:])
+
+
+def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
     runner.forward(batch)
-    found = []
-    for _ in range(REPEATS):
-        runner.forward(batch)
-        found.append(runner.seconds)
-    return median(found)
+    runner.wait()
+    return runner.seconds

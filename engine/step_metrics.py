@@ -14,6 +14,14 @@ from engine.speculation.proposer import Agreement
 from engine.step_plan import StepPlan
 
 
+def settle(seconds: StepSeconds) -> None:
+    """What a device still computed of the forward, while the host had gone on to accept, is counted
+    as verification. On a CPU nothing moves."""
+    late = min(max(seconds.verify_forward - seconds.verify, 0.0), seconds.accept)
+    seconds.verify += late
+    seconds.accept -= late
+
+
 def measure(
     plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds, gauges: StepMetrics
 ) -> StepMetrics:

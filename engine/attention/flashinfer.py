@@ -129,7 +129,7 @@ class FlashInferStaged(FlashInferForward):
         found = self._planned.get(variant)
         if found is None:
             found = self._planned[variant] = self._made()
-            self._plan(found, variant, self._table)
+            self._plan(found, variant)
         return found
 
     def _made(self) -> Wrapper:
@@ -150,14 +150,14 @@ class FlashInferStaged(FlashInferForward):
 
     def fill(self, spans: Sequence[Span]) -> None:
         """These spans, `rows` rows in all."""
-        table = Table.of(spans, self._plane.block_size)
-        assert len(table.slots) == self.rows
-        self._slots.copy_(table.slots, non_blocking=True)
+        self._table = Table.of(spans, self._plane.block_size)
+        assert len(self._table.slots) == self.rows
+        self._slots.copy_(self._table.slots, non_blocking=True)
         for variant, wrapper in self._planned.items():
-            self._plan(wrapper, variant, table)
+            self._plan(wrapper, variant)
 
-    def _plan(self, wrapper: Wrapper, variant: Variant, table: Table) -> None:
-        padded = table.padded(self.rows + 1, self._scrap)
+    def _plan(self, wrapper: Wrapper, variant: Variant) -> None:
+        padded = self._table.padded(self.rows + 1, self._scrap)
         padded.plan(wrapper, variant, self._plane.block_size, self._backend.device)
 
 

@@ -1,8 +1,8 @@
 """ModelRunner: one forward of one model over its plane of the KV cache; used for target and draft
 alike.
 
-Promises float32 logits of the asked rows only, in segment order, and the wall seconds that the
-model took in the last forward (packing not included). Leaves to others what the logits mean.
+Promises float32 logits of the asked rows only, in segment order, and the seconds that the model
+took (packing not included). Waits for no device. Leaves to others what the logits mean.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from engine.attention.choice import choose_backend
 from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
 from engine.model.batch import Batch, Segment
+from engine.model.chain_graphs import ChainGraphs
 from engine.model.compiled import MOST_ROWS, Floats, Start
+from engine.model.graphs import ForwardGraphs, Recorder, StagingBackend
 from engine.model.kv_cache import KVCache
 from engine.model.loader import LoadedModel
+from engine.model.timing import DeviceTimer, HostTimer, Timer
+from engine.sampling.noise import Key
 
 
 class ModelOutput:
@@ -52,8 +56,17 @@ class ModelOutput:
         return len(self._given)
 
 
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """That forwards are to be captured: who records, and the most rows of a forward."""
+
+    recorder: Recorder
+    most_rows: int
+
+
 class ModelRunner:
-    """`plane` names the model's plane in `cache`; it is added there if it is not yet."""
+    """`plane` names the model's plane in `cache`; it is added there if it is not yet. With
+    `graphs`, forwards whose attention can be staged are replayed; the cache needs a scrap block."""
 
     def __init__(
         self,
@@ -63,6 +76,7 @@ class ModelRunner:
         *,
         attention: AttentionName = "auto",
         backend: AttentionBackend | None = None,
+        graphs: Graphs | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
@@ -74,37 +88,68 @@ class ModelRunner:
             layers=model.layers,
             block_size=cache.block_size,
         )
-        self.seconds = 0.0
-        self._clock = clock
+        self._timer: Timer = DeviceTimer() if model.device.type == "cuda" else HostTimer(clock)
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
         self._compiled = model.compiled
         if self._compiled is not None:
             self._compiled.warm(self._plane, chains=model.role == "draft")
-        self._synchronize = model.device.type == "cuda"
+        self._forwards: ForwardGraphs | None = None
+        self._chains: ChainGraphs | None = None
+        if graphs is not None and isinstance(self.backend, StagingBackend):
+            assert cache.scrap is not None
+            parts = (model.logits, self.backend, self._plane, graphs.recorder)
+            place = {"scrap": cache.scrap, "device": model.device}
+            self._forwards = ForwardGraphs(*parts, most_rows=graphs.most_rows, **place)
+            if model.role == "draft":
+                self._chains = ChainGraphs(*parts, vocab_size=model.vocab_size, **place)
 
     @property
     def chains(self) -> bool:
-        """Whether `chain` can do a whole proposal in one call."""
-        return self._compiled is not None
+        """Whether a whole proposal can be done in one call."""
+        return self._compiled is not None or self._chains is not None
+
+    @property
+    def seconds(self) -> float:
+        """That the model took in its last forward. On CUDA: in those that the device has finished
+        since this was last read."""
+        return self._timer.read()
+
+    def wait(self) -> None:
+        """Until the device has finished; at once on a CPU."""
+        self._timer.wait()
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record the graphs of forwards now, so that nobody waits for it later."""
+        if self._forwards is not None:
+            self._forwards.capture()
 
     def forward(self, segments: Sequence[Segment]) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
         `start + len(tokens)`, and everything before `start` must have been computed."""
         if self._compiled is not None and self._compiled.suits(segments):
-            started = self._clock()
+            self._timer.begin()
             table = self._compiled.table(segments, self._plane)
-            self.seconds = self._clock() - started
+            self._timer.end()
             return ModelOutput(table)
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device)
-            prepared = self.backend.prepare(self._plane, batch.spans)
-            started = self._clock()  # packing is host work, and counted as such
-            logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)
-            logits = logits.float()
-        if self._synchronize:
-            torch.cuda.synchronize(self.model.device)
-        self.seconds = self._clock() - started
-        return ModelOutput(logits)
+            return ModelOutput(self._replayed(batch) if self._forwards else self._eager(batch))
+
+    def _replayed(self, batch: Batch) -> Tensor:
+        assert self._forwards is not None
+        self._timer.begin()
+        logits = self._forwards(batch)
+        self._timer.end()
+        return self._eager(batch) if logits is None else logits
+
+    def _eager(self, batch: Batch) -> Tensor:
+        prepared = self.backend.prepare(self._plane, batch.spans)
+        self._timer.begin()  # packing is host work, and counted as such
+        logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)
+        logits = logits.float()
+        self._timer.end()
+        return logits
 
     def chain(
         self,
@@ -125,9 +170,28 @@ class ModelRunner:
         """
         if self._compiled is None or len(starts) > MOST_ROWS:
             return None
-        started = self._clock()
+        self._timer.begin()
         found = self._compiled.chain(
             logits, starts, self._plane, steps=steps, scales=scales, noise=noise
         )
-        self.seconds = self._clock() - started
+        self._timer.end()
+        return found
+
+    @torch.inference_mode()
+    def keyed_chain(
+        self,
+        logits: Tensor,
+        starts: Sequence[Start],
+        *,
+        steps: int,
+        scales: Sequence[float],
+        keys: Sequence[Key | None],
+    ) -> tuple[list[list[int]], list[list[float]]] | None:
+        """`chain` in one graph, which makes the noise itself: `keys` are those of the rows' noise,
+        sequence by sequence, None for a row without. None if nothing is captured here."""
+        if self._chains is None:
+            return None
+        self._timer.begin()
+        found = self._chains(logits, starts, steps=steps, scales=scales, keys=keys)
+        self._timer.end()
         return found

@@ -45,8 +45,7 @@ class KeyedNoise:
         cache_rows: int = _CACHE_ROWS,
     ) -> None:
         self._device = torch.device(device)
-        ids = torch.arange(vocab_size, dtype=torch.int64)
-        self._token_words = _token_words(ids).to(self._device)
+        self._token_words = token_words_of(vocab_size).to(self._device)
         self._capacity = max(min(cache_rows, _CACHE_BYTES // (4 * vocab_size)), 1)
         self._rows = torch.empty(1 + self._capacity, vocab_size, device=self._device)
         self._rows[_SILENT] = 0
@@ -144,25 +143,31 @@ def gumbel_on_host(words: npt.NDArray[np.uint32]) -> Tensor:
 
 
 def _hash(keys: Seq[Key], token_words: Tensor) -> Tensor:
-    """[len(keys), vocab] int32, uniform on 0 .. 2**31-1.
+    """[len(keys), vocab] int32, uniform on 0 .. 2**31-1."""
+    halves = (torch.from_numpy(half.view(np.int32)) for half in key_columns(keys))
+    return hashed(token_words, *(half.to(token_words.device) for half in halves))
+
+
+def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """[rows, vocab] int32, uniform on 0 .. 2**31-1, from the halves of the rows' keys, [rows, 1]
+    int32 on the same device.
 
     Two multiply-and-fold rounds (the constants of Wellons' lowbias32) over a token word that is
     mixed already, with half of the row's 64-bit key before each. An arithmetic right shift copies
     the sign, so the first fold masks the copies away; the last one lets them cancel the sign, which
     maps two words onto each of the 2**31 results: still uniform.
     """
-    low, high = _key_columns(keys)
-    x = token_words.bitwise_xor(torch.from_numpy(low.view(np.int32)).to(token_words.device))
+    x = token_words.bitwise_xor(low)
     x.mul_(_FIRST_FACTOR)
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
-    x.bitwise_xor_(torch.from_numpy(high.view(np.int32)).to(token_words.device))
+    x.bitwise_xor_(high)
     x.mul_(_SECOND_FACTOR - 2**32)
     return x.bitwise_xor_(x >> 16)
 
 
 def _hash_on_host(keys: Seq[Key], token_words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """`_hash` in numpy."""
-    low, high = _key_columns(keys)
+    low, high = key_columns(keys)
     x = token_words ^ low
     x *= np.uint32(_FIRST_FACTOR)
     folded = x >> np.uint32(15)
@@ -174,7 +179,7 @@ def _hash_on_host(keys: Seq[Key], token_words: npt.NDArray[np.uint32]) -> npt.ND
     return x
 
 
-def _key_columns(keys: Seq[Key]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+def key_columns(keys: Seq[Key]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """The low and the high halves of the rows' keys, [n, 1] each."""
     row_words = np.array([row_key(*key) for key in keys], dtype=np.uint64)[:, None]
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
@@ -194,7 +199,12 @@ def _splitmix64(x: int) -> int:
 
 def words_of(vocab_size: int) -> npt.NDArray[np.uint32]:
     """`_token_words` of a vocabulary, for compiled code."""
-    return _token_words(torch.arange(vocab_size, dtype=torch.int64)).numpy().view(np.uint32)
+    return token_words_of(vocab_size).numpy().view(np.uint32)
+
+
+def token_words_of(vocab_size: int) -> Tensor:
+    """[vocab] int32, the words that `hashed` mixes with the keys."""
+    return _token_words(torch.arange(vocab_size, dtype=torch.int64))
 
 
 def _token_words(ids: Tensor) -> Tensor:

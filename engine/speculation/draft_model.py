@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from engine.model.batch import Segment
 from engine.model.compiled import Floats, Start
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.noise import Key
 from engine.sampling.quick import QuickDraws
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE, Sampler
 from engine.sequence import Sequence
@@ -53,6 +55,16 @@ class Runner(Protocol):
         steps: int,
         scales: Seq[float],
         noise: Floats | None,
+    ) -> tuple[list[list[int]], list[list[float]]] | None: ...
+
+    def keyed_chain(
+        self,
+        logits: Tensor,
+        starts: Seq[Start],
+        *,
+        steps: int,
+        scales: Seq[float],
+        keys: Seq[Key | None],
     ) -> tuple[list[list[int]], list[list[float]]] | None: ...
 
 
@@ -240,20 +252,18 @@ class DraftModelProposer:
     def _draw_chains(self, drafts: list[_Draft], output: ModelOutput) -> bool:
         """All that is left of the proposals in one call, if the fields of all these requests allow
         it and the model can. Draws what `_draw` and `_extend` would in turn."""
-        if self._draws is None:
-            return False
         steps = drafts[0].k
         scales = [self._processor.scale_of(draft.seq) for draft in drafts]
         usual = self._runner.vocab_size == self._vocab_size and None not in scales
         if not usual or any(draft.tokens or draft.k != steps for draft in drafts):
             return False
-        found = self._runner.chain(
-            output.table,
-            [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts],
-            steps=steps,
-            scales=[scale or 1.0 for scale in scales],
-            noise=self._draws.noise([(draft.seq, draft.seq.num_tokens) for draft in drafts], steps),
-        )
+        starts = [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
+        factors, keys = [scale or 1.0 for scale in scales], _chain_keys(drafts)
+        found = self._runner.keyed_chain(output.logits, starts, steps=steps, scales=factors, keys=keys)
+        if found is None and self._draws is not None:
+            roots = [(draft.seq, draft.seq.num_tokens) for draft in drafts]
+            noise = self._draws.noise(roots, steps)
+            found = self._runner.chain(output.table, starts, steps=steps, scales=factors, noise=noise)
         if found is None:
             return False
         self.forward_seconds += self._runner.seconds
@@ -296,4 +306,13 @@ def _noise_keys(drafts: list[_Draft]) -> list[tuple[int, int]]:
         for draft in drafts
         if draft.seq.params.temperature > 0
         for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k + 1)
+    ]
+
+
+def _chain_keys(drafts: list[_Draft]) -> list[Key | None]:
+    """What each guess is drawn with, sequence by sequence; None at temperature 0."""
+    return [
+        (draft.seq.params.seed, position) if draft.seq.params.temperature > 0 else None
+        for draft in drafts
+        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k)
     ]

@@ -112,6 +112,9 @@ class Stepwise:
     def forward(self, segments: list[Segment]) -> ModelOutput:
         return self._runner.forward(segments)
 
+    def keyed_chain(self, *_given: object, **_more: object) -> None:
+        """It cannot either."""
+
     def chain(self, *_given: object, **_more: object) -> None:
         return None
 

@@ -44,6 +44,9 @@ class FakeRunner:
     def chain(self, *_given: object, **_more: object) -> None:
         """It cannot: every forward is asked for by itself."""
 
+    def keyed_chain(self, *_given: object, **_more: object) -> None:
+        """Nor this."""
+
     def _slot(self, blocks: Seq[int], position: int) -> int:
         return blocks[position // self._block_size] * self._block_size + (
             position % self._block_size

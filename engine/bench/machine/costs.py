@@ -19,7 +19,7 @@ from engine.model.kv_cache import bytes_per_token
 from engine.model.loader import LoadedModel
 from engine.model.packed import PackedDecoder
 from engine.model.runner import ModelRunner
-from engine.pair import Pair, build_cache
+from engine.pair import Pair, build_cache, runner_of
 
 CONTEXT = 256  # tokens before the timed rows
 MOST_GUESSES = 16
@@ -50,8 +50,8 @@ def measure_costs(
     longest = min(longest, pair.target.max_model_len)
     start = longest - MOST_GUESSES - 1
     table = list(range(-(-longest // cache.block_size)))
-    target = ModelRunner(pair.target, cache, "target")
-    draft = ModelRunner(pair.draft, cache, "draft") if pair.draft else None
+    target = runner_of(config, pair.target, cache)
+    draft = runner_of(config, pair.draft, cache) if pair.draft else None
     source = torch.ones(COPIED, device=pair.target.device)
     sink = torch.empty_like(source)
     rows: list[list[float]] = [[] for _ in range(MOST_GUESSES + 1)]
@@ -59,16 +59,16 @@ def measure_costs(
     for round_ in range(rounds + 1):  # the first one is warm-up
         seconds = []
         for count in range(1, MOST_GUESSES + 2):
-            target.forward([Segment([0] * count, start, table, count)])
-            seconds.append(target.seconds)
+            seconds.append(_forward(target, Segment([0] * count, start, table, count)))
+        drafted = 0.0
         if draft is not None:
-            draft.forward([Segment([0], start, table, 1)])
+            drafted = _forward(draft, Segment([0], start, table, 1))
         copied = _copy(source, sink, clock)
         if round_ == 0:
             continue
         for kept, second in zip(rows, seconds, strict=True):
             kept.append(second)
-        drafts.append(draft.seconds if draft is not None else 0.0)
+        drafts.append(drafted)
         copies.append(copied)
     ratios = [_ratio(kept, rows[0]) for kept in rows]
     weights = weight_bytes(pair.target)
@@ -82,6 +82,12 @@ def measure_costs(
         read=read / median(rows[0]),
         weight_bytes=weights,
     )
+
+
+def _forward(runner: ModelRunner, segment: Segment) -> float:
+    runner.forward([segment])
+    runner.wait()
+    return runner.seconds
 
 
 def _copy(source: torch.Tensor, sink: torch.Tensor, clock: Callable[[], float]) -> float:

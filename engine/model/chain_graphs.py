@@ -1,0 +1,161 @@
+"""A draft's whole proposal as one graph: K times draw, embed, forward, with the keyed noise made
+inside from (seed, position).
+
+What is known before the first token is drawn lies in fixed tensors: where each step's keys go, what
+it may see, the halves of each row's noise key. So nothing waits for the host between steps, and the
+tokens and their leads come back in one copy.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.flashinfer import scrap_span
+from engine.attention.interface import KVPlane, Span
+from engine.memory import buckets
+from engine.model.call import Call
+from engine.model.compiled import Start
+from engine.model.graphs import GraphPool, Recorder, StagingBackend
+from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
+from engine.sampling.sampler import MOST_SURE, NOT_FINITE
+
+MOST_CHAINS = 16  # graphs of chains; the one that was used longest ago makes room
+MOST_SEQUENCES = 64
+
+Found = tuple[list[list[int]], list[list[float]]]
+
+
+class _Chain:
+    """The inputs of one (sequences, steps), and the loop over them."""
+
+    def __init__(
+        self,
+        call: Call,
+        backend: StagingBackend,
+        plane: KVPlane,
+        words: Tensor,
+        *,
+        rows: int,
+        steps: int,
+    ) -> None:
+        device = words.device
+        self._call, self._words, self.rows, self.steps = call, words, rows, steps
+        self.logits = torch.zeros(rows, len(words), device=device)
+        self.scales = torch.ones(rows, 1, device=device)
+        self.keys = torch.zeros(2, steps, rows, 1, dtype=torch.int32, device=device)
+        self.loud = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+        self.positions = torch.zeros(1, rows, dtype=torch.int64, device=device)
+        self.attentions = [backend.stage(plane, rows) for _ in range(steps - 1)]
+
+    def fill(
+        self,
+        logits: Tensor,
+        starts: Sequence[Start],
+        scales: Sequence[float],
+        keys: Sequence[Key | None],
+        scrap: int,
+        block_size: int,
+    ) -> None:
+        """`keys`: sequence by sequence, `steps` of each. Rows beyond the sequences draw greedily
+        from zeros, in the scrap block."""
+        used, more = len(starts), self.rows - len(starts)
+        self.logits[:used].copy_(logits)
+        self.scales[:used, 0] = torch.tensor(scales, dtype=torch.float32)
+        halves = np.stack(key_columns([key or (0, 0) for key in keys]))
+        shaped = halves.view(np.int32).reshape(2, used, self.steps, 1).swapaxes(1, 2)
+        self.keys[:, :, :used].copy_(torch.from_numpy(np.ascontiguousarray(shaped)))
+        self.loud[:, 0] = torch.tensor(
+            [k is not None for k in keys[:: self.steps]] + [False] * more
+        )
+        self.positions[0] = torch.tensor([start.position for start in starts] + [0] * more)
+        for step, attention in enumerate(self.attentions):
+            spans = [Span(i, 1, s.position + step, s.blocks) for i, s in enumerate(starts)]
+            attention.fill([*spans, *([scrap_span(used, more, scrap, block_size)] if more else [])])
+
+    def suits(self, spans: Sequence[Span]) -> bool:
+        return all(attention.suits(spans) for attention in self.attentions)
+
+    def run(self) -> Tensor:
+        """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
+        logits, found = self.logits, []
+        for step in range(self.steps):
+            tokens, leads = self._draw(logits, step)
+            found.append(torch.stack([tokens.double(), leads.double()]))
+            if step < self.steps - 1:
+                ids = tokens.clamp(min=0)[None]
+                attention = self.attentions[step]
+                logits = self._call(ids, self.positions + step, self.rows, attention).float()
+        return torch.stack(found, dim=1)
+
+    def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """As `engine.sampling.sampler`: the largest score, the lowest id of equal ones, and its
+        distance to the next."""
+        noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
+        scores = logits * self.scales + torch.where(self.loud, noise, 0.0)
+        best, tokens = scores.max(dim=1)
+        second = scores.scatter(1, tokens[:, None], -torch.inf).amax(dim=1)
+        leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+        return tokens.masked_fill(~best.isfinite(), NOT_FINITE), leads
+
+
+class ChainGraphs:
+    """Proposals of one draft over one plane, by number of sequences and of steps."""
+
+    def __init__(
+        self,
+        call: Call,
+        backend: StagingBackend,
+        plane: KVPlane,
+        recorder: Recorder,
+        *,
+        scrap: int,
+        device: torch.device,
+        vocab_size: int,
+    ) -> None:
+        self._call, self._backend, self._plane = call, backend, plane
+        self._scrap, self._vocab = scrap, vocab_size
+        self._sizes = buckets(MOST_SEQUENCES)
+        self._words = token_words_of(vocab_size).to(device)
+        self._chains: OrderedDict[tuple[int, int], _Chain] = OrderedDict()
+        self._pool: GraphPool[tuple[int, int]] = GraphPool(recorder, MOST_CHAINS)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        starts: Sequence[Start],
+        *,
+        steps: int,
+        scales: Sequence[float],
+        keys: Sequence[Key | None],
+    ) -> Found | None:
+        """`steps` tokens of each sequence and their leads; see ModelRunner.chain. None if there are
+        too many sequences. One copy from the device."""
+        rows = next((size for size in self._sizes if size >= len(starts)), None)
+        if rows is None or logits.shape[1] != self._vocab:
+            return None
+        chain = self._chain(rows, steps)
+        last = [Span(i, 1, s.position + steps - 2, s.blocks) for i, s in enumerate(starts)]
+        if steps > 1 and not chain.suits(last):
+            return None
+        chain.fill(logits, starts, scales, keys, self._scrap, self._plane.block_size)
+        tokens, leads = self._pool.replay((rows, steps), chain.run).tolist()
+        return (
+            [[int(step[i]) for step in tokens] for i in range(len(starts))],
+            [[step[i] for step in leads] for i in range(len(starts))],
+        )
+
+    def _chain(self, rows: int, steps: int) -> _Chain:
+        """Its tensors live as long as its graph."""
+        key = (rows, steps)
+        if key not in self._pool and self._pool.oldest is not None:
+            del self._chains[self._pool.oldest]
+        if key not in self._chains:
+            self._chains[key] = _Chain(
+                self._call, self._backend, self._plane, self._words, rows=rows, steps=steps
+            )
+        return self._chains[key]

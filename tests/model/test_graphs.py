@@ -1,0 +1,269 @@
+"""Captured forwards and captured proposals, with a recorder that calls the function again: buckets,
+padding, fixed tensors, eviction; the numbers are those of eager forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.flashinfer import FlashInferBackend
+from engine.attention.flex import FlexBackend
+from engine.attention.interface import AttentionBackend
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import SamplingParams, StepSeconds, Submit
+from engine.model.batch import Segment
+from engine.model.compiled import Start
+from engine.model.graphs import GraphPool
+from engine.model.kv_cache import KVCache
+from engine.model.loader import LoadedModel, load_model
+from engine.model.runner import Graphs, ModelRunner
+from engine.model.timing import DeviceTimer
+from engine.pair import Pair
+from engine.sampling.noise import Key, KeyedNoise
+from engine.step_metrics import settle
+from tests.support.fake_flashinfer import PagedPrefill
+from tests.support.fake_recorder import Again
+from tests.support.reference import Reference
+
+CPU = torch.device("cpu")
+BLOCK, BLOCKS = 4, 40
+PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "flex": lambda: FlexBackend(CPU, BLOCK),
+    "flashinfer": lambda: FlashInferBackend(CPU, PagedPrefill),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target: str) -> LoadedModel:
+    return load_model(tiny_target, role="target", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def draft(tiny_draft: str) -> LoadedModel:
+    return load_model(tiny_draft, role="draft", device="cpu")
+
+
+def eager(model: LoadedModel) -> ModelRunner:
+    return ModelRunner(model, KVCache(BLOCKS, BLOCK, "cpu"), "eager", attention="sdpa")
+
+
+def captured(model: LoadedModel, recorder: Again, backend: str = "flex") -> ModelRunner:
+    """Without the compiled decoder, which would take small forwards."""
+    runner = ModelRunner(
+        model,
+        KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
+        model.role,
+        backend=BACKENDS[backend](),
+        graphs=Graphs(recorder, 24),
+    )
+    runner._compiled = None
+    return runner
+
+
+STEPS = [  # prompts, decodes, a verification beside a prompt, more rows than the largest bucket
+    [Segment(PROMPT, 0, [3, 1, 2], 1)],
+    [Segment([7], 11, [3, 1, 2], 1), Segment(PROMPT[:6], 0, [9, 8], 1)],
+    [Segment([7, 8, 9], 12, [3, 1, 2, 4], 3), Segment([1], 6, [9, 8], 1)],
+    [Segment([4], 15, [3, 1, 2, 4], 1), Segment(PROMPT * 3, 0, list(range(20, 30)), 2)],
+    [Segment([6, 5], 16, [3, 1, 2, 4, 5], 1), Segment([6], 7, [9, 8], 0)],
+]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_replays_equal_eager_forwards(target: LoadedModel, name: str) -> None:
+    """Law: whatever the number of rows, however it is filled up, a replay's logits are those of the
+    eager forward, and so is the cache that the next one reads."""
+    recorder = Again()
+    ours, theirs = captured(target, recorder, name), eager(target)
+    for segments in STEPS:
+        found, expected = ours.forward(segments).logits, theirs.forward(segments).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert recorder.recorded == 3  # of 16, 8 and 4 rows; 34 are too many
+    assert recorder.replayed == 4
+
+
+def test_a_tree_is_run_eagerly(target: LoadedModel) -> None:
+    """Law: what cannot be staged is computed all the same."""
+    recorder = Again()
+    ours, theirs = captured(target, recorder), eager(target)
+    for runner in (ours, theirs):
+        runner.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
+    before = recorder.replayed
+    tree = [Segment([7, 8, 9, 10], 11, [3, 1, 2, 4], 4, tail_parents=[-1, -1, 1])]
+    torch.testing.assert_close(ours.forward(tree).logits, theirs.forward(tree).logits)
+    assert recorder.replayed == before
+
+
+def test_logits_outlive_the_next_replay(target: LoadedModel) -> None:
+    """Bug: long stretches are caught up in several forwards, whose logits are joined at the end."""
+    ours = captured(target, Again())
+    first = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 2)]).logits
+    kept = first.clone()
+    ours.forward([Segment(PROMPT[::-1], 0, [4, 5, 6], 2)])
+    assert torch.equal(first, kept)
+
+
+def test_all_buckets_are_recorded_at_start(target: LoadedModel) -> None:
+    """Law: once, the largest first; a later forward records nothing."""
+    recorder = Again()
+    ours = captured(target, recorder)
+    ours.capture()
+    assert recorder.recorded == 6  # 1, 2, 4, 8, 16, 24
+    ours.forward(STEPS[0])
+    assert recorder.recorded == 6
+
+
+def test_the_pool_drops_what_was_used_longest_ago() -> None:
+    recorder = Again()
+    pool: GraphPool[str] = GraphPool(recorder, most=2)
+    numbers = {name: torch.tensor([float(i)]) for i, name in enumerate("abc")}
+
+    def doubled(name: str) -> Callable[[], Tensor]:
+        return lambda: numbers[name] * 2
+
+    for name in "abac":
+        assert pool.replay(name, doubled(name)).item() == 2 * numbers[name].item()
+    assert ("a" in pool, "b" in pool, "c" in pool, len(pool)) == (True, False, True, 2)
+    assert recorder.recorded == 3
+    numbers["a"].fill_(21.0)
+    assert pool.replay("a", doubled("a")).item() == 42.0
+    assert recorder.recorded == 3
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int) -> None:
+    """Law: one graph of K steps draws the tokens that K forwards with the same keyed noise draw,
+    greedy rows and noisy ones alike, and leaves the same keys and values."""
+    ours, theirs = captured(draft, Again(), name), eager(draft)
+    theirs._compiled = None
+    tables = [[3, 1, 2, 4], [9, 8, 7, 6], [20, 21, 22, 23]][:count]
+    prompts = [Segment(PROMPT[i:], 0, tables[i], 1) for i in range(count)]
+    logits = ours.forward(prompts).logits
+    theirs.forward(prompts)
+    for steps in (3, 4, 3):
+        starts = [Start(table, len(PROMPT) - i) for i, table in enumerate(tables)]
+        scales = [1.0, 2.0, 0.5][:count]
+        keys: list[Key | None] = [
+            (77 + i, start.position + step) if i != 1 else None
+            for i, start in enumerate(starts)
+            for step in range(steps)
+        ]
+        found = ours.keyed_chain(logits, starts, steps=steps, scales=scales, keys=keys)
+        assert found is not None
+        assert found[0] == stepwise(theirs, logits, starts, scales, keys, steps)
+        assert all(lead >= 0 for leads in found[1] for lead in leads)
+
+
+def stepwise(
+    runner: ModelRunner,
+    logits: Tensor,
+    starts: list[Start],
+    scales: list[float],
+    keys: list[Key | None],
+    steps: int,
+) -> list[list[int]]:
+    noise, drawn = KeyedNoise(logits.shape[1]), []
+    for step in range(steps):
+        scores = logits * torch.tensor(scales)[:, None] + noise.rows(keys[step::steps])
+        drawn.append(scores.argmax(1).tolist())
+        segments = [
+            Segment([token], start.position + step, start.blocks, 1)
+            for token, start in zip(drawn[-1], starts, strict=True)
+        ]
+        logits = runner.forward(segments).logits
+    return [list(tokens) for tokens in zip(*drawn, strict=True)]
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_an_engine_of_graphs_writes_the_reference_text(
+    k: int, target: LoadedModel, draft: LoadedModel, tiny_eos: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Law: graphs are no choice of the text, with a draft and without; proposals are one replay."""
+    recorder = Again()
+    cache = KVCache(64, BLOCK, "cpu", scrap=True)
+
+    def runner(config: EngineConfig, model: LoadedModel, ignored: KVCache) -> ModelRunner:
+        backend = FlexBackend(CPU, BLOCK)
+        made = ModelRunner(model, cache, model.role, backend=backend, graphs=Graphs(recorder, 24))
+        made._compiled = None
+        return made
+
+    monkeypatch.setattr("engine.core.runner_of", runner)
+    config = EngineConfig.model_validate(
+        {
+            "target": {"path": target.path},
+            "device": "cpu",
+            "cache": {"block_size": BLOCK, "num_blocks": 64},
+            "speculation": {
+                "proposer": {"path": draft.path},
+                "controller": {"kind": "fixed", "k": k},
+            },
+        }
+    )
+    engine = Engine(config, pair=Pair(target, draft))
+    params = [
+        SamplingParams(seed=i, max_tokens=9, temperature=i / 2, ignore_eos=True) for i in range(3)
+    ]
+    for i, asked in enumerate(params):
+        engine.add(Submit(str(i), PROMPT[: 5 + i], asked, 0.0))
+    found: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step().items:
+            found.setdefault(output.id, []).extend(output.tokens)
+    assert recorder.replayed > 0
+    reference = Reference(target.path, tiny_eos)
+    for i, asked in enumerate(params):
+        assert found[str(i)] == reference.generate(PROMPT[: 5 + i], asked)[0]
+
+
+class Event:
+    """`query` is true once the device has come this far."""
+
+    reached = 0.0
+    recorded = 0.0
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        Event.recorded += 10.0
+        self.at = Event.recorded
+
+    def query(self) -> bool:
+        return self.at <= Event.reached
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at - self.at
+
+    def synchronize(self) -> None:
+        Event.reached = max(Event.reached, self.at)
+
+
+def test_nobody_waits_to_know_how_long_it_took() -> None:
+    """Law: a reading tells, once, what the device has finished; waiting is asked for by name."""
+    timer = DeviceTimer(Event)  # type: ignore[arg-type]
+    for _ in range(2):
+        timer.begin()
+        timer.end()
+    assert timer.read() == 0.0
+    Event.reached = 20.0
+    assert timer.read() == pytest.approx(0.010)
+    assert timer.read() == 0.0
+    timer.wait()
+    assert timer.read() == pytest.approx(0.010)
+
+
+def test_what_the_device_did_meanwhile_is_verification() -> None:
+    """Law: the sum of a step stays; on a CPU nothing moves."""
+    seconds = StepSeconds(verify=1.0, accept=5.0, verify_forward=4.0)
+    settle(seconds)
+    assert (seconds.verify, seconds.accept) == (4.0, 2.0)
+    settle(seconds)
+    assert (seconds.verify, seconds.accept) == (4.0, 2.0)
