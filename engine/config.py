@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizationName = Literal["none", "int8", "int4", "fp8"]
 AttentionName = Literal["auto", "sdpa", "compiled", "flex", "flashinfer"]
 
 BUILTIN = "demo"
@@ -29,6 +30,11 @@ class ModelConfig(Part):
     dtype: DTypeName = Field(
         "auto",
         description="`auto`: bfloat16 on CUDA, and on CPU for small Llamas in it; else float32",
+    )
+    quantization: QuantizationName = Field(
+        "none",
+        description="bits of the linear layers' weights, by torchao (`pip install"
+        " 'foretoken[quantization]'`); on a CPU `int8`",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's own"
@@ -77,6 +83,7 @@ class DraftModelConfig(Part):
     path: str = Field(BUILTIN, description="draft model folder or hub name")
     revision: str | None = Field(None, description="as target.revision")
     dtype: DTypeName = Field("auto", description="as target.dtype")
+    quantization: QuantizationName = Field("none", description="as target.quantization")
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from engine.config import DraftModelConfig, EngineConfig, model_folder
+from engine.config import DraftModelConfig, EngineConfig, ModelConfig, model_folder
 from engine.memory import GIB, MemoryPlan, parameters_in, plan_memory, refuse_heavy_weights
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import LoadedModel, Role, load_model
 from engine.model.memory import device_limit, item_bytes, plan_limit, reserve_of, weights_of
 from engine.model.pair import check_pair
 from engine.model.runner import Graphs, ModelRunner
@@ -45,6 +45,7 @@ def load_pair(config: EngineConfig) -> Pair:
         role="target",
         revision=said.revision,
         dtype=said.dtype,
+        quantization=said.quantization,
         device=config.device,
         max_model_len=said.max_model_len,
         trust_remote_code=said.trust_remote_code,
@@ -57,6 +58,7 @@ def load_pair(config: EngineConfig) -> Pair:
         role="draft",
         revision=proposer.revision,
         dtype=proposer.dtype,
+        quantization=proposer.quantization,
         device=config.device,
         trust_remote_code=proposer.trust_remote_code,
     )
@@ -120,15 +122,14 @@ def memory_plan(config: EngineConfig, pair: Pair) -> MemoryPlan:
 
 def _refuse_heavy_weights(config: EngineConfig) -> None:
     """By the headers of local files. Raises MemoryPlanError."""
-    said = {"target": (config.target.path, config.target.dtype)}
-    if isinstance(proposer := config.speculation.proposer, DraftModelConfig):
-        said["draft"] = (proposer.path, proposer.dtype)
+    said: dict[Role, ModelConfig | DraftModelConfig] = {"target": config.target}
+    if isinstance(config.speculation.proposer, DraftModelConfig):
+        said["draft"] = config.speculation.proposer
     sizes: dict[str, int] = {}
-    for role, (path, dtype) in said.items():
-        folder = Path(model_folder(path, "target" if role == "target" else "draft"))
-        numbers = parameters_in(folder.expanduser())
-        if numbers is not None:
-            sizes[role] = numbers * item_bytes(dtype, config.device)
+    for role, model in said.items():
+        numbers = parameters_in(Path(model_folder(model.path, role)).expanduser())
+        if numbers is not None and model.quantization == "none":
+            sizes[role] = numbers * item_bytes(model.dtype, config.device)
     refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))
 
 

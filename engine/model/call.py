@@ -109,17 +109,20 @@ def _nearly_equal(found: Tensor, expected: Tensor) -> bool:
 
 
 @torch.inference_mode()
-def choose_call(model: Any, prepared: Callable[[], PreparedAttention], tokens: list[int]) -> Call:
+def choose_call(
+    model: Any, prepared: Callable[[], PreparedAttention], tokens: list[int], *, fuse: bool = True
+) -> Call:
     """The shortest way that answers what the front door does: up to the last bits of float32 for
     the fused decoder, whose sums run in another order; bit for bit for the others. `prepared`
-    makes an attention for these tokens as one sequence from position 0."""
+    makes an attention for these tokens as one sequence from position 0. `fuse`: whether weights are
+    plain tensors."""
     door = front_door(model)
     device = next(model.parameters()).device
     ids = torch.tensor([tokens], device=device)
     positions = torch.arange(len(tokens), device=device)[None]
     keeps: tuple[int | Tensor, ...] = (2, torch.tensor([0, len(tokens) - 1], device=device))
     expected = [door(ids, positions, keep, prepared()) for keep in keeps]
-    fused = fused_decoder(model)
+    fused = fused_decoder(model) if fuse else None
     if fused is not None:
         found = [fused(ids, positions, keep, prepared()) for keep in keeps]
         if all(map(_nearly_equal, found, expected)):

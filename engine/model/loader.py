@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from engine.attention.interface import NAME, LayerShape, register
-from engine.config import DTypeName
+from engine.config import DTypeName, QuantizationName
 from engine.errors import ModelError
 from engine.model.call import Call, choose_call
 from engine.model.compiled import CompiledDecoder, compiled_decoder, is_for_bfloat16
@@ -40,6 +40,7 @@ from engine.model.proof import (
     sample_tokens,
     whole_sequence,
 )
+from engine.model.quantization import is_quantized, quantization_config
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     layers: tuple[LayerShape, ...]
     logits: Call  # one forward: (input_ids, positions, keep, prepared) -> [kept, vocab]
+    quantization: QuantizationName = "none"
     compiled: CompiledDecoder | None = None  # the same for a few rows, when it is at hand
 
     @property
@@ -91,6 +93,7 @@ def load_model(
     role: Role,
     revision: str | None = None,
     dtype: DTypeName = "auto",
+    quantization: QuantizationName = "none",
     device: str = "auto",
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
@@ -108,11 +111,14 @@ def load_model(
         config = _config(source, name, hub)
         refuse_unservable(config, name, has_remote_code=trust_remote_code)
         limit = _limit(config, max_model_len, name)
-        kind = pick_dtype(dtype, where, config)
-        model = _weights(source, name, {**hub, "config": config, "dtype": kind})
+        kind = pick_dtype(dtype, where, config if quantization == "none" else None)
+        how = {"config": config, "dtype": kind, **_quantized(quantization, where, name)}
+        model = _weights(source, name, {**hub, **how})
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
-    exchange_layers(model)
+    plain = not is_quantized(model)
+    if plain:
+        exchange_layers(model)
     layers = probe_layers(model, name)
     loaded = LoadedModel(
         model=model,
@@ -126,11 +132,13 @@ def load_model(
         max_model_len=limit,
         eos_ids=_eos_ids(model),
         layers=layers,
-        logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model)),
+        logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model), fuse=plain),
+        quantization=quantization,
     )
     prove(loaded, expected, name)
-    quick = _quickened(loaded, expected)
-    if dtype == "auto" and where.type == "cpu" and not quick.exact:  # the compiled code failed
+    quick = _quickened(loaded, expected) if plain else loaded
+    failed = plain and dtype == "auto" and where.type == "cpu" and not quick.exact
+    if failed:  # the compiled code
         return load_model(
             path, role=role, revision=revision, dtype="float32", device=device,
             max_model_len=max_model_len, trust_remote_code=trust_remote_code,
@@ -273,6 +281,15 @@ def _weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
     if model.config._attn_implementation != NAME:
         raise ModelError(f"{name} does not accept an attention function of ours")
     return model
+
+
+def _quantized(kind: QuantizationName, where: torch.device, name: str) -> dict[str, Any]:
+    """Further arguments of `from_pretrained`. On CUDA weights are packed where they will lie."""
+    config = quantization_config(kind, where, name)
+    if config is None:
+        return {}
+    place = {"device_map": {"": str(where)}} if where.type == "cuda" else {}
+    return {"quantization_config": config, **place}
 
 
 def _eos_ids(model: Any) -> tuple[int, ...]:

@@ -44,6 +44,8 @@ def weights_of(model: LoadedModel) -> Part:
     size = sum(held_bytes(t) for t in tensors.values())
     numbers = sum(p.numel() for p in model.model.parameters())
     note = f"{numbers / 1e6:.1f} M numbers, {model.dtype_name}"
+    if model.quantization != "none":
+        note += f", linear layers {model.quantization}"
     if model.compiled is not None or isinstance(model.logits, PackedDecoder):
         size += numbers * torch.bfloat16.itemsize
         note += " and a packed copy"

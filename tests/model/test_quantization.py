@@ -1,0 +1,84 @@
+"""Weights in 8 bits on a CPU: the same law, and less memory. What needs a GPU is refused here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import ModelError
+from engine.messages import SamplingParams, Submit
+from engine.model.loader import load_model
+from engine.model.memory import weights_of
+from engine.model.quantization import is_quantized, unsupported
+
+pytest.importorskip("torchao")
+
+PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42]
+
+
+def texts(target: str, draft: str, k: int) -> list[list[int]]:
+    config: dict[str, Any] = {
+        "target": {"path": target, "quantization": "int8"},
+        "device": "cpu",
+        "cache": {"num_blocks": 64},
+        "speculation": {
+            "proposer": {"path": draft, "quantization": "int8"},
+            "controller": {"kind": "fixed", "k": k},
+        },
+    }
+    engine = Engine(EngineConfig.model_validate(config))
+    found: list[list[int]] = [[], [], []]
+    for i in range(3):
+        params = SamplingParams(seed=i, max_tokens=20, temperature=i / 2, ignore_eos=True)
+        engine.add(Submit(str(i), PROMPT[i:], params, 0.0))
+    while engine.has_work:
+        for output in engine.step().items:
+            found[int(output.id)] += output.tokens
+    return found
+
+
+def test_speculation_does_not_change_the_text(tiny_target: str, tiny_draft: str) -> None:
+    """Law: a quantized pair is a pair like any other: K = 0 and K = 4 write the same."""
+    plain = texts(tiny_target, tiny_draft, 0)
+    assert {len(text) for text in plain} == {20}
+    assert texts(tiny_target, tiny_draft, 4) == plain
+
+
+def test_the_weights_are_smaller_and_nearly_the_same(tiny_target: str) -> None:
+    """Law: the plan counts what is held; each weight is off by less than a hundredth of its row's
+    largest."""
+    whole = load_model(tiny_target, role="target", device="cpu")
+    small = load_model(tiny_target, role="target", device="cpu", quantization="int8")
+    assert is_quantized(small.model)
+    assert not is_quantized(whole.model)
+    assert weights_of(small).size < 0.7 * weights_of(whole).size
+    assert "int8" in weights_of(small).note
+    for name in ("q_proj", "o_proj"):
+        ours, theirs = (
+            getattr(m.model.model.layers[0].self_attn, name).weight for m in (small, whole)
+        )
+        limit = theirs.abs().amax(dim=1, keepdim=True) / 100
+        assert bool(((ours.dequantize() - theirs).abs() <= limit).all())
+
+
+@pytest.mark.parametrize("kind", ["int4", "fp8"])
+def test_what_needs_a_gpu_is_refused(kind: Any, tiny_target: str) -> None:
+    with pytest.raises(ModelError, match=f"as {kind}: it needs a CUDA device; on a CPU use int8"):
+        load_model(tiny_target, role="target", device="cpu", quantization=kind)
+
+
+def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.model.quantization.find_spec", lambda name: None)
+    assert "torchao is not installed" in str(unsupported("int8", torch.device("cpu")))
+
+
+def test_a_quantized_folder_is_left_alone(tiny_target: str) -> None:
+    """Law: nothing is written to the model's folder."""
+    before = sorted(path.name for path in Path(tiny_target).iterdir())
+    load_model(tiny_target, role="target", device="cpu", quantization="int8")
+    assert sorted(path.name for path in Path(tiny_target).iterdir()) == before
