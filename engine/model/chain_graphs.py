@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.flashinfer import scrap_span
-from engine.attention.interface import KVPlane, Span
+from engine.attention.interface import Span
 from engine.memory import buckets
 from engine.model.call import Call
 from engine.model.compiled import Start
-from engine.model.graphs import GraphPool, Recorder, StagingBackend
+from engine.model.graphs import GraphPool, Recorder, Site
 from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE
 
@@ -33,24 +32,16 @@ Found = tuple[list[list[int]], list[list[float]]]
 class _Chain:
     """The inputs of one (sequences, steps), and the loop over them."""
 
-    def __init__(
-        self,
-        call: Call,
-        backend: StagingBackend,
-        plane: KVPlane,
-        words: Tensor,
-        *,
-        rows: int,
-        steps: int,
-    ) -> None:
+    def __init__(self, call: Call, site: Site, words: Tensor, *, rows: int, steps: int) -> None:
         device = words.device
-        self._call, self._words, self.rows, self.steps = call, words, rows, steps
+        self._call, self._site, self._words = call, site, words
+        self.rows, self.steps = rows, steps
         self.logits = torch.zeros(rows, len(words), device=device)
         self.scales = torch.ones(rows, 1, device=device)
         self.keys = torch.zeros(2, steps, rows, 1, dtype=torch.int32, device=device)
         self.loud = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         self.positions = torch.zeros(1, rows, dtype=torch.int64, device=device)
-        self.attentions = [backend.stage(plane, rows) for _ in range(steps - 1)]
+        self.attentions = [site.stage(rows) for _ in range(steps - 1)]
 
     def fill(
         self,
@@ -58,8 +49,6 @@ class _Chain:
         starts: Sequence[Start],
         scales: Sequence[float],
         keys: Sequence[Key | None],
-        scrap: int,
-        block_size: int,
     ) -> None:
         """`keys`: sequence by sequence, `steps` of each. Rows beyond the sequences draw greedily
         from zeros, in the scrap block."""
@@ -75,7 +64,7 @@ class _Chain:
         self.positions[0] = torch.tensor([start.position for start in starts] + [0] * more)
         for step, attention in enumerate(self.attentions):
             spans = [Span(i, 1, s.position + step, s.blocks) for i, s in enumerate(starts)]
-            attention.fill([*spans, *([scrap_span(used, more, scrap, block_size)] if more else [])])
+            attention.fill([*spans, *self._site.scrap_spans(used, more)])
 
     def suits(self, spans: Sequence[Span]) -> bool:
         return all(attention.suits(spans) for attention in self.attentions)
@@ -106,21 +95,10 @@ class _Chain:
 class ChainGraphs:
     """Proposals of one draft over one plane, by number of sequences and of steps."""
 
-    def __init__(
-        self,
-        call: Call,
-        backend: StagingBackend,
-        plane: KVPlane,
-        recorder: Recorder,
-        *,
-        scrap: int,
-        device: torch.device,
-        vocab_size: int,
-    ) -> None:
-        self._call, self._backend, self._plane = call, backend, plane
-        self._scrap, self._vocab = scrap, vocab_size
+    def __init__(self, call: Call, site: Site, recorder: Recorder, vocab_size: int) -> None:
+        self._call, self._site, self._vocab = call, site, vocab_size
         self._sizes = buckets(MOST_SEQUENCES)
-        self._words = token_words_of(vocab_size).to(device)
+        self._words = token_words_of(vocab_size).to(site.device)
         self._chains: OrderedDict[tuple[int, int], _Chain] = OrderedDict()
         self._pool: GraphPool[tuple[int, int]] = GraphPool(recorder, MOST_CHAINS)
 
@@ -142,7 +120,7 @@ class ChainGraphs:
         last = [Span(i, 1, s.position + steps - 2, s.blocks) for i, s in enumerate(starts)]
         if steps > 1 and not chain.suits(last):
             return None
-        chain.fill(logits, starts, scales, keys, self._scrap, self._plane.block_size)
+        chain.fill(logits, starts, scales, keys)
         tokens, leads = self._pool.replay((rows, steps), chain.run).tolist()
         return (
             [[int(step[i]) for step in tokens] for i in range(len(starts))],
@@ -155,7 +133,5 @@ class ChainGraphs:
         if key not in self._pool and self._pool.oldest is not None:
             del self._chains[self._pool.oldest]
         if key not in self._chains:
-            self._chains[key] = _Chain(
-                self._call, self._backend, self._plane, self._words, rows=rows, steps=steps
-            )
+            self._chains[key] = _Chain(self._call, self._site, self._words, rows=rows, steps=steps)
         return self._chains[key]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -49,6 +49,23 @@ class StagingBackend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Site:
+    """Where graphs of one model read and write; `scrap` is a block that no sequence holds."""
+
+    backend: StagingBackend
+    plane: KVPlane
+    scrap: int
+    device: torch.device
+
+    def stage(self, rows: int) -> StagedAttention:
+        return self.backend.stage(self.plane, rows)
+
+    def scrap_spans(self, row: int, more: int) -> list[Span]:
+        """What fills up a graph from `row` on, if anything must."""
+        return [scrap_span(row, more, self.scrap, self.plane.block_size)] if more else []
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """`replay()` writes the function's result, for what lies in its inputs now, to `output`."""
 
@@ -66,10 +83,10 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # a handle
 
     def record(self, run: Callable[[], Tensor]) -> Recorded:
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
@@ -139,20 +156,9 @@ class _Static:
 class ForwardGraphs:
     """Forwards of one model over one plane, by number of rows."""
 
-    def __init__(
-        self,
-        call: Call,
-        backend: StagingBackend,
-        plane: KVPlane,
-        recorder: Recorder,
-        *,
-        scrap: int,
-        device: torch.device,
-        most_rows: int,
-    ) -> None:
+    def __init__(self, call: Call, site: Site, recorder: Recorder, most_rows: int) -> None:
         self.sizes = buckets(most_rows)
-        self._call, self._backend, self._plane = call, backend, plane
-        self._scrap, self._device = scrap, device
+        self._call, self._site = call, site
         self._statics: dict[int, _Static] = {}
         self._pool: GraphPool[int] = GraphPool(recorder)
 
@@ -183,14 +189,11 @@ class ForwardGraphs:
         return logits.index_select(0, batch.keep)
 
     def _padded(self, spans: Sequence[Span], rows: int, size: int) -> list[Span]:
-        more = size - rows
-        if not more:
-            return list(spans)
-        return [*spans, scrap_span(rows, more, self._scrap, self._plane.block_size)]
+        return [*spans, *self._site.scrap_spans(rows, size - rows)]
 
     def _static(self, size: int) -> _Static:
         found = self._statics.get(size)
         if found is None:
-            attention = self._backend.stage(self._plane, size)
-            found = self._statics[size] = _Static(size, self._call, attention, self._device)
+            attention = self._site.stage(size)
+            found = self._statics[size] = _Static(size, self._call, attention, self._site.device)
         return found

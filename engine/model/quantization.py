@@ -1,7 +1,7 @@
 """Weights in fewer bits, through transformers' own loading with torchao.
 
 Only the linear layers inside of the model change; embedding and head stay as they are. Scales
-belong to rows of weights (int8, fp8), to groups of 128 (int4), and under fp8 to rows of activations,
+belong to rows of weights (int8, fp8), to groups of 128 (int4), and to rows of activations (fp8),
 so a row of a forward is still the same in any company.
 """
 

@@ -20,7 +20,7 @@ from engine.config import AttentionName
 from engine.model.batch import Batch, Segment
 from engine.model.chain_graphs import ChainGraphs
 from engine.model.compiled import MOST_ROWS, Floats, Start
-from engine.model.graphs import ForwardGraphs, Recorder, StagingBackend
+from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
 from engine.model.kv_cache import KVCache
 from engine.model.loader import LoadedModel
 from engine.model.timing import DeviceTimer, HostTimer, Timer
@@ -97,11 +97,10 @@ class ModelRunner:
         self._chains: ChainGraphs | None = None
         if graphs is not None and isinstance(self.backend, StagingBackend):
             assert cache.scrap is not None
-            parts = (model.logits, self.backend, self._plane, graphs.recorder)
-            place = {"scrap": cache.scrap, "device": model.device}
-            self._forwards = ForwardGraphs(*parts, most_rows=graphs.most_rows, **place)
+            site = Site(self.backend, self._plane, cache.scrap, model.device)
+            self._forwards = ForwardGraphs(model.logits, site, graphs.recorder, graphs.most_rows)
             if model.role == "draft":
-                self._chains = ChainGraphs(*parts, vocab_size=model.vocab_size, **place)
+                self._chains = ChainGraphs(model.logits, site, graphs.recorder, model.vocab_size)
 
     @property
     def chains(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
@@ -46,9 +47,9 @@ class DeviceTimer:
     """`read` answers, once, the seconds of the forwards that the device has finished since it was
     last asked; the others are told the next time."""
 
-    def __init__(self, make_event: Callable[[], torch.cuda.Event] | None = None) -> None:
-        self._make = make_event or (lambda: torch.cuda.Event(enable_timing=True))
-        self._open: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
+        self._make = make_event or partial(torch.cuda.Event, enable_timing=True)
+        self._open: list[tuple[Any, Any]] = []  # torch's events have no types
 
     def begin(self) -> None:
         pair = self._make(), self._make()

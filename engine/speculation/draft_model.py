@@ -42,8 +42,10 @@ from engine.step_plan import Chunk
 class Runner(Protocol):
     """What is needed of a model.runner.ModelRunner."""
 
-    seconds: float
     vocab_size: int
+
+    @property
+    def seconds(self) -> float: ...
 
     def forward(self, segments: Seq[Segment]) -> ModelOutput: ...
 

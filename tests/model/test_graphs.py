@@ -248,7 +248,7 @@ class Event:
 
 def test_nobody_waits_to_know_how_long_it_took() -> None:
     """Law: a reading tells, once, what the device has finished; waiting is asked for by name."""
-    timer = DeviceTimer(Event)  # type: ignore[arg-type]
+    timer = DeviceTimer(Event)
     for _ in range(2):
         timer.begin()
         timer.end()
