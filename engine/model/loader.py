@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,24 +116,48 @@ def load_model(
         model = _weights(source, name, {**hub, **how})
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
+    said = _Said(config, path, folder, role, kind, where, limit, quantization)
+    return _proven(model, expected, said, name)
+
+
+def adopt(model: Any, *, role: Role, name: str) -> LoadedModel:
+    """A model that was made and not read, on the device where it lies. Raises ModelError."""
+    register()
+    config = model.config
+    with _quietly():
+        refuse_unservable(config, name, has_remote_code=False)
+        expected = reference(model, name)
+    limit = _limit(config, None, name)
+    said = _Said(config, name, None, role, model.dtype, model.device, limit, "none")
+    return _proven(model, expected, said, name)
+
+
+class _Said(NamedTuple):
+    """What is known of a model before it is looked at."""
+
+    config: PretrainedConfig
+    path: str
+    folder: Path | None
+    role: Role
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    quantization: QuantizationName
+
+
+def _proven(model: Any, expected: Tensor, said: _Said, name: str) -> LoadedModel:
+    """With layers exchanged and the shortest call chosen. Raises ModelError."""
     plain = not is_quantized(model)
     if plain:
         exchange_layers(model)
     layers = probe_layers(model, name)
     loaded = LoadedModel(
         model=model,
-        config=config,
-        path=path,
-        folder=folder,
-        role=role,
-        dtype=kind,
-        device=where,
+        **said._asdict(),
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
-        max_model_len=limit,
         eos_ids=_eos_ids(model),
         layers=layers,
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model), fuse=plain),
-        quantization=quantization,
     )
     prove(loaded, expected, name)
     quick = _quickened(loaded, expected) if plain else loaded

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.demo.tokenizer import SPECIAL, VOCABULARY
+from engine.demo.tokenizer import SPECIAL
 
 PROMPT = 16  # random tokens before a text; not counted
 DRAWS = 4  # of the noise, for each token
@@ -39,16 +39,19 @@ class Text:
     """What the draft wrote, with its logits there."""
 
     def __init__(self, draft: Any, *, sequences: int, length: int, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        self._device = draft.device
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._known = (len(SPECIAL), draft.config.vocab_size)
         self.ids = self._write(draft, sequences, length)
-        self._noise_seed = int(torch.randint(1 << 40, (), generator=self._generator))
+        drawn = torch.randint(1 << 40, (), generator=self._generator, device=self._device)
+        self._noise_seed = int(drawn)
         self._logits = self.logits(draft)
 
     @torch.inference_mode()
     def _write(self, draft: Any, sequences: int, length: int) -> Tensor:
         """`[sequences, PROMPT + length]`, sampled; `generate` would draw from the global state."""
-        first = (len(SPECIAL), VOCABULARY)
-        ids = torch.randint(*first, (sequences, PROMPT), generator=self._generator)
+        shape = (sequences, PROMPT)
+        ids = torch.randint(*self._known, shape, generator=self._generator, device=self._device)
         output = draft(ids, use_cache=True)
         for _ in range(length - 1):
             chances = output.logits[:, -1].softmax(-1)
@@ -69,10 +72,12 @@ class Text:
     def agreement(self, target: Any) -> Agreement:
         """Of the target with the draft that wrote this."""
         ours, theirs = self.logits(target), self._logits
-        generator = torch.Generator().manual_seed(self._noise_seed)
+        generator = torch.Generator(self._device).manual_seed(self._noise_seed)
         equal = 0.0
         for _ in range(DRAWS):
-            uniform = torch.rand(ours.shape, generator=generator).clamp_(min=1e-9)
+            uniform = torch.rand(
+                ours.shape, generator=generator, device=self._device, dtype=torch.float32
+            ).clamp_(min=1e-9)
             noise = uniform.log_().neg_().log_().neg_()
             equal += _share((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
         return Agreement(_share(ours.argmax(-1) == theirs.argmax(-1)), equal / DRAWS)

@@ -28,24 +28,26 @@ SMALLEST, LARGEST = 100_000, 4_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a target: heads of 64, four to a key-value head where they divide."""
+    """Of a target: heads of 64, four to a key-value head where they divide, unless said."""
 
     width: int
     layers: int
     inner: int
     heads: int
     kv_heads: int
+    head_dim: int = HEAD_DIM
+    vocabulary: int = VOCABULARY
 
     def config(self, layers: int) -> LlamaConfig:
         """For this many of the layers."""
         return LlamaConfig(
-            vocab_size=VOCABULARY,
+            vocab_size=self.vocabulary,
             hidden_size=self.width,
             intermediate_size=self.inner,
             num_hidden_layers=layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
-            head_dim=HEAD_DIM,
+            head_dim=self.head_dim,
             max_position_embeddings=POSITIONS,
             tie_word_embeddings=False,
             bos_token_id=None,
@@ -55,9 +57,9 @@ class Shape:
 
     def parameters(self, layers: int) -> int:
         """Embedding and head included."""
-        attention = 2 * self.width * HEAD_DIM * (self.heads + self.kv_heads)
+        attention = 2 * self.width * self.head_dim * (self.heads + self.kv_heads)
         one = attention + 3 * self.width * self.inner + 2 * self.width
-        return layers * one + (2 * VOCABULARY + 1) * self.width
+        return layers * one + (2 * self.vocabulary + 1) * self.width
 
 
 def shape_of(parameters: float) -> Shape:
@@ -78,12 +80,13 @@ def shape_of(parameters: float) -> Shape:
 
 
 @torch.inference_mode()
-def random_target(shape: Shape, seed: int) -> Any:
-    """A LlamaForCausalLM in float32 whose numbers are exact in bfloat16; the same for the same
-    arguments. Nothing in it is scaled yet."""
-    model: Any = LlamaForCausalLM(shape.config(shape.layers))
-    model.eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
+def random_target(
+    shape: Shape, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Any:
+    """A LlamaForCausalLM whose numbers are exact in bfloat16, made where it will lie; the same for
+    the same arguments. Nothing in it is scaled yet."""
+    model = _empty(shape.config(shape.layers), device, dtype)
+    generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             parameter.fill_(1.0)
@@ -92,6 +95,17 @@ def random_target(shape: Shape, seed: int) -> Any:
         parameter.copy_(parameter.bfloat16())
     model.lm_head.weight[: len(SPECIAL)] = 0  # never likely: texts end at their limit
     return model
+
+
+def _empty(config: LlamaConfig, device: str | torch.device, dtype: torch.dtype) -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model: Any = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval().requires_grad_(False)
 
 
 def _deviation(name: str, weight: Tensor) -> float:
@@ -109,8 +123,7 @@ def _deviation(name: str, weight: Tensor) -> float:
 def draft_of(target: Any, layers: int) -> Any:
     """Its first `layers` layers with its embedding, norm and head."""
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": layers})
-    draft: Any = LlamaForCausalLM(config)
-    draft.eval().requires_grad_(False)
+    draft = _empty(config, target.device, target.dtype)
     names = draft.state_dict().keys()
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
     return draft

@@ -39,6 +39,16 @@ def test_the_card_and_its_line(folder: Path, capsys: pytest.CaptureFixture[str])
         assert (row["acceptance"] > 0.3) == (row["k"] > 0)
 
 
+def test_a_pair_that_is_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: without a file, a random pair is made where it is measured, proven, and its draft agrees
+    about as often as asked."""
+    given = ["--synthetic", "6e5", "--acceptance", "0.7", "--dtype", "float32"]
+    assert main([*given, "--rounds", "1", "--tokens", "24", "--prompts", "1"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["equal"] is True
+    assert all(row["acceptance"] > 0.2 for row in found["speeds"] if row["k"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -46,6 +56,9 @@ def test_the_card_and_its_line(folder: Path, capsys: pytest.CaptureFixture[str])
         (["--tokens", "9999"], "tokens is 9999"),
         (["--prompts", "-1"], "prompts is -1"),
         (["--threads", "0"], "threads is 0"),
+        (["--synthetic", "large"], "synthetic is 'large'"),
+        (["--synthetic", "1"], "synthetic is '1'"),
+        (["--synthetic", "8b", "--acceptance", "2"], "acceptance is 2.0"),
         (["--target", "nowhere"], "was not found"),
     ],
 )

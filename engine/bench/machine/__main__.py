@@ -25,6 +25,7 @@ from engine.config import BUILTIN, EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError, EngineError
 from engine.pair import Pair, load_pair
+from engine.synthetic.on_device import synthetic_pair
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
 KS = (1, 2, 3, 5, 7)
@@ -56,6 +57,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
+    parser.add_argument(
+        "--synthetic",
+        metavar="SIZE",
+        help="instead of folders: a random pair made on the device, `8b` or a number of parameters",
+    )
+    parser.add_argument(
+        "--acceptance", type=float, default=0.8, help="of the synthetic pair (0.05 to 0.99)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
@@ -72,6 +81,8 @@ def _refuse(parsed: argparse.Namespace) -> None:
         given = getattr(parsed, name)
         if given is not None and not low <= given <= high:
             raise ConfigError(f"{name} is {given}; allowed are {low} to {high}")
+    if not 0.05 <= parsed.acceptance <= 0.99:
+        raise ConfigError(f"acceptance is {parsed.acceptance}; allowed are 0.05 to 0.99")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -89,7 +100,7 @@ def run(parsed: argparse.Namespace) -> int:
             },
         }
     )
-    pair = load_pair(config)
+    pair = _pair(parsed, config)
     costs = measure_costs(config, pair, rounds=parsed.rounds, clock=now)
     engine = Engine(config, pair=pair)
     speeds: list[Speed] = []
@@ -104,6 +115,17 @@ def run(parsed: argparse.Namespace) -> int:
     print("\n".join(card(parsed, pair, costs, speeds, equal)))
     print(json.dumps({"costs": asdict(costs), "speeds": rows_of(costs, speeds), "equal": equal}))
     return 0 if equal or not pair.target.exact else 1
+
+
+def _pair(parsed: argparse.Namespace, config: EngineConfig) -> Pair:
+    if parsed.synthetic is None:
+        return load_pair(config)
+    return synthetic_pair(
+        parsed.synthetic,
+        acceptance=parsed.acceptance,
+        device=config.device,
+        dtype=config.target.dtype,
+    )
 
 
 def _prompts(pair: Pair, count: int) -> list[list[int]]:
@@ -135,8 +157,9 @@ def card(
     parsed: argparse.Namespace, pair: Pair, costs: Costs, speeds: Sequence[Speed], equal: bool
 ) -> Iterator[str]:
     """The page for people."""
+    draft = pair.draft.path if pair.draft else "no draft"
     yield (
-        f"{parsed.target} with draft {parsed.draft}, {pair.target.dtype_name} on "
+        f"{pair.target.path} with {draft}, {pair.target.dtype_name} on "
         f"{pair.target.device_name}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
         f"medians of {parsed.rounds} rounds"
     )

@@ -1,0 +1,64 @@
+"""A synthetic pair made in a device's memory: nothing is written, nothing is read.
+
+For measuring machines. Its texts mean nothing; draft and target agree as often as asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.config import DTypeName
+from engine.errors import ConfigError
+from engine.model.loader import LoadedModel, Role, adopt, pick_device, pick_dtype
+from engine.pair import Pair
+from engine.synthetic.calibrate import Agreement, Text, find_scale
+from engine.synthetic.weights import Shape, Whisper, draft_of, random_target, shape_of
+
+EIGHT_B = Shape(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)  # as Llama 3.1 8B
+EIGHT_B_DRAFT = 2  # layers: with the head, it reads some 0.96 G numbers a step
+SEQUENCES, LENGTH = 6, 96  # of the text that acceptance is measured on
+
+
+def shape_named(size: str) -> tuple[Shape, int]:
+    """`8b`, or a number of parameters: the target's shape, and the draft's layers. Raises
+    ConfigError."""
+    if size.lower() == "8b":
+        return EIGHT_B, EIGHT_B_DRAFT
+    try:
+        shape = shape_of(float(size))
+    except ValueError as error:
+        raise ConfigError(
+            f"synthetic is {size!r}; allowed are 8b and a number of parameters ({error})"
+        ) from error
+    return shape, max(1, shape.layers // 12)
+
+
+def synthetic_pair(
+    size: str, *, acceptance: float, device: str, dtype: DTypeName, seed: int = 0
+) -> Pair:
+    """Proven like a pair that was read. Raises EngineError."""
+    shape, layers = shape_named(size)
+    where = pick_device(device)
+    target = random_target(shape, seed, str(where), pick_dtype(dtype, where))
+    draft = draft_of(target, layers)
+    whisper = Whisper(target, layers)
+    text = Text(draft, sequences=SEQUENCES, length=LENGTH, seed=seed)
+    whisper.set(_scale(acceptance, target, text, whisper))
+    del text  # and its logits
+    if where.type == "cuda":
+        torch.cuda.empty_cache()
+    return Pair(_adopted(target, "target", size), _adopted(draft, "draft", size))
+
+
+def _scale(acceptance: float, target: Any, text: Text, whisper: Whisper) -> float:
+    def measure(scale: float) -> Agreement:
+        whisper.set(scale)
+        return text.agreement(target)
+
+    return find_scale(acceptance, measure, lambda *_: None)
+
+
+def _adopted(model: Any, role: Role, size: str) -> LoadedModel:
+    return adopt(model, role=role, name=f"the synthetic {role} of {size}")
