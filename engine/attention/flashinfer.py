@@ -204,7 +204,8 @@ class Table:
         mask, window = None, variant.window
         if any(span.ancestors for span in self.spans):  # then the window is in the mask
             seen = [visible(span, window).reshape(-1) for span in self.spans]
-            mask, window = torch.from_numpy(np.concatenate(seen)).to(device), None
+            mask, window = torch.from_numpy(np.concatenate(seen)), None
+            mask = mask.to(device, non_blocking=True)
         wrapper.plan(
             self.query_ends,
             self.page_ends,

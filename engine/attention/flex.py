@@ -70,7 +70,7 @@ class FlexForward:
         size = self._plane.block_size
         slots = [slot for span in spans for slot in fresh_slots(span, size)]
         if slots:
-            index = torch.tensor(slots, device=self._backend.device)
+            index = torch.tensor(slots).to(self._backend.device, non_blocking=True)
             for pair in self._plane.stacks:
                 for tensor in pair:
                     tensor.index_fill_(2, index, 0)

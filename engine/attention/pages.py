@@ -81,7 +81,8 @@ class Pages:
 
     def to(self, device: torch.device) -> Pages:
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device) for k, v in moved.items() if v is not None})
+        there = {k: v.to(device, non_blocking=True) for k, v in moved.items() if v is not None}
+        return replace(self, **there)
 
     def take(self, other: Pages) -> None:
         """The numbers of `other`, which has the same shapes, into these tensors."""

@@ -76,7 +76,8 @@ class Batch:
                 positions += [root + len(above) for above in ancestors]
             rows += range(row + length - segment.num_logits, row + length)
             spans.append(Span(row, length, start, segment.blocks, ancestors))
-        flat = torch.tensor([tokens, positions], device=device)
+        # The host does not wait for what it sends, here and in all that prepares a forward.
+        flat = torch.tensor([tokens, positions]).to(device, non_blocking=True)
         return cls(flat[:1], flat[1:], spans, len(rows), _keep(rows, len(tokens), device))
 
 
@@ -84,4 +85,4 @@ def _keep(rows: list[int], count: int, device: torch.device) -> int | Tensor:
     """Trailing rows as their number (a slice, no gather); otherwise the row numbers."""
     if rows and rows[0] == count - len(rows):
         return len(rows)
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)

@@ -21,7 +21,7 @@ from engine.model.call import Call
 from engine.model.compiled import Start
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.sampler import MOST_SURE, NOT_FINITE
+from engine.sampling.sampler import best_and_lead
 
 MOST_CHAINS = 16  # graphs of chains; the one that was used longest ago makes room
 MOST_SEQUENCES = 64
@@ -54,14 +54,13 @@ class _Chain:
         from zeros, in the scrap block."""
         used, more = len(starts), self.rows - len(starts)
         self.logits[:used].copy_(logits)
-        self.scales[:used, 0] = torch.tensor(scales, dtype=torch.float32)
+        _send(self.scales[:used, 0], torch.tensor(scales, dtype=torch.float32))
         halves = np.stack(key_columns([key or (0, 0) for key in keys]))
         shaped = halves.view(np.int32).reshape(2, used, self.steps, 1).swapaxes(1, 2)
-        self.keys[:, :, :used].copy_(torch.from_numpy(np.ascontiguousarray(shaped)))
-        self.loud[:, 0] = torch.tensor(
-            [k is not None for k in keys[:: self.steps]] + [False] * more
-        )
-        self.positions[0] = torch.tensor([start.position for start in starts] + [0] * more)
+        _send(self.keys[:, :, :used], torch.from_numpy(np.ascontiguousarray(shaped)))
+        loud = [key is not None for key in keys[:: self.steps]] + [False] * more
+        _send(self.loud[:, 0], torch.tensor(loud))
+        _send(self.positions[0], torch.tensor([s.position for s in starts] + [0] * more))
         for step, attention in enumerate(self.attentions):
             spans = [Span(i, 1, s.position + step, s.blocks) for i, s in enumerate(starts)]
             attention.fill([*spans, *self._site.scrap_spans(used, more)])
@@ -85,11 +84,12 @@ class _Chain:
         """As `engine.sampling.sampler`: the largest score, the lowest id of equal ones, and its
         distance to the next."""
         noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
-        scores = logits * self.scales + torch.where(self.loud, noise, 0.0)
-        best, tokens = scores.max(dim=1)
-        second = scores.scatter(1, tokens[:, None], -torch.inf).amax(dim=1)
-        leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
-        return tokens.masked_fill(~best.isfinite(), NOT_FINITE), leads
+        return best_and_lead(logits * self.scales + torch.where(self.loud, noise, 0.0))
+
+
+def _send(place: Tensor, numbers: Tensor) -> None:
+    """The host does not wait."""
+    place.copy_(numbers.to(place.device, non_blocking=True))
 
 
 class ChainGraphs:

@@ -62,7 +62,8 @@ class KeyedNoise:
         first = slots[0] if slots else 0
         if slots == list(range(first, first + len(slots))):
             return self._rows[first : first + len(slots)]
-        return self._rows.index_select(0, torch.tensor(slots, device=self._device))
+        index = torch.tensor(slots).to(self._device, non_blocking=True)
+        return self._rows.index_select(0, index)
 
     def prefetch(self, keys: Seq[Key]) -> None:
         """Compute in one go the rows that will be asked for soon. Changes no result."""
@@ -104,7 +105,7 @@ class KeyedNoise:
         rows = gumbel([key or (0, 0) for key in keys], self._token_words)
         silent = [i for i, key in enumerate(keys) if key is None]
         if silent:
-            rows[silent] = 0
+            rows.index_fill_(0, torch.tensor(silent).to(rows.device, non_blocking=True), 0)
         return rows
 
 
@@ -145,7 +146,8 @@ def gumbel_on_host(words: npt.NDArray[np.uint32]) -> Tensor:
 def _hash(keys: Seq[Key], token_words: Tensor) -> Tensor:
     """[len(keys), vocab] int32, uniform on 0 .. 2**31-1."""
     halves = (torch.from_numpy(half.view(np.int32)) for half in key_columns(keys))
-    return hashed(token_words, *(half.to(token_words.device) for half in halves))
+    there = (half.to(token_words.device, non_blocking=True) for half in halves)
+    return hashed(token_words, *there)
 
 
 def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:

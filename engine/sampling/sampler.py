@@ -46,6 +46,8 @@ class Sampler:
         """`guess`, by the keys of the rows' noise (None: without)."""
         if any(keys):
             scores = scores + self._for(scores).rows(keys)
+        if scores.device.type != "cpu":
+            return _told_at_once(scores)
         tokens: list[int] = _argmax(scores).tolist()
         return tokens, _leads(scores, tokens)
 
@@ -81,19 +83,28 @@ def _leads(scores: Tensor, tokens: list[int]) -> list[float]:
     nothing to compare. `tokens` are where the largest stand."""
     if scores.shape[1] < 2:
         return [0.0] * len(scores)
-    if scores.device.type == "cpu":
-        table, rows = scores.numpy(), np.arange(len(scores))
-        best = table[rows, tokens]
-        table[rows, tokens] = -np.inf
-        second = table.max(axis=1)
-        table[rows, tokens] = best
-        with np.errstate(invalid="ignore"):
-            leads = np.nan_to_num(best - second, nan=0.0, posinf=MOST_SURE)
-        return np.clip(leads, 0.0, MOST_SURE).tolist()  # type: ignore[no-any-return]
-    two = scores.topk(2, dim=1).values
-    distances = (two[:, 0] - two[:, 1]).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
-    found: list[float] = distances.tolist()
-    return found
+    table, rows = scores.numpy(), np.arange(len(scores))
+    best = table[rows, tokens]
+    table[rows, tokens] = -np.inf
+    second = table.max(axis=1)
+    table[rows, tokens] = best
+    with np.errstate(invalid="ignore"):
+        leads = np.nan_to_num(best - second, nan=0.0, posinf=MOST_SURE)
+    return np.clip(leads, 0.0, MOST_SURE).tolist()  # type: ignore[no-any-return]
+
+
+def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows] what `_argmax` and `_leads` say, without a word to the host."""
+    best, ids = scores.max(dim=1)
+    second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
+    leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+    return ids.masked_fill(~best.isfinite(), NOT_FINITE), leads
+
+
+def _told_at_once(scores: Tensor) -> tuple[list[int], list[float]]:
+    """In one copy from the device: float64 holds every id."""
+    tokens, leads = torch.stack([part.double() for part in best_and_lead(scores)]).tolist()
+    return [int(token) for token in tokens], leads
 
 
 def _key(context: RowContext) -> Key | None:

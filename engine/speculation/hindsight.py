@@ -75,5 +75,10 @@ def _drawn(
         drawn = seq.params.temperature > 0
         keys += [(seq.params.seed, position + i) if drawn else None for i in range(count)]
     factors = [scale for scale, count in zip(scales, counts, strict=True) for _ in range(count)]
-    factor = torch.tensor(factors, device=logits.device).unsqueeze(1)
-    return sampler.judge(logits[rows] * factor, keys)
+    factor = torch.tensor(factors).to(logits.device, non_blocking=True).unsqueeze(1)
+    return sampler.judge(_rows(logits, rows) * factor, keys)
+
+
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    """The host does not wait for the numbers that it sends."""
+    return logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))

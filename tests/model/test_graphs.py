@@ -4,10 +4,12 @@ padding, fixed tensors, eviction; the numbers are those of eager forwards."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import FlexBackend
@@ -158,6 +160,38 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
         assert found is not None
         assert found[0] == stepwise(theirs, logits, starts, scales, keys, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
+
+
+class Waits(TorchFunctionMode):
+    """Counts what would make the host wait for a device."""
+
+    NAMES = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.NAMES:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_a_proposal_is_told_once(draft: LoadedModel, steps: int) -> None:
+    """Law: the host hears of a proposal in one copy, whatever K is."""
+    ours = captured(draft, Again())
+    logits = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)]).logits
+    given: dict[str, Any] = {
+        "steps": steps,
+        "scales": [1.0],
+        "keys": [(5, len(PROMPT) + step) for step in range(steps)],
+    }
+    ours.keyed_chain(logits, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)  # records
+    with Waits() as waits:
+        ours.keyed_chain(logits, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)
+    assert waits.seen == ["tolist"]
 
 
 def stepwise(

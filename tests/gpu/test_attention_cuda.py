@@ -1,0 +1,105 @@
+"""FlexAttention compiled, and FlashInfer itself, against SDPA on the same device."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention.choice import choose_backend
+from engine.attention.flashinfer import scrap_span
+from engine.attention.interface import AttentionBackend, LayerShape, Span
+from engine.attention.sdpa import SdpaBackend
+from engine.model.batch import ancestors_of
+from engine.model.kv_cache import Plane
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SIZE, BLOCKS, DIM = 16, 60, 128
+LAYER = [LayerShape(0, 2, DIM, DIM)]
+TREE = ancestors_of([-1, 0, 0, 1, -1, 4])
+CHAINS = [Span(0, 21, 5, [3, 1]), Span(21, 1, 40, [7, 8, 9]), Span(22, 5, 30, [4, 11, 12])]
+SPANS = [
+    Span(0, 33, 0, [3, 1, 2]),
+    Span(33, 1, 22, [5, 4]),
+    Span(34, 7, 40, [20, 30, 25], TREE),
+    Span(41, 8, 17, [16, 17], TREE),
+    Span(49, 1, 32, [3, 1, 19]),
+]
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 9},
+    "softcap": {"softcap": 20.0},
+    "sinks": {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])},
+}
+NAMES = [
+    "flex",
+    pytest.param(
+        "flashinfer",
+        marks=pytest.mark.skipif(not find_spec("flashinfer"), reason="flashinfer-python is absent"),
+    ),
+]
+
+
+def backend_of(name: Any) -> AttentionBackend:
+    device = torch.device("cuda")
+    return choose_backend(name, device, dtype=torch.bfloat16, layers=LAYER, block_size=SIZE)
+
+
+def plane() -> Plane:
+    device = torch.device("cuda")
+    made = Plane(LAYER, BLOCKS, block_size=SIZE, dtype=torch.bfloat16, device=device)
+    generator = torch.Generator().manual_seed(0)
+    for pair in made.stacks:
+        for tensor in pair:
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return made
+
+
+def attend(prepared: Any, spans: list[Span], **asked: Any) -> torch.Tensor:
+    count, generator = sum(span.length for span in spans), torch.Generator().manual_seed(1)
+    query, key, value = (
+        torch.randn(1, heads, count, DIM, generator=generator).cuda().bfloat16()
+        for heads in (4, 2, 2)
+    )
+    named = {"scaling": None, "window": None, "softcap": None, "sinks": None, **asked}
+    if named["sinks"] is not None:
+        named["sinks"] = named["sinks"].cuda()
+    with torch.inference_mode():
+        found: torch.Tensor = prepared.attend(0, query, key, value, **named)
+    return found.float().cpu()
+
+
+@pytest.mark.parametrize("asked", VARIATIONS.values(), ids=VARIATIONS)
+@pytest.mark.parametrize("spans", [SPANS, CHAINS], ids=["trees", "chains"])
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_sdpa(name: str, spans: list[Span], asked: dict[str, Any]) -> None:
+    """Law: variable query lengths, trees, shared pages and every variation, within bfloat16."""
+    found = attend(backend_of(name).prepare(plane(), spans), spans, **asked)
+    reference = SdpaBackend(torch.device("cuda"))
+    expected = attend(reference.prepare(plane(), spans), spans, **asked)
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_staged_attention_is_filled_anew(name: str) -> None:
+    """Law: the same fixed tensors serve other spans."""
+    ours = plane()
+    staged: Any = backend_of(name).stage(ours, 32)  # type: ignore[attr-defined]
+    attend(staged, [Span(0, 32, 0, [])])
+    for spans in (CHAINS, [Span(0, 1, 20, [6, 7])]):
+        used = sum(span.length for span in spans)
+        padded = [*spans, scrap_span(used, 32 - used, BLOCKS - 1, SIZE)]
+        staged.fill(padded)
+        found = attend(staged, padded)
+        expected = attend(SdpaBackend(torch.device("cuda")).prepare(plane(), padded), padded)
+        torch.testing.assert_close(found[:, :used], expected[:, :used], rtol=3e-2, atol=3e-2)
+
+
+def test_auto_takes_the_best_there_is() -> None:
+    expected = "flashinfer" if find_spec("flashinfer") else "flex"
+    assert backend_of("auto").name == expected

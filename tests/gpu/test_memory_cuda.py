@@ -1,0 +1,84 @@
+"""The memory plan, quantized weights and the measuring command on a CUDA device."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.bench.machine.__main__ import main
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import MemoryPlanError
+from engine.messages import SamplingParams, Submit
+from tests.support import tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
+
+
+def build(target: str, draft: str, quantization: str = "none", **changes: Any) -> Engine:
+    config: dict[str, Any] = {
+        "target": {"path": target, "quantization": quantization},
+        "device": "cuda",
+        "schedule": {"max_step_tokens": 64, "max_sequences": 8},
+        "speculation": {
+            "proposer": {"path": draft},
+            "controller": {"kind": "fixed", "k": 3},
+        },
+    }
+    for name, value in changes.items():
+        config[name] = {**config.get(name, {}), **value}
+    return Engine(EngineConfig.model_validate(config))
+
+
+def test_the_plan_holds(tiny_target: str, tiny_draft: str) -> None:
+    """Law: what is in use after start and some steps is within what was planned, but for what the
+    driver itself takes."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    made = build(tiny_target, tiny_draft, cache={"num_blocks": 256})
+    made.add(Submit("a", PROMPT, SamplingParams(seed=0, max_tokens=8, ignore_eos=True), 0.0))
+    while made.has_work:
+        made.step()
+    planned = sum(size for name, size in made.ready.memory.items() if name != "limit")
+    assert torch.cuda.max_memory_allocated() - before <= planned + (64 << 20)
+
+
+def test_what_cannot_fit_is_refused(tiny_target: str, tiny_draft: str) -> None:
+    with pytest.raises(MemoryPlanError, match="may be used on cuda"):
+        build(tiny_target, tiny_draft, cache={"memory_fraction": 1e-6})
+
+
+@pytest.mark.skipif(not find_spec("torchao"), reason="torchao is absent")
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Law: each request ends with all of its tokens. Widths are those that the kernels ask for."""
+    wide = {**tiny.GROUPED, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    model = tiny.build(LlamaForCausalLM, LlamaConfig(**wide))
+    folder = tmp_path_factory.mktemp("quantized")
+    target = tiny.save(model, folder / "target")
+    draft = tiny.save(tiny.draft_of(model), folder / "draft")
+    made = build(target, draft, kind, cache={"num_blocks": 64})
+    for seed in range(3):
+        params = SamplingParams(seed=seed, max_tokens=12, ignore_eos=True)
+        made.add(Submit(str(seed), PROMPT, params, 0.0))
+    count = 0
+    while made.has_work:
+        count += sum(len(output.tokens) for output in made.step().items)
+    assert count == 36
+
+
+def test_the_measuring_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """`foretoken bench machine --device cuda --synthetic 8b` measures; here it is only small."""
+    given = ["--synthetic", "3e7", "--device", "cuda", "--dtype", "bfloat16"]
+    assert main([*given, "--rounds", "2", "--tokens", "32"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["costs"]["read"] > 0
