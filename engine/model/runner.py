@@ -184,13 +184,13 @@ class ModelRunner:
         *,
         steps: int,
         scales: Sequence[float],
-        keys: Sequence[Key | None],
+        keys: Callable[[], Sequence[Key | None]],
     ) -> tuple[list[list[int]], list[list[float]]] | None:
-        """`chain` in one graph, which makes the noise itself: `keys` are those of the rows' noise,
+        """`chain` in one graph, which makes the noise itself: `keys` answers those of the rows,
         sequence by sequence, None for a row without. None if nothing is captured here."""
         if self._chains is None:
             return None
         self._timer.begin()
-        found = self._chains(logits, starts, steps=steps, scales=scales, keys=keys)
+        found = self._chains(logits, starts, steps=steps, scales=scales, keys=keys())
         self._timer.end()
         return found

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from engine.model.batch import Segment
 from engine.model.compiled import Floats, Start
@@ -61,12 +61,12 @@ class Runner(Protocol):
 
     def keyed_chain(
         self,
-        logits: Tensor,
+        output: ModelOutput,
         starts: Seq[Start],
         *,
         steps: int,
         scales: Seq[float],
-        keys: Seq[Key | None],
+        keys: Callable[[], Seq[Key | None]],
     ) -> tuple[list[list[int]], list[list[float]]] | None: ...
 
 
@@ -260,8 +260,8 @@ class DraftModelProposer:
         if not usual or any(draft.tokens or draft.k != steps for draft in drafts):
             return False
         starts = [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
-        factors, keys = [scale or 1.0 for scale in scales], _chain_keys(drafts)
-        found = self._runner.keyed_chain(output.logits, starts, steps=steps, scales=factors, keys=keys)
+        factors, keys = [scale or 1.0 for scale in scales], partial(_chain_keys, drafts)
+        found = self._runner.keyed_chain(output, starts, steps=steps, scales=factors, keys=keys)
         if found is None and self._draws is not None:
             roots = [(draft.seq, draft.seq.num_tokens) for draft in drafts]
             noise = self._draws.noise(roots, steps)

@@ -156,7 +156,7 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
             for i, start in enumerate(starts)
             for step in range(steps)
         ]
-        found = ours.keyed_chain(logits, starts, steps=steps, scales=scales, keys=keys)
+        found = ours.keyed_chain(logits, starts, steps=steps, scales=scales, keys=keys.copy)
         assert found is not None
         assert found[0] == stepwise(theirs, logits, starts, scales, keys, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
@@ -186,7 +186,7 @@ def test_a_proposal_is_told_once(draft: LoadedModel, steps: int) -> None:
     given: dict[str, Any] = {
         "steps": steps,
         "scales": [1.0],
-        "keys": [(5, len(PROMPT) + step) for step in range(steps)],
+        "keys": lambda: [(5, len(PROMPT) + step) for step in range(steps)],
     }
     ours.keyed_chain(logits, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)  # records
     with Waits() as waits:
@@ -223,7 +223,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     recorder = Again()
     cache = KVCache(64, BLOCK, "cpu", scrap=True)
 
-    def runner(config: EngineConfig, model: LoadedModel, ignored: KVCache) -> ModelRunner:
+    def runner(config: EngineConfig, model: LoadedModel, *ignored: object) -> ModelRunner:
         backend = FlexBackend(CPU, BLOCK)
         made = ModelRunner(model, cache, model.role, backend=backend, graphs=Graphs(recorder, 24))
         made._compiled = None
