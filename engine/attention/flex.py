@@ -23,6 +23,7 @@ from engine.errors import ConfigError
 
 SMALLEST_PAGE = 16  # tokens: what a tile of keys holds at least
 LARGEST_TILE = 64
+VERSIONS = 64  # of the compiled kernel, at most
 
 
 class FlexBackend:
@@ -39,9 +40,7 @@ class FlexBackend:
                 f"cache.block_size is {block_size}; attention = 'flex' needs 16, 32, 64, 128 or "
                 "256 on a GPU"
             )
-        self.run: Callable[..., Any] = (
-            torch.compile(flex.flex_attention, fullgraph=True) if self.fused else _unfused
-        )
+        self.run: Callable[..., Any] = _fused() if self.fused else _unfused
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> FlexForward:
         pages = Pages.of(spans, _blocks(plane), plane.block_size, compact=not self.fused)
@@ -172,6 +171,13 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
         return torch.tanh(score / softcap) * softcap
 
     return cap
+
+
+def _fused() -> Callable[..., Any]:
+    """Compiled for sizes that change; windows, soft caps and trees are further versions."""
+    settings: Any = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, VERSIONS)
+    return torch.compile(flex.flex_attention, fullgraph=True, dynamic=True)
 
 
 def _unfused(*arguments: Any, **named: Any) -> Any:
