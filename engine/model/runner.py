@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,7 +51,11 @@ class ModelOutput:
         return np.ascontiguousarray(given)
 
     def take(self, rows: list[int]) -> ModelOutput:
-        return ModelOutput(self._given[rows])
+        given = self._given
+        if isinstance(given, Tensor):  # sent, and not waited for
+            index = torch.tensor(rows).to(given.device, non_blocking=True)
+            return ModelOutput(given.index_select(0, index))
+        return ModelOutput(given[rows])
 
     def __len__(self) -> int:
         return len(self._given)
@@ -179,7 +184,7 @@ class ModelRunner:
     @torch.inference_mode()
     def keyed_chain(
         self,
-        logits: Tensor,
+        output: ModelOutput,
         starts: Sequence[Start],
         *,
         steps: int,
@@ -191,6 +196,6 @@ class ModelRunner:
         if self._chains is None:
             return None
         self._timer.begin()
-        found = self._chains(logits, starts, steps=steps, scales=scales, keys=keys())
+        found = self._chains(output.logits, starts, steps=steps, scales=scales, keys=keys())
         self._timer.end()
         return found

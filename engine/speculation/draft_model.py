@@ -265,7 +265,9 @@ class DraftModelProposer:
         if found is None and self._draws is not None:
             roots = [(draft.seq, draft.seq.num_tokens) for draft in drafts]
             noise = self._draws.noise(roots, steps)
-            found = self._runner.chain(output.table, starts, steps=steps, scales=factors, noise=noise)
+            found = self._runner.chain(
+                output.table, starts, steps=steps, scales=factors, noise=noise
+            )
         if found is None:
             return False
         self.forward_seconds += self._runner.seconds

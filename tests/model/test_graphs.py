@@ -146,7 +146,7 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
     theirs._compiled = None
     tables = [[3, 1, 2, 4], [9, 8, 7, 6], [20, 21, 22, 23]][:count]
     prompts = [Segment(PROMPT[i:], 0, tables[i], 1) for i in range(count)]
-    logits = ours.forward(prompts).logits
+    output = ours.forward(prompts)
     theirs.forward(prompts)
     for steps in (3, 4, 3):
         starts = [Start(table, len(PROMPT) - i) for i, table in enumerate(tables)]
@@ -156,9 +156,9 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
             for i, start in enumerate(starts)
             for step in range(steps)
         ]
-        found = ours.keyed_chain(logits, starts, steps=steps, scales=scales, keys=keys.copy)
+        found = ours.keyed_chain(output, starts, steps=steps, scales=scales, keys=keys.copy)
         assert found is not None
-        assert found[0] == stepwise(theirs, logits, starts, scales, keys, steps)
+        assert found[0] == stepwise(theirs, output.logits, starts, scales, keys, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
 
 
@@ -182,15 +182,15 @@ class Waits(TorchFunctionMode):
 def test_a_proposal_is_told_once(draft: LoadedModel, steps: int) -> None:
     """Law: the host hears of a proposal in one copy, whatever K is."""
     ours = captured(draft, Again())
-    logits = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)]).logits
+    output = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
     given: dict[str, Any] = {
         "steps": steps,
         "scales": [1.0],
         "keys": lambda: [(5, len(PROMPT) + step) for step in range(steps)],
     }
-    ours.keyed_chain(logits, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)  # records
+    ours.keyed_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)  # records
     with Waits() as waits:
-        ours.keyed_chain(logits, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)
+        ours.keyed_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)
     assert waits.seen == ["tolist"]
 
 
