@@ -117,7 +117,14 @@ def load_model(
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
     said = _Said(config, path, folder, role, kind, where, limit, quantization)
-    return _proven(model, expected, said, name)
+    loaded = _proven(model, expected, said, name)
+    chosen = dtype == "auto" and quantization == "none" and where.type == "cpu"
+    if chosen and not loaded.exact:  # the compiled code failed
+        return load_model(
+            path, role=role, revision=revision, dtype="float32", device=device,
+            max_model_len=max_model_len, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+    return loaded
 
 
 def adopt(model: Any, *, role: Role, name: str) -> LoadedModel:
@@ -160,14 +167,7 @@ def _proven(model: Any, expected: Tensor, said: _Said, name: str) -> LoadedModel
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model), fuse=plain),
     )
     prove(loaded, expected, name)
-    quick = _quickened(loaded, expected) if plain else loaded
-    failed = plain and dtype == "auto" and where.type == "cpu" and not quick.exact
-    if failed:  # the compiled code
-        return load_model(
-            path, role=role, revision=revision, dtype="float32", device=device,
-            max_model_len=max_model_len, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-    return quick
+    return _quickened(loaded, expected) if plain else loaded
 
 
 def _quickened(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
