@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 PROGRAMS = {
     ("bench", "suite"): "engine.bench.suite",
     ("bench", "machine"): "engine.bench.machine",
+    ("bench", "context"): "engine.bench.context",
     ("bench", "record"): "engine.bench.record",
     ("bench", "front"): "server.bench.front",
     ("bench",): "engine.bench",

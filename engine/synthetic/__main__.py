@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from engine.config import BUILTIN, model_folder
 from engine.synthetic.calibrate import Agreement, Text, find_scale
-from engine.synthetic.weights import Shape, Whisper, draft_of, random_target, shape_of
+from engine.synthetic.weights import POSITIONS, Shape, Whisper, draft_of, random_target, shape_of
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     parsed = parser.parse_args(arguments)
     try:
-        shape = shape_of(parsed.parameters)
+        shape = shape_of(parsed.parameters, parsed.positions)
         refuse(parsed, shape)
     except ValueError as error:
         parser.error(str(error))
@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, required=True, help="a folder that is not there yet")
     parser.add_argument("--parameters", type=float, default=0.3e9, help="of the target, about")
+    parser.add_argument("--positions", type=int, default=POSITIONS, help="of the longest sequence")
     parser.add_argument("--draft-layers", type=int, default=1, help="how many the draft shares")
     parser.add_argument("--acceptance", type=float, default=0.8, help="wanted, 0.05 to 0.99")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")

@@ -20,6 +20,7 @@ from engine.demo.tokenizer import SPECIAL, VOCABULARY
 
 HEAD_DIM = 64
 POSITIONS = 2048  # as many as the tokenizer says
+MOST_POSITIONS = 1 << 17
 QUERY_KEY = 1.8  # standard deviation of queries and keys; their products' is the square
 EMBEDDING = 0.7  # of the residual stream's first summand; those of the draft's layers are near 1
 LOGITS = 9.0
@@ -37,6 +38,7 @@ class Shape:
     kv_heads: int
     head_dim: int = HEAD_DIM
     vocabulary: int = VOCABULARY
+    positions: int = POSITIONS
 
     def config(self, layers: int) -> LlamaConfig:
         """For this many of the layers."""
@@ -48,7 +50,7 @@ class Shape:
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             head_dim=self.head_dim,
-            max_position_embeddings=POSITIONS,
+            max_position_embeddings=self.positions,
             tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=0,
@@ -62,13 +64,15 @@ class Shape:
         return layers * one + (2 * self.vocabulary + 1) * self.width
 
 
-def shape_of(parameters: float) -> Shape:
+def shape_of(parameters: float, positions: int = POSITIONS) -> Shape:
     """About so many, in the proportions of small Llamas: 0.3e9 is 25 layers of width 1024, 1e9 some
     38 of width 1536. Raises ValueError."""
     if not SMALLEST <= parameters <= LARGEST:
         raise ValueError(
             f"parameters is {parameters:g}; allowed are {SMALLEST:.0e} to {LARGEST:.0e}"
         )
+    if not 256 <= positions <= MOST_POSITIONS:
+        raise ValueError(f"positions is {positions}; allowed are 256 to {MOST_POSITIONS}")
     step = 256 if parameters > 5e7 else HEAD_DIM
     width = max(step, round((parameters / 0.27) ** (1 / 3) / step) * step)
     heads = width // HEAD_DIM
@@ -76,7 +80,7 @@ def shape_of(parameters: float) -> Shape:
     shape = Shape(width, 0, width * 11 // 4 // 64 * 64, heads, kv_heads)
     base = shape.parameters(0)
     layers = max(2, round((parameters - base) / (shape.parameters(1) - base)))
-    return Shape(width, layers, shape.inner, heads, kv_heads)
+    return Shape(width, layers, shape.inner, heads, kv_heads, positions=positions)
 
 
 @torch.inference_mode()

@@ -35,7 +35,10 @@ ASKED = [
     (200, 5, False), (28, 9, False), (20, 9, True), (60, 11, True), (0, 9, True), (7, 64, False),
     (0, 33, False),
 ]  # fmt: skip
-CHUNKS = [(40, 3, False), (10, 70, False), (0, 1, False), (0, 65, False), (33, 2, False)]
+CHUNKS = [
+    (40, 3, False), (10, 70, False), (0, 1, False), (0, 130, False), (33, 2, False),
+    (5, 72, True), (0, 66, True),
+]  # fmt: skip
 Asked = list[tuple[int, int, bool]]
 
 
@@ -127,12 +130,14 @@ def test_it_attends_as_sdpa(dtype: torch.dtype, pairs: bool | None, shape: dict[
     torch.testing.assert_close(found.float(), expected, rtol=allowed, atol=allowed)
 
 
+@pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
 @pytest.mark.parametrize(("dtype", "pairs"), KINDS)
 def test_a_row_is_the_same_to_the_bit_in_any_company(
-    dtype: torch.dtype, pairs: bool | None
+    dtype: torch.dtype, pairs: bool | None, asked: Asked
 ) -> None:
-    """Law: neither other sequences nor other rows of its own change a row."""
-    given, backend = case(dtype), CompiledBackend(pairs=pairs)
+    """Law: neither other sequences nor other rows of its own change a row, nor how a prompt is
+    cut."""
+    given, backend = case(dtype, asked=asked), CompiledBackend(pairs=pairs)
     together = given.attend(backend)
     for span in given.spans:
         alone = given.attend(backend, [span])
@@ -187,10 +192,16 @@ def test_what_is_not_plain_goes_through_sdpa(asked: dict[str, Any]) -> None:
     assert torch.equal(given.attend(CompiledBackend(), **asked), expected)
 
 
-@pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
-def test_single_precision_is_answered_in_it(asked: Asked) -> None:
+def test_a_tree_too_large_for_a_mask_goes_through_sdpa() -> None:
+    given = case(torch.float32, asked=[(9, 80, False)])
+    (span,) = given.spans
+    wide = [Span(0, 80, 9, span.blocks, ancestors_of([-1] * 79))]
+    assert torch.equal(given.attend(CompiledBackend(), wide), given.attend(SdpaBackend(CPU), wide))
+
+
+def test_single_precision_is_answered_in_it() -> None:
     """Law: float32 rows over a bfloat16 plane are rounded once, and answered in float32."""
-    given = case(torch.bfloat16, asked=asked)
+    given = case(torch.bfloat16)
     rounded = [given.attend(backend) for backend in (SdpaBackend(CPU), CompiledBackend())]
     given.rows = [part.float() for part in given.rows]
     for backend, expected in zip((SdpaBackend(CPU), CompiledBackend()), rounded, strict=True):

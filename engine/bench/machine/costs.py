@@ -63,7 +63,7 @@ def measure_costs(
         drafted = 0.0
         if draft is not None:
             drafted = _forward(draft, Segment([0], start, table, 1))
-        copied = _copy(source, sink, clock)
+        copied = copy_seconds(source, sink, clock)
         if round_ == 0:
             continue
         for kept, second in zip(rows, seconds, strict=True):
@@ -90,7 +90,8 @@ def _forward(runner: ModelRunner, segment: Segment) -> float:
     return runner.seconds
 
 
-def _copy(source: torch.Tensor, sink: torch.Tensor, clock: Callable[[], float]) -> float:
+def copy_seconds(source: torch.Tensor, sink: torch.Tensor, clock: Callable[[], float]) -> float:
+    """Of one copy."""
     started = clock()
     sink.copy_(source)
     if source.device.type == "cuda":

@@ -1,0 +1,57 @@
+"""`foretoken bench context` on a tiny model: a card, a line for programs, one sentence for
+mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.bench.context import line, main
+from tests.support import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: str = tiny.save(tiny.llama(), tmp_path_factory.mktemp("context"))
+    return path
+
+
+def test_the_card_and_its_line(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every figure that is promised is there; the second request finds its prompt cached."""
+    assert main(["--target", folder, "--rounds", "1", "--tokens", "4", "--longest", "200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(lines[-1])
+    assert list(found["steps"]) == ["200"]
+    assert found["cached"] == 192  # whole blocks, and one token is always computed
+    assert min(found[name] for name in ("first", "second", "copy", "token_bytes")) > 0
+    assert any(text.startswith("first token of 200: ") for text in lines)
+
+
+def test_the_line_is_the_one_of_least_squares() -> None:
+    base, slope = line({0: 1.0, 10: 3.0, 20: 5.0})
+    assert (base, slope) == pytest.approx((1.0, 0.2))
+    base, slope = line({0: 0.0, 1: 1.0, 2: 0.0})
+    assert (base, slope) == pytest.approx((1 / 3, 0.0))
+    assert line({7: 2.0}) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--rounds", "0"], "rounds is 0"),
+        (["--longest", "5000"], "longest is 5000, but the model has room for 2032"),
+        (["--memory-gib", "-1"], "memory-gib is -1"),
+        (["--target", "nowhere"], "was not found"),
+        (["--attention", "none"], "attention is 'none'"),
+        (["--dtype", "int3"], "dtype is 'int3'"),
+        (["--device", "tpu"], "device is 'tpu'"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
