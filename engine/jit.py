@@ -11,7 +11,7 @@ import numba
 
 def _date() -> tuple[tuple[float, int], ...]:
     """Of all files with compiled code. numba's own is that of one file, whoever it calls."""
-    files = [f for name in ("kernels*.py", "vectors.py") for f in _ENGINE.glob(f"*/{name}")]
+    files = [f for name in ("kernels*.py", "tiles.py", "vectors.py") for f in _ENGINE.glob(f"*/{name}")]
     return tuple((stat.st_mtime, stat.st_size) for stat in (file.stat() for file in sorted(files)))
 
 

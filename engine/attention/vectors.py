@@ -1,8 +1,5 @@
 """Vector code for intrinsics of numba: sixteen lanes of 32 bits, written as LLVM vectors, since
 no loop over an array keeps its sums in registers.
-
-numba's cache looks at the date of the file that it compiles, not of this one: whoever changes what
-is emitted here also touches `kernels`.
 """
 
 from __future__ import annotations
