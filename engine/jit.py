@@ -11,7 +11,8 @@ import numba
 
 def _date() -> tuple[tuple[float, int], ...]:
     """Of all files with compiled code. numba's own is that of one file, whoever it calls."""
-    files = [f for name in ("kernels*.py", "tiles.py", "vectors.py") for f in _ENGINE.glob(f"*/{name}")]
+    names = ("kernels*.py", "tiles.py", "vectors.py")
+    files = [file for name in names for file in _ENGINE.glob(f"*/{name}")]
     return tuple((stat.st_mtime, stat.st_size) for stat in (file.stat() for file in sorted(files)))
 
 
