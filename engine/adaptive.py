@@ -32,6 +32,7 @@ _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 _NEVER = 1e-9  # a chance that is none
 _REPLAN, _SETTLED = 6, 16  # rounds between two choices for the same batch, at first and later
+_THIRD = 3  # of the rounds in a settled state, one in so many tells of costs
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 12.0  # trials that the past may weigh against a probe
 
@@ -62,7 +63,7 @@ class AdaptiveK:
         self._seconds, self._hope = self._costs.by_rows(1, 2 * (k_max + 1))
         self._by_row: list[float] = self._seconds.tolist()  # the first of them
         self._row = 0.0  # seconds of one more
-        self._gain = np.zeros((k_max, len(GRID)))
+        self._gains = [[0.0] * len(GRID)] * k_max  # by depth: of one more step, see Experience
         self._each = [(1.0, 1.0)]  # tokens and rows per sequence by K
         self._survival = list[float]()  # by depth: that so many guesses are kept
         self._rates = [0.0]  # tokens per second by K
@@ -145,7 +146,8 @@ class AdaptiveK:
         if self._stops:
             _, step = self._costs.drafting(sequences)
             price = self._price
-            self._gain = self._guesses.gains(price * step / sequences, price * self._row)
+            gains = self._guesses.gains(price * step / sequences, price * self._row)
+            self._gains = gains.tolist()
 
     def _blend(self, predicted: float) -> float:
         """What the batch was seen to make at this size, as far as it was seen: stopping and cutting
@@ -195,8 +197,13 @@ class AdaptiveK:
             return True
         if self._explore.round == "trial":
             return True
+        if len(confidences) == 1:  # without arrays
+            place = self._guesses.alive_of(confidences[0]) * (len(GRID) - 1)
+            i = min(int(place), len(GRID) - 2)
+            low, high = self._gains[depth][i : i + 2]
+            return low + (place - i) * (high - low) > 0.0
         alive = self._guesses.alive(confidences)[:, -1]
-        return bool(np.interp(alive, GRID, self._gain[depth]).sum() > 0)
+        return bool(np.interp(alive, GRID, self._gains[depth]).sum() > 0)
 
     def keep(self, confidences: Confidences) -> list[int]:
         """The rows with the most expected tokens at the present price."""
@@ -274,7 +281,9 @@ class AdaptiveK:
             self._guesses.look_back(seen)
             self._age = _SETTLED
         if seen.pure_decode and seen.num_sequences:
-            self._costs.learn(seen, fresh=self._drafted)
+            settled = self._rounds >= _FEW and self.reason in ("pays", "off")
+            if not settled or self._age % _THIRD == 0:
+                self._costs.learn(seen, fresh=self._drafted)
             self._realise(seen)
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe

@@ -4,7 +4,10 @@ be trusted, and a sample of its last proposals, which stands for the next.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
+from math import exp
 
 import numpy as np
 
@@ -29,15 +32,14 @@ class Experience:
         self.bases, self.weight = [0.0] * k_max, 0.0  # log-odds = base + weight * confidence
         self._k_max = k_max
         self._calibration = Calibration()
-        self._sample = np.full((_SAMPLE, k_max), np.nan)  # confidences
-        self._sampled = 0
+        self._sample = deque[Sequence[float]](maxlen=_SAMPLE)  # confidences
         self._odds = [0.0] * k_max  # of the chances by depth
         self._base = np.zeros(k_max)
 
     @property
     def tells(self) -> bool:
         """Whether the proposer says how sure it is, so that lengths vary."""
-        return self._sampled > 0
+        return bool(self._sample)
 
     def refresh(self) -> None:
         """The chances of the sampled proposals as of now; the mean chance where there was none."""
@@ -46,7 +48,8 @@ class Experience:
         base, slope, self.weight = self._calibration.line()
         self._base = base + slope * odds
         self.bases, self._odds = self._base.tolist(), odds.tolist()
-        sample = self._sample[: max(min(self._sampled, _SAMPLE), 1)]
+        nothing = [np.nan] * self._k_max
+        sample = np.array([[*sure, *nothing[len(sure) :]] for sure in self._sample or [()]])
         self.sure = np.where(np.isnan(sample), chances, self._calibration.sure(odds, sample))
 
     def alive(self, confidences: Confidences) -> Array:
@@ -59,6 +62,14 @@ class Experience:
         z = self._base[:most] + self.weight * table
         sure: Array = 1.0 / (1.0 + np.exp(np.minimum(-z, LEAST)))
         return sure.cumprod(axis=1) if most > 1 else sure
+
+    def alive_of(self, confidences: Sequence[float]) -> float:
+        """The last of `alive`, for one sequence."""
+        alive = 1.0
+        for base, confidence in zip(self.bases, confidences, strict=False):
+            z = base + self.weight * min(confidence, MOST)
+            alive /= 1.0 + exp(min(-z, LEAST))
+        return alive
 
     def gains(self, step: float, row: float) -> Array:
         """`[depth, GRID]`: what going on after `depth` guesses is worth to a sequence, by the
@@ -75,11 +86,7 @@ class Experience:
 
     def remember(self, confidences: Confidences) -> None:
         """Of proposals that were just made."""
-        for sure in confidences[:_LATEST]:
-            row = self._sample[self._sampled % _SAMPLE]
-            row[: len(sure)] = sure
-            row[len(sure) :] = np.nan
-            self._sampled += 1
+        self._sample.extendleft(islice(confidences, _LATEST))
 
     def learn(self, k: int, outcomes: Sequence[Outcome], seen: StepObservation) -> None:
         """What became of the guesses of a step; see StepObservation."""

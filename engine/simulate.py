@@ -117,7 +117,7 @@ def table(played: Sequence[Played], task: Task) -> list[str]:
         f"{len(played)} worlds, {numbers}; K up to {task.k_max}; {charged}",
         "time relative to a reference: geometric mean (worst world); negative is faster",
         f"{'policy':28s} {'vs K=0':>18s} {'vs best fixed K':>18s} {'vs phase oracle':>18s}"
-        f" {'vs clairvoyant':>18s} {'>2% slower':>10s} {'switches/1k':>12s} {'us, B=32':>9s}",
+        f" {'vs clairvoyant':>18s} {'>2% slower':>10s} {'switches/1k':>12s} {'us, B=1':>9s} {'us, B=32':>9s}",
     ]
     for name in task.policies:
         scores = [world.scores[name] for world in played]
@@ -153,9 +153,14 @@ def _habits(scores: Sequence[Score]) -> str:
     pairs = max(sum(score.pairs for score in scores), 1)
     switches = 1000 * sum(score.switches for score in scores) / pairs
     regime = 1000 * sum(score.regime_switches for score in scores) / pairs
-    own = [seconds for score in scores for seconds in score.controller_seconds]
-    took = f"{1e6 * median(own):9.0f}" if own else f"{'-':>9s}"
-    return f" {switches:5.0f} ({regime:4.0f}) {took}"
+    alone = _took([seconds for score in scores for seconds in score.alone_seconds])
+    many = _took([seconds for score in scores for seconds in score.controller_seconds])
+    return f" {switches:5.0f} ({regime:4.0f}) {alone} {many}"
+
+
+def _took(seconds: Sequence[float]) -> str:
+    """Microseconds, the median."""
+    return f"{1e6 * median(seconds):9.0f}" if seconds else f"{'-':>9s}"
 
 
 def each(played: Sequence[Played]) -> list[str]:

@@ -50,6 +50,7 @@ class Score:
     regime_switches: int = 0
     toggles: int = 0
     controller_seconds: list[float] = field(default_factory=list)  # of each round at batch 32
+    alone_seconds: list[float] = field(default_factory=list)  # and at batch 1
 
     def add(self, rounds: Sequence[Round], tokens: int) -> None:
         """One phase. Its time is scaled to `tokens`, since the last round may exceed them."""
@@ -62,6 +63,7 @@ class Score:
         regime = [done.k for done in rounds if done.reason not in _TRIALS]
         self.regime_switches += _changes(regime)
         self.controller_seconds += [r.controller_seconds for r in rounds if r.sequences == 32]
+        self.alone_seconds += [r.controller_seconds for r in rounds if r.sequences == 1]
 
     @property
     def total(self) -> float:
