@@ -32,7 +32,6 @@ _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 _NEVER = 1e-9  # a chance that is none
 _REPLAN, _SETTLED = 6, 16  # rounds between two choices for the same batch, at first and later
-_THIRD = 3  # of the rounds in a settled state, one in so many tells of costs
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 12.0  # trials that the past may weigh against a probe
 
@@ -281,9 +280,7 @@ class AdaptiveK:
             self._guesses.look_back(seen)
             self._age = _SETTLED
         if seen.pure_decode and seen.num_sequences:
-            settled = self._rounds >= _FEW and self.reason in ("pays", "off")
-            if not settled or self._age % _THIRD == 0:
-                self._costs.learn(seen, fresh=self._drafted)
+            self._costs.learn(seen, fresh=self._drafted)
             self._realise(seen)
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe

@@ -117,7 +117,8 @@ def table(played: Sequence[Played], task: Task) -> list[str]:
         f"{len(played)} worlds, {numbers}; K up to {task.k_max}; {charged}",
         "time relative to a reference: geometric mean (worst world); negative is faster",
         f"{'policy':28s} {'vs K=0':>18s} {'vs best fixed K':>18s} {'vs phase oracle':>18s}"
-        f" {'vs clairvoyant':>18s} {'>2% slower':>10s} {'switches/1k':>12s} {'us, B=1':>9s} {'us, B=32':>9s}",
+        f" {'vs clairvoyant':>18s} {'>2% slower':>10s} {'switches/1k':>12s}"
+        f" {'us, B=1':>9s} {'us, B=32':>9s}",
     ]
     for name in task.policies:
         scores = [world.scores[name] for world in played]
