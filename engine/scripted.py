@@ -177,6 +177,7 @@ def make_ready(*, vocab_size: int, k_max: int, max_model_len: int = 4096) -> Rea
         proposer="scripted",
         controller="fixed",
         k_max=k_max,
+        exact=True,
     )
 
 
