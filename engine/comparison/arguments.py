@@ -28,7 +28,7 @@ Offline (the default) it loads the pair and measures the engine in this process.
 a running server: a Foretoken is switched between the modes while it serves (needs its admin key),
 any other OpenAI-compatible server is measured as it is.
 
-Exit code 1: a text differed among modes where that is promised (float32). 2: a mistake.
+Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
 """
 
 
