@@ -1,0 +1,72 @@
+"""Speculation never changes the output in bfloat16 either, where compiled code runs all of a model:
+the built-in pair as it is served, against itself without guesses, one request at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import Output, SamplingParams, Submit
+from engine.model import kernels_bfloat16
+from engine.pair import Pair, load_pair
+from tests.model.test_lossless import FIELDS, VARIANTS, Replies, config_for, run
+
+pytestmark = pytest.mark.skipif(
+    not kernels_bfloat16.is_supported(), reason="the processor has no AVX512_BF16"
+)
+
+PROMPTS = [[(7 * i * i + 11 * i + start) % 4000 + 1 for i in range(9 + start)] for start in (0, 60)]
+REQUESTS: dict[str, tuple[list[int], SamplingParams]] = {
+    f"{name}, {len(prompt)} tokens": (prompt, params)
+    for name, params in FIELDS.items()
+    for prompt in PROMPTS
+}
+PREEMPTED = {"cache": {"block_size": 4, "num_blocks": 120}, "schedule": {"max_step_tokens": 70}}
+LIFE: dict[str, dict[str, dict[str, object]]] = {**VARIANTS, "small blocks, preemption": PREEMPTED}
+
+
+def config(drafter: str, k: int | str, variant: dict[str, dict[str, object]]) -> EngineConfig:
+    return config_for("demo", "demo", drafter, k, variant)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    pair = load_pair(config("draft_model", 3, {}))
+    assert pair.target.exact
+    assert str(pair.target.dtype) == "torch.bfloat16"
+    return pair
+
+
+@pytest.fixture(scope="module")
+def alone(pair: Pair) -> Replies:
+    """Each request by itself, K = 0, nothing cached."""
+    engine = Engine(config("none", 0, VARIANTS["no prefix cache"]), pair=pair)
+
+    def one_by_one() -> Iterator[Output]:
+        for name, (prompt, params) in REQUESTS.items():
+            engine.add(Submit(name, prompt, params, 0.0))
+            yield from run(engine)
+
+    return Replies(one_by_one())
+
+
+@pytest.mark.parametrize("variant", LIFE)
+@pytest.mark.parametrize(
+    ("drafter", "k"), [("draft_model", k) for k in (0, 1, 3, 8, "adaptive")] + [("ngram", 4)]
+)
+def test_same_bits_in_any_company(
+    drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies
+) -> None:
+    """Law: tokens, ends and log-probabilities are the same to the bit, whatever drafts, batches,
+    chunks, caches or preempts."""
+    engine = Engine(config(drafter, k, LIFE[variant]), pair=pair)
+    for name, (prompt, params) in REQUESTS.items():
+        engine.add(Submit(name, prompt, params, 0.0))
+    replies = Replies(run(engine))
+    for name in REQUESTS:
+        assert replies.tokens[name] == alone.tokens[name], name
+        assert replies.last[name].finish == alone.last[name].finish, name
+    assert replies.logprobs == alone.logprobs
