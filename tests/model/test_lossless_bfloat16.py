@@ -24,7 +24,10 @@ REQUESTS: dict[str, tuple[list[int], SamplingParams]] = {
     for name, params in FIELDS.items()
     for prompt in PROMPTS
 }
-PREEMPTED = {"cache": {"block_size": 4, "num_blocks": 120}, "schedule": {"max_step_tokens": 70}}
+PREEMPTED: dict[str, dict[str, object]] = {
+    "cache": {"block_size": 4, "num_blocks": 120},
+    "schedule": {"max_step_tokens": 70},
+}
 LIFE: dict[str, dict[str, dict[str, object]]] = {**VARIANTS, "small blocks, preemption": PREEMPTED}
 
 
