@@ -13,8 +13,10 @@ from engine.constraint import Constraint
 from engine.messages import FinishReason, TokenLogprobs
 from engine.model.batch import Segment
 from engine.model.runner import ModelOutput
+from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.quick import Rows
 from engine.sampling.sampler import token_logprobs
 from engine.sequence import Sequence
 from engine.speculation.proposal import Proposal
@@ -85,7 +87,7 @@ class Acceptor:
         *,
         eos_ids: Collection[int],
         room: Callable[[Sequence], int],
-        draws: QuickDraws | None = None,
+        draws: Draws | None = None,
     ) -> None:
         self._processor = processor
         self._verifier = verifier
@@ -134,7 +136,10 @@ class Acceptor:
         """By item, the target's tokens at its rows; None where they must be drawn the long way."""
         if self._draws is None:
             return [None] * len(sampled)
-        return self._draws.draw(output.table, [_rows(item) for item in sampled])
+        asked = [_rows(item) for item in sampled]
+        if isinstance(self._draws, DeviceDraws):
+            return self._draws.draw(output.logits, asked)
+        return self._draws.draw(output.table, asked)
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
         contexts = [context for item in sampled for context in _contexts(item)]

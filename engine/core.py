@@ -33,9 +33,9 @@ from engine.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.profile import profile_at_start
 from engine.recording import Recorder
 from engine.report import ending, introduction, report
+from engine.sampling.draws import build_draws
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.quick import build_draws
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence

@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 _FIRST_LOOK = 64  # most likely ids looked at before more are needed
 _GROWTH = 8
 _SORT_IS_FASTER = 16
-_BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
+BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
 
 
 def keep_most_likely(
@@ -65,7 +65,7 @@ class _Cuts:
 def _removed(logits: Tensor, cuts: _Cuts) -> Tensor:
     """What stays, relative to the least of it; -inf elsewhere."""
     least = torch.from_numpy(cuts.least).to(logits.device).unsqueeze(1)
-    kept = torch.threshold(logits - least, _BELOW_ZERO, -torch.inf)
+    kept = torch.threshold(logits - least, BELOW_ZERO, -torch.inf)
     ties = np.flatnonzero(cuts.tied)
     if len(ties):
         index = torch.from_numpy(ties).to(logits.device)

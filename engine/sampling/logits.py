@@ -265,9 +265,8 @@ def _temper(logits: Tensor, runs: list[_Run]) -> Tensor:
     scales = [scale_at(run.seq.params.temperature) for run in runs]
     if len(set(scales)) == 1:
         return logits if scales[0] == 1.0 else logits * scales[0]
-    column = logits.new_tensor(
-        [s for s, run in zip(scales, runs, strict=True) for _ in run.contexts]
-    )
+    each = [s for s, run in zip(scales, runs, strict=True) for _ in run.contexts]
+    column = torch.tensor(each, dtype=logits.dtype).to(logits.device, non_blocking=True)
     return logits * column.unsqueeze(1)
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engine.messages import SamplingParams
 from engine.sampling import kernels
@@ -36,17 +35,6 @@ class Rows(NamedTuple):
 
 
 _Asked = tuple[int, Rows, Plain]  # which one of those that were asked for
-
-
-def build_draws(
-    processor: LogitsProcessor, vocab_size: int, device: torch.device
-) -> QuickDraws | None:
-    """Ready to be used; None for logits that are not on the CPU."""
-    if device.type != "cpu":
-        return None
-    draws = QuickDraws(processor, vocab_size)
-    draws.warm()
-    return draws
 
 
 class QuickDraws:

@@ -133,7 +133,7 @@ def _scored(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> list[TokenLog
     chosen = torch.tensor(tokens, device=logits.device).unsqueeze(1)
     values = log_probs.gather(1, chosen).squeeze(1).tolist()
     ranks = _ranks(log_probs, chosen)
-    ids = _ranked(log_probs, min(max(counts), logits.shape[1]))
+    ids = ranked(log_probs, min(max(counts), logits.shape[1]))
     tops = log_probs.gather(1, ids).tolist()
     return [
         TokenLogprobs(token, value, list(zip(row_ids[:count], row_tops[:count], strict=True)), rank)
@@ -152,7 +152,7 @@ def _ranks(values: Tensor, chosen: Tensor) -> list[int]:
     return ranks
 
 
-def _ranked(values: Tensor, count: int) -> Tensor:
+def ranked(values: Tensor, count: int) -> Tensor:
     """[rows, count] ids of the largest values, ties to the lower id: the value's bits, made to
     order like integers, with the reversed id below them, in one int64."""
     bits = (values + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
+from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.quick import QuickDraws
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_model import DraftModelProposer, Runner
 from engine.speculation.grammar import GrammarProposer
@@ -37,7 +37,7 @@ def build_proposer(
     max_step_tokens: int,
     sampler: Sampler | None = None,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
-    draws: QuickDraws | None = None,
+    draws: Draws | None = None,
 ) -> Proposer:
     """`draft_runner` is needed by the draft model only; `vocab_size` is the target's. Give the
     verifier's `sampler`, and the noise of a step is computed once for both."""

@@ -28,9 +28,11 @@ import torch
 from engine.model.batch import Segment
 from engine.model.compiled import Floats, Start
 from engine.model.runner import ModelOutput
+from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import Key
-from engine.sampling.quick import QuickDraws
+from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE, Sampler
 from engine.sequence import Sequence
 from engine.speculation.hindsight import judge, rows_to_judge
@@ -122,7 +124,7 @@ class DraftModelProposer:
         vocab_size: int,
         max_step_tokens: int,
         goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
-        draws: QuickDraws | None = None,
+        draws: Draws | None = None,
     ) -> None:
         assert max_step_tokens > 0
         self.forward_seconds = 0.0
@@ -151,7 +153,8 @@ class DraftModelProposer:
         if live:
             output = self._catch_up(live)
             if not self._draw_chains(live, output):
-                self._sampler.prefetch(output.logits, _noise_keys(live))
+                if not isinstance(self._draws, DeviceDraws):
+                    self._sampler.prefetch(output.logits, _noise_keys(live))
                 self._draw(live, output)
         while live := [draft for draft in live if draft.wants_more]:
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
@@ -234,8 +237,13 @@ class DraftModelProposer:
     def _draw(self, drafts: list[_Draft], output: ModelOutput) -> None:
         """One more token for each; a row that nothing can be drawn from ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
-        log_probs = self._processor.finalize(output.logits, contexts)
-        drawn = self._sampler.guess(log_probs, contexts)
+        drawn = None
+        if isinstance(self._draws, DeviceDraws):
+            rows = [Rows(c.seq, i, 1, c.position) for i, c in enumerate(contexts)]
+            drawn = self._draws.guess(output.logits, rows)
+        if drawn is None:
+            log_probs = self._processor.finalize(output.logits, contexts)
+            drawn = self._sampler.guess(log_probs, contexts)
         for draft, token, lead in zip(drafts, *drawn, strict=True):
             self._take(draft, token, lead)
             draft.follow_grammar()
@@ -262,7 +270,7 @@ class DraftModelProposer:
         starts = [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
         factors, keys = [scale or 1.0 for scale in scales], partial(_chain_keys, drafts)
         found = self._runner.keyed_chain(output, starts, steps=steps, scales=factors, keys=keys)
-        if found is None and self._draws is not None:
+        if found is None and isinstance(self._draws, QuickDraws):
             roots = [(draft.seq, draft.seq.num_tokens) for draft in drafts]
             noise = self._draws.noise(roots, steps)
             found = self._runner.chain(

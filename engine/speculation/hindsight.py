@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.model.runner import ModelOutput
+from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.draws import Draws
 from engine.sampling.noise import Key
 from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
@@ -38,7 +40,7 @@ def judge(
     counts: Seq[int],
     scales: Seq[float | None],
     sampler: Sampler,
-    draws: QuickDraws | None = None,
+    draws: Draws | None = None,
 ) -> tuple[ModelOutput, list[Agreement]]:
     """`output` `[sum(counts) + sequences, vocab]`: of each sequence, the rows to judge and the row
     behind its last token. The latter `[sequences, vocab]`, and what the former say. `draws` are
@@ -52,10 +54,12 @@ def judge(
             asked.append(Rows(seq, row, count, seq.num_tokens - count))
         row += count + 1
         last.append(row - 1)
-    if draws is None:
-        tokens, leads = _drawn(output.logits, asked, [s or 1.0 for s in scales], counts, sampler)
-    else:
+    if isinstance(draws, QuickDraws):
         tokens, leads = draws.judge(output.table, asked)
+    elif isinstance(draws, DeviceDraws) and (told := draws.guess(output.logits, asked)):
+        tokens, leads = told
+    else:
+        tokens, leads = _drawn(output.logits, asked, [s or 1.0 for s in scales], counts, sampler)
     found, at = [], 0
     for seq, _, count, first in asked:
         known = seq.tokens[-count:]

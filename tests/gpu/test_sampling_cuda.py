@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from engine.messages import SamplingParams
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import KeyedNoise
+from engine.sampling.quick import Rows
 from engine.sampling.sampler import NOT_FINITE, Sampler, token_logprobs
 from engine.sequence import Sequence
 
@@ -65,3 +67,17 @@ def test_logprobs_are_the_same() -> None:
     for one, other in zip(here, there, strict=True):
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_draws_on_the_device_say_what_the_long_way_says() -> None:
+    """Law: also where only survivors of the filters are given noise."""
+    torch.manual_seed(3)
+    logits = (torch.randn(8, VOCAB) * 4).cuda()
+    processor = LogitsProcessor([0])
+    draws = DeviceDraws(processor, VOCAB, logits.device)
+    more: list[dict[str, Any]] = [{"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.8}]
+    for seed, fields in enumerate(FIELDS[:4] + more):
+        seq = Sequence("s", SamplingParams(seed=seed, max_tokens=20, **fields), [1, 2, 3, 4], 2)
+        contexts = [RowContext(seq, [9] * depth) for depth in range(8)]
+        expected = Sampler().sample(processor.finalize(logits, contexts), contexts).tolist()
+        assert draws.draw(logits, [Rows(seq, 0, 8, 4)]) == [expected]

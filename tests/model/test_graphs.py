@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import FlexBackend
@@ -25,11 +24,13 @@ from engine.model.loader import LoadedModel, load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.model.timing import DeviceTimer
 from engine.pair import Pair
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, KeyedNoise
 from engine.step_metrics import settle
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
 from tests.support.reference import Reference
+from tests.support.waits import Waits
 
 CPU = torch.device("cpu")
 BLOCK, BLOCKS = 4, 40
@@ -162,22 +163,6 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
         assert all(lead >= 0 for leads in found[1] for lead in leads)
 
 
-class Waits(TorchFunctionMode):
-    """Counts what would make the host wait for a device."""
-
-    NAMES = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in self.NAMES:
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("steps", [1, 3, 6])
 def test_a_proposal_is_told_once(draft: LoadedModel, steps: int) -> None:
     """Law: the host hears of a proposal in one copy, whatever K is."""
@@ -214,12 +199,20 @@ def stepwise(
     return [list(tokens) for tokens in zip(*drawn, strict=True)]
 
 
+FIELDS: list[list[dict[str, Any]]] = [
+    [{"temperature": i / 2} for i in range(3)],
+    [{"top_p": 0.8}, {"temperature": 0.7, "top_k": 9, "min_p": 0.05}, {"temperature": 0.0}],
+    [{"top_k": 3}, {"presence_penalty": 0.7}, {"logit_bias": {7: 2.0}}],
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("k", [0, 4])
 def test_an_engine_of_graphs_writes_the_reference_text(
-    k: int, target: LoadedModel, draft: LoadedModel, tiny_eos: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    k: int, fields: list[dict[str, Any]], target: LoadedModel, draft: LoadedModel,
+    tiny_eos: list[int], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Law: graphs are no choice of the text, with a draft and without; proposals are one replay."""
+    """Law: graphs and draws on the device are no choice of the text, with a draft and without."""
     recorder = Again()
     cache = KVCache(64, BLOCK, "cpu", scrap=True)
 
@@ -230,6 +223,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
         return made
 
     monkeypatch.setattr("engine.core.runner_of", runner)
+    monkeypatch.setattr("engine.core.build_draws", DeviceDraws)
     config = EngineConfig.model_validate(
         {
             "target": {"path": target.path},
@@ -243,7 +237,8 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     )
     engine = Engine(config, pair=Pair(target, draft))
     params = [
-        SamplingParams(seed=i, max_tokens=9, temperature=i / 2, ignore_eos=True) for i in range(3)
+        SamplingParams(seed=i, max_tokens=9, ignore_eos=True, **more)
+        for i, more in enumerate(fields)
     ]
     for i, asked in enumerate(params):
         engine.add(Submit(str(i), PROMPT[: 5 + i], asked, 0.0))

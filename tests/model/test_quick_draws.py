@@ -11,7 +11,7 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.kernels_filters import MOST_RANKED
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.quick import QuickDraws, Rows, build_draws
+from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
 
@@ -178,7 +178,3 @@ def test_judging_draws_with_the_same_noise(draws: QuickDraws) -> None:
     assert leads == pytest.approx(wanted[1], abs=1e-4)
     nothing = torch.full((1, VOCAB), -torch.inf)
     assert draws.judge(nothing.numpy(), [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
-
-
-def test_other_devices_go_the_long_way(processor: LogitsProcessor) -> None:
-    assert build_draws(processor, VOCAB, torch.device("meta")) is None

@@ -1,0 +1,156 @@
+"""Draws on the device where the logits lie, without a word to the host.
+
+For requests whose fields ask for a temperature and filters alone. Promises what the long way
+(`LogitsProcessor.finalize`, `Sampler`) draws, to the bit of the noise that the device computes, or
+UNSURE. Filters leave few ids, and only these are given noise: it is a function of (seed, position,
+id), so each has the number that it has in a whole row. Who asks decides when the host hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.sampling.kernels import UNSURE
+from engine.sampling.logits import LogitsProcessor
+from engine.sampling.noise import gumbel_of, hashed, key_columns, token_words_of
+from engine.sampling.plain import Plain
+from engine.sampling.quick import Rows
+from engine.sampling.sampler import MOST_SURE, NOT_FINITE, best_and_lead
+from engine.sampling.survivors import MOST, Bounds, survivors
+from engine.sequence import Sequence
+
+Facts = npt.NDArray[np.float64]
+_Asked = tuple[Rows, Plain]
+
+
+class DeviceDraws:
+    """Share `processor` with the long way. `vocab_size` is the width of the logits."""
+
+    def __init__(self, processor: LogitsProcessor, vocab_size: int, device: torch.device) -> None:
+        self._processor = processor
+        self._vocab = vocab_size
+        self._device = device
+        self._words = token_words_of(vocab_size).to(device)
+
+    def takes(self, seq: Sequence) -> bool:
+        """Whether its rows can be drawn here."""
+        plain = self._processor.plain(seq)
+        if plain is None:
+            return False
+        return not (plain.scale > 0 and MOST < plain.top_k < self._vocab)
+
+    def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[list[int] | None]:
+        """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
+        the long way, as does what is None here. One copy from the device."""
+        found: list[list[int] | None] = [None] * len(asked)
+        mine = [(i, rows) for i, rows in enumerate(asked) if rows is not None]
+        mine = [(i, rows) for i, rows in mine if self.takes(rows.seq)]
+        if not mine:
+            return found
+        tokens, at = whole(self.enqueue(logits, [rows for _, rows in mine])[0].tolist()), 0
+        for i, rows in mine:
+            drawn = tokens[at : at + rows.size]
+            found[i] = None if UNSURE in drawn else drawn
+            at += rows.size
+        return found
+
+    def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
+        """Of all rows in order, tokens and leads as Sampler.guess tells them; None: go the long
+        way. One copy from the device."""
+        if not all(self.takes(rows.seq) for rows in asked):
+            return None
+        tokens, leads = self.enqueue(logits, asked).tolist()
+        return None if UNSURE in tokens else (whole(tokens), leads)
+
+    def enqueue(self, logits: Tensor, asked: Seq[Rows]) -> Tensor:
+        """Float64 `[2, rows of all]`: tokens (or NOT_FINITE, UNSURE) and leads, still to be
+        computed when this returns. `takes` must hold; float64 holds every id."""
+        usual, filtered, places, at = list[_Asked](), list[_Asked](), (list[int](), list[int]()), 0
+        for rows in asked:
+            plain = self._plain(rows.seq)
+            kind = self._filters(plain)
+            (filtered if kind else usual).append((rows, plain))
+            places[kind].extend(range(at, at + rows.size))
+            at += rows.size
+        if not filtered:
+            return self._usual(*self._part(logits, usual))
+        drawn = self._filtered(*self._part(logits, filtered))
+        if not usual:
+            return drawn
+        drawn = torch.cat([self._usual(*self._part(logits, usual)), drawn], dim=1)
+        order = torch.from_numpy(np.argsort(places[0] + places[1]))
+        return drawn.index_select(1, order.to(self._device, non_blocking=True))
+
+    def _filters(self, plain: Plain) -> bool:
+        """Whether they can remove anything."""
+        some = 0 < plain.top_k < self._vocab or plain.top_p < 1 or plain.floor > -inf
+        return plain.scale > 0 and some
+
+    def _plain(self, seq: Sequence) -> Plain:
+        plain = self._processor.plain(seq)
+        assert plain is not None
+        return plain
+
+    def _part(self, logits: Tensor, asked: list[_Asked]) -> tuple[Tensor, Tensor, int]:
+        """Scaled rows, the facts of each, and how many ids filters have to look at."""
+        facts = torch.from_numpy(_facts(asked, self._vocab)).to(self._device, non_blocking=True)
+        index = [rows.first + i for rows, _ in asked for i in range(rows.size)]
+        if index != list(range(len(logits))):
+            there = torch.tensor(index).to(self._device, non_blocking=True)
+            logits = logits.index_select(0, there)
+        most = max(plain.top_k or self._vocab for _, plain in asked)
+        return logits * facts[:, :1].float(), facts, min(most, MOST, self._vocab)
+
+    def _usual(self, scaled: Tensor, facts: Tensor, _look: int) -> Tensor:
+        noise = gumbel_of(hashed(self._words, *_keys(facts)))
+        return together(*best_and_lead(scaled + noise.where(facts[:, 1:2] > 0, 0.0)))
+
+    def _filtered(self, scaled: Tensor, facts: Tensor, look: int) -> Tensor:
+        bounds = Bounds(facts[:, 4].long(), facts[:, 5], facts[:, 6])
+        left = survivors(scaled, bounds, look)
+        scores = left.values + gumbel_of(hashed(self._words[left.ids], *_keys(facts)))
+        best = scores.amax(dim=1, keepdim=True)
+        tokens = left.ids.where(scores == best, self._vocab).amin(dim=1)
+        second = scores.masked_fill(left.ids == tokens[:, None], -torch.inf).amax(dim=1)
+        leads = (best[:, 0] - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+        tokens = tokens.masked_fill(~left.known, UNSURE)
+        finite = scaled.amax(dim=1).isfinite()
+        return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
+
+
+def together(tokens: Tensor, leads: Tensor) -> Tensor:
+    """Float64 `[2, rows]`, to be told in one copy."""
+    return torch.stack([tokens.double(), leads.double()])
+
+
+def whole(numbers: Seq[float]) -> list[int]:
+    """Tokens again."""
+    return [int(number) for number in numbers]
+
+
+def _facts(asked: list[_Asked], vocab: int) -> Facts:
+    """`[rows, 7]`: scale, whether there is noise, the halves of its key as int32, then sizes,
+    shares and floors of survivors.Bounds; sent as one array."""
+    facts = np.empty((sum(rows.size for rows, _ in asked), 7))
+    keys, at = [], 0
+    for rows, plain in asked:
+        size = min(plain.top_k, vocab) if plain.top_k > 0 else vocab
+        part = facts[at : at + rows.size]
+        part[:, 0], part[:, 1] = plain.scale or 1.0, plain.scale > 0
+        part[:, 4:] = size, plain.top_p, plain.floor
+        keys += [(rows.seq.params.seed, rows.position + i) for i in range(rows.size)]
+        at += rows.size
+    for column, half in zip((2, 3), key_columns(keys), strict=True):
+        facts[:, column] = half[:, 0].view(np.int32)
+    return facts
+
+
+def _keys(facts: Tensor) -> tuple[Tensor, Tensor]:
+    """Low and high halves, `[rows, 1]` int32."""
+    return facts[:, 2:3].int(), facts[:, 3:4].int()

@@ -1,0 +1,152 @@
+"""Draws without a word to the host say what the long way says, or nothing. On the CPU, where the
+same torch code runs."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.messages import SamplingParams
+from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.draws import build_draws
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.sampler import Sampler
+from engine.sampling.survivors import MOST
+from engine.sequence import Sequence
+from tests.support.waits import Waits
+
+VOCAB = 3000  # more than are looked at
+ROWS = 6
+FILTERS: list[dict[str, Any]] = [
+    {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    for top_k, top_p, min_p in product((0, 1, 40, 5000), (1.0, 0.9, 0.05), (0.0, 0.02, 1.0))
+]
+
+
+def sequence(seed: int = 3, **fields: Any) -> Sequence:
+    params = SamplingParams(seed=seed, max_tokens=99, **fields)
+    return Sequence(f"{seed}", params, list(range(5)), 5)
+
+
+@pytest.fixture(scope="module")
+def processor() -> LogitsProcessor:
+    return LogitsProcessor([0])
+
+
+@pytest.fixture(scope="module")
+def draws(processor: LogitsProcessor) -> DeviceDraws:
+    return DeviceDraws(processor, VOCAB, torch.device("cpu"))
+
+
+def long_way(
+    processor: LogitsProcessor, logits: Tensor, seq: Sequence
+) -> tuple[list[int], list[float]]:
+    contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
+    return Sampler().guess(processor.finalize(logits.clone(), contexts), contexts)
+
+
+@pytest.mark.parametrize("fields", FILTERS, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0])
+def test_it_says_what_the_long_way_says(
+    fields: dict[str, Any], temperature: float, processor: LogitsProcessor, draws: DeviceDraws
+) -> None:
+    """Law: every token, and how sure it is, under every combination of filters. Rows as peaked as a
+    model's are always told."""
+    generator = torch.Generator().manual_seed(7)
+    for seed in (0, 5, 2**64 - 1):
+        logits = torch.randn(ROWS, VOCAB, generator=generator) * 4
+        seq = sequence(seed, temperature=temperature, **fields)
+        before = logits.clone()
+        found = draws.guess(logits, [Rows(seq, 0, ROWS, 5)])
+        assert torch.equal(logits, before)
+        assert found is not None
+        tokens, leads = long_way(processor, logits, seq)
+        assert found[0] == tokens
+        assert found[1] == pytest.approx(leads, abs=1e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, *FILTERS], ids=str)
+def test_ties_and_numbers_that_are_none(
+    fields: dict[str, Any], processor: LogitsProcessor, draws: DeviceDraws
+) -> None:
+    """Coarse logits tie everywhere, at every edge of a filter; NaN of both signs, infinities, and
+    nothing but -inf."""
+    generator = np.random.default_rng(8)
+    told = 0
+    for step in (0.5, 2.0):
+        logits = np.round(generator.standard_normal((8, VOCAB)) * 4 / step).astype(np.float32)
+        logits *= step
+        logits[1, 3], logits[2, 4] = np.nan, np.copysign(np.nan, -1)
+        logits[3, 5], logits[4], logits[5, 9:] = np.inf, -np.inf, -np.inf
+        logits[6] = np.where(logits[6] == 0, np.float32(-0.0), np.minimum(logits[6], 0))
+        rows = torch.from_numpy(logits)
+        for i in range(len(rows)):
+            seq = sequence(i, **fields)
+            [found] = draws.draw(rows, [Rows(seq, i, 1, 5)])
+            if found is not None:
+                told += 1
+                assert found == long_way(processor, rows[i : i + 1], seq)[0]
+    assert told >= 12
+
+
+def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: DeviceDraws) -> None:
+    """Law: where survivors may lie beyond those that are looked at, nothing is said; min_p may cut
+    before."""
+    flat = torch.zeros(1, VOCAB)
+    assert draws.draw(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) == [None]
+    assert draws.draw(flat, [Rows(sequence(min_p=0.5), 0, 1, 5)]) == [None]
+    assert draws.draw(flat, [Rows(sequence(top_k=MOST + 1), 0, 1, 5)]) == [None]
+    assert draws.guess(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) is None
+    flat[0, 700:710] = 5.0
+    seq = sequence(top_p=0.9, min_p=0.5)
+    assert draws.draw(flat, [Rows(seq, 0, 1, 5)]) == [long_way(processor, flat, seq)[0]]
+
+
+def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: DeviceDraws) -> None:
+    """Law: each as if it were alone, and the host waits once for all of them."""
+    logits = torch.randn(11, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
+    fields: list[dict[str, Any]] = [
+        {"top_p": 0.9}, {}, {"top_k": 9}, {"temperature": 0.0}, {"logit_bias": {3: 1.0}},
+    ]  # fmt: skip
+    seqs = [sequence(i, **more) for i, more in enumerate(fields)]
+    asked = [Rows(seq, 2 * i, 2, 5) for i, seq in enumerate(seqs)]
+    expected: list[Any] = [
+        long_way(processor, logits[2 * i : 2 * i + 2], seq)[0] for i, seq in enumerate(seqs)
+    ]
+    with Waits() as waits:
+        found = draws.draw(logits, [asked[0], None, *asked[1:]])
+    assert found == [expected[0], None, *expected[1:4], None]
+    assert waits.seen == ["tolist"]
+    assert draws.guess(logits, asked) is None
+    mixed = draws.guess(logits, asked[:4])
+    assert mixed is not None
+    assert mixed[0] == [token for tokens in expected[:4] for token in tokens]
+
+
+def test_only_survivors_are_given_noise(
+    draws: DeviceDraws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: no number is drawn for what a filter removed, but for those looked at."""
+    drawn: list[tuple[int, ...]] = []
+
+    def counting(words: Tensor) -> Tensor:
+        drawn.append(tuple(words.shape))
+        return torch.zeros(words.shape)
+
+    monkeypatch.setattr("engine.sampling.device_draws.gumbel_of", counting)
+    logits = torch.randn(4, VOCAB)
+    draws.draw(logits, [Rows(sequence(top_k=40), 0, 4, 5)])
+    draws.draw(logits, [Rows(sequence(top_p=0.9), 0, 4, 5)])
+    draws.draw(logits, [Rows(sequence(), 0, 4, 5)])
+    assert drawn == [(4, 40), (4, MOST), (4, VOCAB)]
+
+
+def test_the_device_decides(processor: LogitsProcessor) -> None:
+    assert isinstance(build_draws(processor, VOCAB, torch.device("meta")), DeviceDraws)
+    assert isinstance(build_draws(processor, VOCAB, torch.device("cpu")), QuickDraws)
