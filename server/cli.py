@@ -67,8 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def program_of(module: str, given: Sequence[str]) -> str:
     """The benchmark of a server is the server's; it knows HTTP."""
-    has_url = any(word == "--url" or word.startswith("--url=") for word in given)
-    return "server.bench" if module == "engine.bench" and has_url else module
+    names = {word.partition("=")[0] for word in given}
+    of_servers = not names.isdisjoint(("--url", "--against", "--against-fields"))
+    return "server.bench" if module == "engine.bench" and of_servers else module
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -76,7 +76,8 @@ class Offline:
     def _engine_of(self, arm: Arm) -> Engine:
         if arm == AUTO:
             return self._auto
-        assert arm.mode != "served"
+        assert arm.mode != "served", "of servers"
+        assert arm.mode != "other", "of servers"
         self._switched.set_speculation(arm.mode, arm.k)
         return self._switched
 

@@ -13,14 +13,22 @@ MAX_K = 16  # that any configuration allows (config.FixedConfig)
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to choose K. `k` is that of `fixed` alone. `served`: whatever a server does that
-    cannot be switched."""
+    cannot be switched. `other`: another server, named by `label`, as it is."""
 
-    mode: Literal["off", "fixed", "auto", "served"]
+    mode: Literal["off", "fixed", "auto", "served", "other"]
     k: int = 0
+    label: str = ""
 
     @property
     def name(self) -> str:
+        if self.mode == "other":
+            return self.label
         return f"K={self.k}" if self.mode == "fixed" else self.mode
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether it is a mode of one Foretoken, whose texts do not depend on the mode."""
+        return self.mode in ("off", "fixed", "auto")
 
 
 OFF, AUTO, SERVED = Arm("off"), Arm("auto"), Arm("served")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from engine.comparison.arms import AUTO, OFF, Arm
+from engine.comparison.arms import AUTO, OFF, SERVED, Arm
 from engine.comparison.result import CLOSE, NEVER_BELOW, CellResult, Comparison
 from engine.comparison.runs import Figures
 from engine.comparison.statistics import Estimate, geometric_mean
@@ -13,12 +13,15 @@ from engine.comparison.statistics import Estimate, geometric_mean
 
 def card(comparison: Comparison) -> str:
     """Everything, for people."""
+    ours = sum(arm.is_switched for arm in comparison.arms)
     pages = [
         _heading(comparison),
-        _rates(comparison) if len(comparison.arms) > 1 else _one_arm(comparison),
+        _rates(comparison) if ours > 1 else iter(()),
+        _one_arm(comparison) if len(comparison.arms) == 1 else iter(()),
         _by_arm(comparison),
         _halves(comparison),
-        _latencies(comparison) if len(comparison.arms) > 1 else iter(()),
+        _latencies(comparison) if ours > 1 else iter(()),
+        _servers(comparison),
         _summary(comparison),
     ]
     return "\n\n".join(page for lines in pages if (page := "\n".join(lines)))
@@ -32,6 +35,8 @@ def _heading(comparison: Comparison) -> Iterator[str]:
         "tokens per second while all requests run, median of rounds; ratios are paired within a"
         " round, [95 % bootstrap interval]"
     )
+    if SERVED in comparison.arms:
+        yield "this server has no modes of K that could be switched: it is measured as it is"
 
 
 def _rates(comparison: Comparison) -> Iterator[str]:
@@ -108,6 +113,25 @@ def _latencies(comparison: Comparison) -> Iterator[str]:
         for arm in (OFF, cell.best_fixed, AUTO):
             row += f"{_latency(cell, arm):>28}"
         yield row
+
+
+def _servers(comparison: Comparison) -> Iterator[str]:
+    """Every arm against the fastest of the other servers; best K is that in hindsight."""
+    if all(arm.mode != "other" for arm in comparison.arms):
+        return
+    yield (
+        "against the fastest other server of each cell; milliseconds: to the first token, between"
+        " tokens, 95th percentile of waits"
+    )
+    width = 2 + max(len(arm.name) for arm in comparison.arms)
+    for cell in comparison.cells:
+        yield cell.cell.name
+        best = cell.best_other
+        for arm in comparison.arms:
+            shown = f"{_interval(cell.ratio(arm, best)) if best else '-':<21}"
+            early = " (left the race)" if len(cell.runs[arm]) < cell.rounds else ""
+            rate, latency = _rate(cell, arm), _latency(cell, arm)
+            yield f"  {arm.name:<{width}}{rate:>8}  {shown}{latency}{early}"
 
 
 def _summary(comparison: Comparison) -> Iterator[str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from engine.comparison.arms import AUTO, OFF
+from engine.comparison.arms import AUTO, OFF, Arm
 from engine.comparison.result import CellResult, Comparison
+from engine.comparison.statistics import Estimate, estimate
 from engine.errors import ConfigError
+
+AGAINST_OFF, AGAINST_OTHER = " against K = 0", " against the fastest other server"
 
 
 def check_plots() -> None:
@@ -17,7 +20,8 @@ def check_plots() -> None:
 
 
 def plot(comparison: Comparison, path: str) -> None:
-    """A PNG: for each kind of text and temperature, speed against K = 0 by requests at a time."""
+    """A PNG: for each kind of text and temperature, speed against the fastest other server, or
+    against K = 0, by requests at a time; tokens per second where there is neither."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -36,16 +40,35 @@ def plot(comparison: Comparison, path: str) -> None:
     figure.savefig(path, format="png", dpi=120)
 
 
+def _base(cells: list[CellResult]) -> str:
+    """What every arm is set against, as words behind tokens/s."""
+    if cells[0].best_other is not None:
+        return AGAINST_OTHER
+    return AGAINST_OFF if OFF in cells[0].runs else ""
+
+
+def _height(cell: CellResult, arm: Arm, base: str) -> Estimate | None:
+    if arm not in cell.runs:
+        return None
+    if not base:
+        return estimate(cell.rates(arm))
+    return cell.ratio(arm, OFF if base == AGAINST_OFF else cell.best_other)
+
+
 def _panel(axis: Any, name: str, cells: list[CellResult]) -> None:
     places = range(len(cells))
     axis.set_title(name)
     axis.set_xticks(list(places), [str(cell.cell.concurrency) for cell in cells])
     axis.set_xlabel("requests at a time")
-    axis.set_ylabel("tokens/s against K = 0")
-    axis.axhline(1.0, color="grey", linewidth=1)
-    arms = dict.fromkeys(arm for cell in cells for arm in cell.runs if arm != OFF)
+    base = _base(cells)
+    axis.set_ylabel(f"tokens/s{base}")
+    if base:
+        axis.axhline(1.0, color="grey", linewidth=1)
+    arms = dict.fromkeys(arm for cell in cells for arm in cell.runs)
     for arm in arms:
-        found = [(at, cell.ratio(arm, OFF)) for at, cell in zip(places, cells, strict=True)]
+        if arm == OFF and base == AGAINST_OFF:
+            continue
+        found = [(at, _height(cell, arm, base)) for at, cell in zip(places, cells, strict=True)]
         drawn = [(at, ratio) for at, ratio in found if ratio is not None]
         bars = [
             [ratio.value - ratio.low for _, ratio in drawn],

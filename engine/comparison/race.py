@@ -81,7 +81,7 @@ def _round(
     driver: Driver, arms: Sequence[Arm], plan: list[Lane], result: CellResult,
     comparison: Comparison, notice: Notice,
 ) -> None:  # fmt: skip
-    """One run of every arm that is left, and their texts held to those of the first."""
+    """One run of every arm that is left; texts of all modes are held to those of the first."""
     cell = result.cell
     runs: dict[Arm, Run] = {}
     for arm in arms:
@@ -89,9 +89,9 @@ def _round(
         runs[arm] = driver.run(arm, plan)
         found = figures(runs[arm], lanes=cell.concurrency, parts=len(cell.parts))
         result.runs.setdefault(arm, []).append(found)
-    first, *others = runs.values()
-    for other in others:
-        compared, equal = equal_texts(first, other)
+    switched = [run for arm, run in runs.items() if arm.is_switched]
+    for other in switched[1:]:
+        compared, equal = equal_texts(switched[0], other)
         comparison.texts_compared += compared
         comparison.texts_equal += equal
 

@@ -42,6 +42,12 @@ class CellResult:
         return max(fixed, key=lambda arm: geometric_mean(self.rates(arm)), default=None)
 
     @property
+    def best_other(self) -> Arm | None:
+        """The fastest of the other servers, over all rounds."""
+        others = [arm for arm in self.runs if arm.mode == "other"]
+        return max(others, key=lambda arm: geometric_mean(self.rates(arm)), default=None)
+
+    @property
     def lasting(self) -> list[Arm]:
         """Arms that were in every round."""
         return [arm for arm, runs in self.runs.items() if len(runs) == self.rounds]
@@ -109,7 +115,7 @@ class Comparison:
 
 
 def _cell(result: CellResult) -> dict[str, Any]:
-    best = result.best_fixed
+    best, other = result.best_fixed, result.best_other
     against = {
         "auto_against_off": result.ratio(AUTO, OFF),
         "auto_against_best_fixed": result.ratio(AUTO, best),
@@ -119,13 +125,20 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "concurrency": result.cell.concurrency,
         "reply_tokens": result.reply,
         "best_fixed": best.name if best else None,
+        "best_other": other.name if other else None,
         **{name: asdict(ratio) if ratio else None for name, ratio in against.items()},
         "modes": {
             arm.name: {
                 "tokens_per_second": median(result.rates(arm)),
+                **({"against_best_other": _ratio(result, arm, other)} if other else {}),
                 "first_token_seconds": result.first_tokens.get(arm, []),
                 "rounds": [asdict(run) for run in runs],
             }
             for arm, runs in result.runs.items()
         },
     }
+
+
+def _ratio(result: CellResult, ours: Arm, theirs: Arm) -> dict[str, float] | None:
+    ratio = result.ratio(ours, theirs)
+    return asdict(ratio) if ratio else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.comparison.arms import Arm
-from engine.comparison.grid import Cell, Size, lanes
+from engine.comparison.grid import Cell, Lane, Size, lanes
 from engine.comparison.runs import Driver, figures
 
 SHORTEST, LONGEST = 12, 256  # tokens of a reply
@@ -37,12 +37,22 @@ def sized(
         notice(f"x{cell.concurrency}, how fast this is")
         plan = lanes(cell, pools, replace(size, tokens=_TRIAL), -1)
         driver.warm([request.prompt for lane in plan for request in lane])
-        run = driver.run(arms[0], plan)
-        rate = figures(run, lanes=cell.concurrency, parts=len(cell.parts)).rate
+        rate = _rate(driver, arms, cell, plan)
         requests = cell.concurrency * size.per_lane(cell.concurrency)
         tokens = round(rate * seconds * weight(cell.concurrency) / requests)
         replies[cell.concurrency] = min(max(tokens, SHORTEST), LONGEST)
     return replace(size, replies=replies)
+
+
+def _rate(driver: Driver, arms: Sequence[Arm], cell: Cell, plan: list[Lane]) -> float:
+    """Tokens per second over all arms: modes of one server count as its first, others apart."""
+    tried = [arms[0], *(arm for arm in arms[1:] if not arm.is_switched)]
+    found = [
+        figures(driver.run(arm, plan), lanes=cell.concurrency, parts=len(cell.parts)).rate
+        for arm in tried
+    ]
+    seconds = (len(arms) - len(tried)) / found[0] + sum(1 / rate for rate in found)
+    return len(arms) / seconds
 
 
 def run_seconds(cells: Sequence[Cell], num_arms: int, size: Size) -> float:

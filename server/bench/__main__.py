@@ -1,4 +1,4 @@
-"""`foretoken bench --url`: modes of a running server against each other."""
+"""`foretoken bench --url`: modes of a running server against each other, and other servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from engine.comparison.arguments import Settings, build_parser, settings
 from engine.comparison.arms import SERVED, Arm
@@ -14,6 +13,7 @@ from engine.comparison.output import progress, show
 from engine.comparison.race import race, steps
 from engine.comparison.result import Comparison
 from engine.errors import ConfigError, EngineError
+from server.bench.against import Several, parse_others
 from server.bench.client import Client
 from server.bench.driver import Served
 
@@ -42,6 +42,15 @@ def _parser() -> argparse.ArgumentParser:
         "--api-key", default=os.environ.get(API_KEY), help=f"better said by ${API_KEY}"
     )
     parser.add_argument(
+        "--against", metavar="NAME=URL", action="append", default=[],
+        help="another OpenAI-compatible server, measured in turn with the others under this name;"
+        " may be repeated. Its API key: $NAME_API_KEY",
+    )  # fmt: skip
+    parser.add_argument(
+        "--against-fields", metavar="NAME=JSON", action="append", default=[],
+        help="what to add to its requests, like its samplers or another model",
+    )  # fmt: skip
+    parser.add_argument(
         "--admin-key", default=os.environ.get(ADMIN_KEY),
         help=f"for POST /speculation; better said by ${ADMIN_KEY}",
     )  # fmt: skip
@@ -50,18 +59,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
     """The whole race; the server is left in the mode in which it was. Raises EngineError."""
+    others = parse_others(parsed.against, parsed.against_fields)
     client = Client(parsed.url, api_key=parsed.api_key)
-    driver = Served(client, model=parsed.model, admin_key=parsed.admin_key)
-    arms = arms_of(driver, said.arms, chosen=parsed.modes is not None)
-    comparison = Comparison(
-        facts={"url": parsed.url, "model": driver.model, **driver.facts}, arms=arms
-    )
-    said = replace(said, arms=arms)
+    own = Served(client, model=parsed.model, admin_key=parsed.admin_key)
+    arms = arms_of(own, said.arms, chosen=parsed.modes is not None)
+    arms += tuple(other.arm for other in others)
+    driver = Several(own, others)
+    facts = {"url": parsed.url, "model": own.model, **own.facts, **driver.facts}
+    if own.left_out:
+        facts["left out"] = ", ".join(own.left_out)
+    comparison = Comparison(facts=facts, arms=arms)
     try:
-        with progress(steps(said.cells, said.arms, said.size)) as notice:
+        with progress(steps(said.cells, arms, said.size)) as notice:
             race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
     finally:
-        driver.restore()
+        own.restore()
     return comparison
 
 

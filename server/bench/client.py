@@ -23,22 +23,22 @@ class Refused(EngineError):
     """The server answered with another status than 200."""
 
     def __init__(self, path: str, status: int, said: str) -> None:
-        super().__init__(f"the server answered {path} with {status}: {said}")
+        super().__init__(f"the server answered {path} with {status}: {said or 'nothing'}")
         self.status = status
 
 
 class Client:
     """`url` is http://host:port, with or without the /v1. Raises ConfigError when it is not one,
-    or nobody is there."""
+    naming the `option` that said it, or nobody is there."""
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, option: str = "--url") -> None:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host or parts.query:
-            raise ConfigError(f"--url must be like http://127.0.0.1:8000, but is {url!r}")
+            raise ConfigError(f"{option} must be like http://127.0.0.1:8000, but is {url!r}")
         self.url = url
         self._https, self._host, self._port = parts.scheme == "https", host, port
         self._base = parts.path.rstrip("/").removesuffix("/v1")

@@ -2,18 +2,20 @@
 so auto serves an unmeasured round before each of its turns.
 
 A Foretoken is switched between modes by POST /speculation, and at the end put back into the mode
-that it was found in. Any other server has one arm: as it is.
+that it was found in. Any other server has one arm: as it is. It is asked for plain sampling, and
+for replies that end-of-text does not end, as far as it takes the fields for that; its tokens are
+counted by their ids or by its usage, never by its events.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
-from engine.comparison.arms import AUTO, SERVED, Arm
+from engine.comparison.arms import AUTO, Arm
 from engine.comparison.grid import Lane, Request
 from engine.comparison.runs import Guesses, Reply, Run, first_waits
 from engine.errors import ConfigError
@@ -22,24 +24,40 @@ from server.bench.client import Client, Refused, read_json
 _DRAFTED = "spec_decode_num_draft_tokens_per_pos_total"
 _ACCEPTED = "spec_decode_num_accepted_tokens_per_pos_total"
 _CHOSEN = "spec_decode_chosen_k_total"
+# Beyond OpenAI's: what a server has to take is tried, one by one.
+_SAME_WORK: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True, "top_k": 0, "min_p": 0}
+_NO_CACHE: dict[str, Any] = {"cache_salt": "bench", "cache_prompt": False}
 
 
 class Served:
-    """runs.Driver over HTTP. Raises ConfigError when the server is not there or has no model."""
+    """runs.Driver over HTTP. `as_it_is`: a Foretoken is not switched either. `fields` go into
+    every request. Raises ConfigError when the server is not there or has no model."""
 
-    def __init__(self, client: Client, *, model: str | None, admin_key: str | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        model: str | None,
+        admin_key: str | None,
+        as_it_is: bool = False,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
         self._client, self._admin_key = client, admin_key
-        self.model = model or _first_model(client)
-        self._found = _speculation(client)
+        self._fields = dict(fields or {})
+        self.url = client.url
+        self.model = str(self._fields.get("model") or model or _first_model(client))
+        self._found = None if as_it_is else _speculation(client)
         self.is_foretoken = self._found is not None
         self.facts = _version(client) if self.is_foretoken else {}
         self.exact = bool(self.facts.get("exact", self.facts.get("dtype") == "float32"))
         self._names = count()
         self._settling: Sequence[Lane] = ()
         self._present: Arm | None = None
-        self._ignores_eos = True
+        self._same_work: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
+        self._no_cache: dict[str, Any] = {"cache_salt": "bench"}
+        self.left_out: list[str] = []
         if not self.is_foretoken:
-            self._try_ignore_eos()
+            self._try_fields()
 
     @property
     def k_max(self) -> int:
@@ -59,13 +77,16 @@ class Served:
             self._switch(Arm("fixed", 1) if self.k_max else Arm("off"))
         with ThreadPoolExecutor(8) as pool:
             asked = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
-            list(pool.map(lambda request: self._complete(request, Reply(0, 0.0), 0.0, ""), asked))
+            list(pool.map(lambda request: self._complete(request, Reply(0, 0.0), 0.0, {}), asked))
 
     def first_tokens(self, arm: Arm, lanes: Sequence[Lane]) -> list[float]:
-        """Of the first request of each lane; a Foretoken is asked under a salt of its own."""
+        """Of the first request of each lane, past the prefix cache where the server allows that."""
         self._switch(arm)
         firsts = [[Request(r.prompt, r.temperature, r.seed, 1)] for r, *_ in lanes]
-        return first_waits(self._work(firsts, f"bench-{next(self._names)}"))
+        past = dict(self._no_cache)
+        if "cache_salt" in past:
+            past["cache_salt"] = f"bench-{next(self._names)}"
+        return first_waits(self._work(firsts, past))
 
     def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
         self._settling = lanes
@@ -73,14 +94,16 @@ class Served:
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:
         self._switch(arm)
         if arm == AUTO:
-            self._work(self._settling, "")
+            self._work(self._settling, {})
         before = self._client.counters()
-        run = self._work(lanes, "")
+        run = self._work(lanes, {})
+        if len({reply.lane for reply in run.replies if reply.arrivals}) < len(lanes):
+            raise ConfigError(f"{self.url} answered with no text, so there is nothing to count")
         run.guesses = guesses(before, self._client.counters())
         return run
 
     def _switch(self, arm: Arm) -> None:
-        if arm in (SERVED, self._present):
+        if not arm.is_switched or arm == self._present:
             return
         self._post({"mode": arm.mode, **({"k": arm.k} if arm.mode == "fixed" else {})})
         self._present = arm
@@ -94,7 +117,7 @@ class Served:
             )
             raise ConfigError(f"{error}{hint}") from None
 
-    def _work(self, lanes: Sequence[Lane], salt: str) -> Run:
+    def _work(self, lanes: Sequence[Lane], more: dict[str, Any]) -> Run:
         """Every lane in a thread of its own, until all have nothing left."""
         if not lanes:
             return Run([])
@@ -104,7 +127,7 @@ class Served:
             replies = []
             for request in lanes[lane]:
                 reply = Reply(lane, time.perf_counter() - began)
-                self._complete(request, reply, began, salt)
+                self._complete(request, reply, began, more)
                 replies.append(reply)
             return replies
 
@@ -112,26 +135,33 @@ class Served:
             found = list(pool.map(ask, range(len(lanes))))
         return Run([reply for replies in found for reply in replies])
 
-    def _complete(self, request: Request, reply: Reply, began: float, salt: str) -> None:
-        """Fill in arrivals and text."""
+    def _complete(self, request: Request, reply: Reply, began: float, more: dict[str, Any]) -> None:
+        """Fill in arrivals and text. Raises ConfigError when nothing says how many tokens came."""
         ids: list[int] = []
         text, tokens = "", None
-        for event in self._client.stream("/v1/completions", self._body(request, salt)):
+        for event in self._client.stream("/v1/completions", self._body(request, more)):
             now = time.perf_counter() - began
-            for choice in event.get("choices", []):
+            for choice in event.get("choices") or []:
                 got = choice.get("token_ids") or []
                 ids += got
                 text += choice.get("text") or ""
                 if got or choice.get("text"):
-                    reply.arrivals.append((now, len(got) or 1))
+                    reply.arrivals.append((now, len(got)))
             if event.get("usage"):
                 tokens = event["usage"].get("completion_tokens")
         reply.text = ids or text
-        if not ids and tokens:
+        if not ids and tokens is None:
+            raise ConfigError(f"{self.url} sends no usage, so its tokens cannot be counted")
+        if tokens is not None and tokens != len(ids):
             _spread(reply, tokens)
 
-    def _body(self, request: Request, salt: str) -> dict[str, Any]:
-        body = {
+    def _body(self, request: Request, more: dict[str, Any]) -> dict[str, Any]:
+        plain = {} if self.is_foretoken else {"top_p": 1.0}
+        return {
+            **plain,
+            **self._same_work,
+            **more,
+            **self._fields,
             "model": self.model,
             "prompt": request.prompt,
             "max_tokens": request.tokens,
@@ -140,20 +170,27 @@ class Served:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if self._ignores_eos:
-            body["ignore_eos"] = True
-        if self.is_foretoken:
-            body["return_token_ids"] = True
-            if salt:
-                body["cache_salt"] = salt
-        return body
 
-    def _try_ignore_eos(self) -> None:
-        """Not OpenAI's, but most servers' own; without it replies may be shorter than asked."""
-        try:
-            self._complete(Request("x", 0.0, 0, 1), Reply(0, 0.0), 0.0, "")
-        except Refused:
-            self._ignores_eos = False
+    def _try_fields(self) -> None:
+        """Which of the fields beyond OpenAI's it takes, one by one; many servers ignore them."""
+        self._same_work, self._no_cache = {}, {}
+        self._complete(Request("x", 0.0, 0, 1), Reply(0, 0.0), 0.0, {})
+        self._same_work = self._taken(_SAME_WORK)
+        self._no_cache = self._taken(_NO_CACHE)
+        given = {**self._same_work, **self._fields}
+        self.left_out = [name for name in _SAME_WORK if name not in given]
+
+    def _taken(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        taken = {}
+        for name, value in fields.items():
+            try:
+                self._complete(Request("x", 0.0, 0, 1), Reply(0, 0.0), 0.0, {name: value})
+            except Refused as error:
+                if error.status not in (400, 422):
+                    raise
+            else:
+                taken[name] = value
+        return taken
 
 
 def guesses(before: dict[tuple[str, int], float], after: dict[tuple[str, int], float]) -> Guesses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,26 +22,36 @@ SMALL = ["--kinds", "random", "--temperatures", "0", "--concurrency", "2", "--ro
 
 
 class Other(BaseHTTPRequestHandler):
-    """Some OpenAI-compatible server: no /speculation, text in chunks of unknown size."""
+    """Some OpenAI-compatible server: no /speculation, text in chunks of unknown size. It names
+    itself by its path: those under /slow take their time, those under /strict refuse top_k too."""
 
     asked: list[dict[str, Any]] = []
+    keys: list[str] = []
     breaks_off = False
+    usage = True
 
     def do_GET(self) -> None:
-        known = self.path == "/v1/models"
+        known = self.path.endswith("/v1/models")
         self._answer(200 if known else 404, {"data": [{"id": "m"}]} if known else {"detail": "no"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        if "ignore_eos" in body:
-            self._answer(400, {"error": {"message": "unknown field ignore_eos"}})
+        body["path"] = self.path
+        self.keys.append(self.headers.get("Authorization", ""))
+        refused = {"ignore_eos", "return_token_ids"} | (
+            {"top_k"} if self.path.startswith("/strict") else set()
+        )
+        if wrong := sorted(refused & body.keys()):
+            self._answer(400, {"error": {"message": f"unknown field {wrong[0]}"}})
             return
+        self.asked.append(body)
         self.send_response(200)
         self.end_headers()
         for text in ("ab", "", "cde"):
+            time.sleep(0.02 if self.path.startswith("/slow") else 0.002)
             self._event({"choices": [{"text": text}]})
-        self._event({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
+        if self.usage:
+            self._event({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
         if not self.breaks_off:
             self.wfile.write(b"data: [DONE]\n\n")
 
@@ -66,7 +77,8 @@ def other() -> Iterator[str]:
     thread.join()
     server.server_close()
     Other.asked.clear()
-    Other.breaks_off = False
+    Other.keys.clear()
+    Other.breaks_off, Other.usage = False, True
 
 
 def sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -86,13 +98,96 @@ def test_any_server_is_measured_as_it_is(
     """Law: one arm, tokens by the server's own count, fields that it refuses are left out."""
     found = tmp_path / "found.json"
     assert main(["--url", other + "/v1", *SMALL, "--json", str(found)]) == 0
-    assert "random T=0 x2" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "random T=0 x2" in said
+    assert "this server has no modes of K that could be switched" in said
+    assert "left out ignore_eos, return_token_ids" in said
     (cell,) = json.loads(found.read_text())["cells"]
     assert list(cell["modes"]) == ["served"]
     runs = cell["modes"]["served"]["rounds"]
     assert all(5 < run["tokens"] <= 20 for run in runs)
-    measured = Other.asked[1:]
-    assert all("ignore_eos" not in body and "return_token_ids" not in body for body in measured)
+    assert all("ignore_eos" not in body and "return_token_ids" not in body for body in Other.asked)
+    assert Other.asked[-1].items() >= {"top_k": 0, "min_p": 0, "top_p": 1.0}.items()
+    salted = [body for body in Other.asked if body.get("cache_salt")]
+    assert {body["max_tokens"] for body in salted} == {1}  # first tokens alone
+
+
+def test_several_servers_are_measured_in_turn(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: an arm each beside the modes, the same prompts, seeds and lengths; every arm against
+    the fastest other server; texts are held equal among our own modes alone."""
+    monkeypatch.setenv("STRICT_API_KEY", "sk-theirs")
+    found, picture = tmp_path / "found.json", tmp_path / "found.png"
+    with serve(admin_key="sk-2") as served:
+        words = ["--url", served.url, *SMALL, "--admin-key", "sk-2", "--modes", "off,1,auto",
+                 "--against", f"slow={other}/slow", "--against", f"strict={other}/strict/v1",
+                 "--against-fields", 'strict={"min_p": 0.1, "model": "x/y"}',
+                 "--json", str(found), "--plot", str(picture)]  # fmt: skip
+        assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "against the fastest other server of each cell" in said
+    assert "strict/v1 (x/y, without ignore_eos, return_token_ids, top_k)" in said
+    written = json.loads(found.read_text())
+    assert written["modes"] == ["off", "K=1", "auto", "slow", "strict"]
+    assert written["texts_compared"] == written["texts_equal"] > 0
+    (cell,) = written["cells"]
+    assert cell["best_other"] == "strict"
+    ratios = {name: mode["against_best_other"]["value"] for name, mode in cell["modes"].items()}
+    assert ratios["strict"] == 1.0
+    assert ratios["slow"] < 1.0
+    assert all(len(mode["rounds"]) == 2 for mode in cell["modes"].values())
+    strict = [body for body in Other.asked if body["path"].startswith("/strict")]
+    assert all(body["min_p"] == 0.1 and body["model"] == "x/y" for body in strict)
+    asked = {
+        name: {(b["prompt"], b["seed"]) for b in Other.asked
+               if b["path"].startswith(name) and b["max_tokens"] == 5}
+        for name in ("/slow", "/strict")
+    }  # fmt: skip
+    assert asked["/slow"] == asked["/strict"]
+    assert set(Other.keys) == {"", "Bearer sk-theirs"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_server_beside_one_that_is_not_ours(
+    other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: two foreign servers, or one under two settings, need no Foretoken."""
+    words = ["--url", other, *SMALL, "--against", f"again={other}"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "  served" in said
+    assert "  again" in said
+    assert "texts equal" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--against", "llama"], "--against must be NAME=URL"),
+        (["--against", "=http://x"], "--against must be NAME=URL"),
+        (["--against", "auto=http://x"], "--against has the name 'auto'"),
+        (["--against", "a b=http://x"], "--against has the name 'a b'"),
+        (["--against", "a=http://x", "--against", "a=http://y"], "names 'a' twice"),
+        (["--against", "a=ftp://x"], "a: --against must be like http://"),
+        (["--against", "a=http://127.0.0.1:9"], "a: nobody answers at http://127.0.0.1:9"),
+        (["--against-fields", "a={}"], "for 'a', which no --against names"),
+        (["--against", "a=http://x", "--against-fields", "a=[1]"], "must be a JSON object"),
+        (["--against", "a=http://x", "--against-fields", "a={"], "must be a JSON object"),
+        (["--against", "a=http://x", "--against-fields", 'a={"seed": 1}'], "has 'seed'"),
+    ],
+)
+def test_mistakes_about_other_servers_are_sentences(
+    words: list[str], said: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: what was given, and which server it is about; nothing is measured."""
+    assert said in sentence(["--url", other, *SMALL, *words], capsys)
+
+
+def test_tokens_are_never_counted_by_events(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: a server that told neither ids nor usage was counted by its chunks."""
+    Other.usage = False
+    assert "sends no usage" in sentence(["--url", other, *SMALL], capsys)
 
 
 def test_what_is_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
