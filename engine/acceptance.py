@@ -7,6 +7,7 @@ end of the context. Moves no state: what it returns is committed by the schedule
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from engine.constraint import Constraint
@@ -112,11 +113,14 @@ class Acceptor:
             sampled.append(Sampled(chunk, proposal, row))
             row += 1 + len(proposal)
         if sampled:
-            self._walk(sampled, output)
+            self.walk(sampled, output, self._quick(sampled, output))
         return sampled
 
-    def _walk(self, sampled: list[Sampled], output: ModelOutput) -> None:
-        drawn = self._quick(sampled, output)
+    def walk(
+        self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[list[int] | None]
+    ) -> None:
+        """Along the tokens `drawn` at each one's rows; where there are none, they are drawn the
+        long way."""
         left = [item for item, tokens in zip(sampled, drawn, strict=True) if tokens is None]
         found = iter(self._slow(left, output) if left else ())
         for item, tokens in zip(sampled, drawn, strict=True):

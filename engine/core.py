@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from engine.acceptance import Acceptor, Sampled, segments
+from engine.acceptance import Acceptor, Sampled
 from engine.adaptive import build_controller
 from engine.allowance import Allowance
 from engine.block_pool import BlockPool
@@ -33,6 +33,7 @@ from engine.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.profile import profile_at_start
 from engine.recording import Recorder
 from engine.report import ending, introduction, report
+from engine.rounds import Rounds
 from engine.sampling.draws import build_draws
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
@@ -41,12 +42,11 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
-from engine.speculation.grammar import within_grammars
 from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Feedback, Proposer
 from engine.speculation.verify import MatchSampled
-from engine.step_metrics import Stopwatch, measure, observation, settle
+from engine.step_metrics import Stopwatch, measure, observation
 from engine.step_plan import StepPlan
 from engine.validation import refusal
 
@@ -91,7 +91,7 @@ class Engine:
             memory.blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        self._acceptor = Acceptor(
+        acceptor = Acceptor(
             processor,
             MatchSampled(sampler),
             eos_ids=target.eos_ids,
@@ -103,6 +103,7 @@ class Engine:
         forecasts = {p.name: p.forecast for p in free}
         self._allowance = Allowance(self._controller, main.name, forecasts)
         self._proposer = Cascade(main, free, limit=self._allowance.of)
+        self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
         measured = profile_at_start(config, self._runner, draft, self._cache)
         self._controller.profile(*measured)
         self._compiling = Compiling(
@@ -193,14 +194,7 @@ class Engine:
             if self._compiling and not self._pending:
                 self._compiling.wait()
             return Outputs(self._take_pending(), self.gauges())
-        proposals = within_grammars(plan.chunks, self._proposer.propose(plan.chunks))
-        proposals = self._allowance.keep(plan.chunks, proposals)
-        seconds.propose, seconds.propose_forward = lap(), self._proposer.forward_seconds
-        output = self._runner.forward(segments(plan, proposals))
-        seconds.verify = lap()
-        sampled = self._acceptor.accept(plan, proposals, output)
-        seconds.accept, seconds.verify_forward = lap(), self._runner.seconds
-        settle(seconds)
+        sampled = self._rounds(plan, seconds, lap)
         self._commit(plan, sampled)
         seconds.commit = lap()
         items = self._emit(sampled)

@@ -15,8 +15,11 @@ from engine.step_plan import StepPlan
 
 
 def settle(seconds: StepSeconds) -> None:
-    """What a device still computed of the forward, while the host had gone on to accept, is counted
-    as verification. On a CPU nothing moves."""
+    """What a device still computed of the forwards, while the host had gone on to accept, is
+    counted as drafting and verification. On a CPU nothing moves."""
+    late = min(max(seconds.propose_forward - seconds.propose, 0.0), seconds.accept)
+    seconds.propose += late
+    seconds.accept -= late
     late = min(max(seconds.verify_forward - seconds.verify, 0.0), seconds.accept)
     seconds.verify += late
     seconds.accept -= late

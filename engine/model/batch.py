@@ -29,6 +29,15 @@ class Segment:
     tail_parents: Sequence[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Tokens that only the device knows, int64 `ids` `[len(rows)]`, for these rows of a forward;
+    its segments hold zeros in their place."""
+
+    rows: list[int]
+    ids: Tensor
+
+
 def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
     """The nodes above each node, nearest last; parents precede their children."""
     above: list[list[int]] = []
@@ -54,7 +63,9 @@ class Batch:
     keep: int | Tensor
 
     @classmethod
-    def pack(cls, segments: Sequence[Segment], device: torch.device) -> Batch:
+    def pack(
+        cls, segments: Sequence[Segment], device: torch.device, unseen: Unseen | None = None
+    ) -> Batch:
         """One tensor each from plain lists; rows stand in segment order."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -78,6 +89,9 @@ class Batch:
             spans.append(Span(row, length, start, segment.blocks, ancestors))
         # The host does not wait for what it sends, here and in all that prepares a forward.
         flat = torch.tensor([tokens, positions]).to(device, non_blocking=True)
+        if unseen is not None:
+            there = torch.tensor(unseen.rows).to(device, non_blocking=True)
+            flat[0].index_copy_(0, there, unseen.ids)
         return cls(flat[:1], flat[1:], spans, len(rows), _keep(rows, len(tokens), device))
 
 

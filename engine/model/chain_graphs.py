@@ -96,11 +96,18 @@ class ChainGraphs:
     """Proposals of one draft over one plane, by number of sequences and of steps."""
 
     def __init__(self, call: Call, site: Site, recorder: Recorder, vocab_size: int) -> None:
-        self._call, self._site, self._vocab = call, site, vocab_size
+        self._call, self._site = call, site
         self._sizes = buckets(MOST_SEQUENCES)
         self._words = token_words_of(vocab_size).to(site.device)
         self._chains: OrderedDict[tuple[int, int], _Chain] = OrderedDict()
         self._pool: GraphPool[tuple[int, int]] = GraphPool(recorder, MOST_CHAINS)
+
+    def fits(self, starts: Sequence[Start], steps: int) -> bool:
+        """Not too many sequences, nor too long ones."""
+        if len(starts) > self._sizes[-1]:
+            return False
+        last = [Span(i, 1, s.position + steps - 2, s.blocks) for i, s in enumerate(starts)]
+        return steps == 1 or self._chain(self._rows(starts), steps).suits(last)
 
     def __call__(
         self,
@@ -110,28 +117,30 @@ class ChainGraphs:
         steps: int,
         scales: Sequence[float],
         keys: Sequence[Key | None],
-    ) -> Found | None:
-        """`steps` tokens of each sequence and their leads; see ModelRunner.chain. None if there are
-        too many sequences. One copy from the device."""
-        rows = next((size for size in self._sizes if size >= len(starts)), None)
-        if rows is None or logits.shape[1] != self._vocab:
-            return None
+    ) -> Tensor:
+        """Float64 `[2, steps, sequences]`: `steps` tokens of each and their leads, on the device;
+        see ModelRunner.chain. `fits` must hold."""
+        rows = self._rows(starts)
         chain = self._chain(rows, steps)
-        last = [Span(i, 1, s.position + steps - 2, s.blocks) for i, s in enumerate(starts)]
-        if steps > 1 and not chain.suits(last):
-            return None
         chain.fill(logits, starts, scales, keys)
-        tokens, leads = self._pool.replay((rows, steps), chain.run).tolist()
-        return (
-            [[int(step[i]) for step in tokens] for i in range(len(starts))],
-            [[step[i] for step in leads] for i in range(len(starts))],
-        )
+        return self._pool.replay((rows, steps), chain.run)[:, :, : len(starts)]
+
+    def _rows(self, starts: Sequence[Start]) -> int:
+        return next(size for size in self._sizes if size >= len(starts))
 
     def _chain(self, rows: int, steps: int) -> _Chain:
         """Its tensors live as long as its graph."""
         key = (rows, steps)
-        if key not in self._pool and self._pool.oldest is not None:
-            del self._chains[self._pool.oldest]
         if key not in self._chains:
+            if len(self._chains) >= MOST_CHAINS:
+                oldest, _ = self._chains.popitem(last=False)
+                self._pool.drop(oldest)
             self._chains[key] = _Chain(self._call, self._site, self._words, rows=rows, steps=steps)
+        self._chains.move_to_end(key)
         return self._chains[key]
+
+
+def read_chains(told: list[list[list[float]]]) -> Found:
+    """Tokens and leads by sequence, of what `ChainGraphs` answers as lists."""
+    tokens, leads = (list(zip(*part, strict=True)) for part in told)
+    return [[int(token) for token in row] for row in tokens], [list(row) for row in leads]

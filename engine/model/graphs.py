@@ -125,10 +125,9 @@ class GraphPool(Generic[Key]):
         found.replay()
         return found.output
 
-    @property
-    def oldest(self) -> Key | None:
-        """What the next recording would drop, if the pool is full."""
-        return next(iter(self._held)) if len(self._held) >= self._most else None
+    def drop(self, key: Key) -> None:
+        """Forget it, if it is held."""
+        self._held.pop(key, None)
 
 
 class _Static:

@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.attention.choice import choose_backend
 from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
-from engine.model.batch import Batch, Segment
-from engine.model.chain_graphs import ChainGraphs
+from engine.model.batch import Batch, Segment, Unseen
+from engine.model.chain_graphs import ChainGraphs, read_chains
 from engine.model.compiled import MOST_ROWS, Floats, Start
 from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
 from engine.model.kv_cache import KVCache
@@ -128,16 +128,17 @@ class ModelRunner:
         if self._forwards is not None:
             self._forwards.capture()
 
-    def forward(self, segments: Sequence[Segment]) -> ModelOutput:
+    def forward(self, segments: Sequence[Segment], unseen: Unseen | None = None) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
         `start + len(tokens)`, and everything before `start` must have been computed."""
-        if self._compiled is not None and self._compiled.suits(segments):
+        seen = unseen is None
+        if seen and self._compiled is not None and self._compiled.suits(segments):
             self._timer.begin()
             table = self._compiled.table(segments, self._plane)
             self._timer.end()
             return ModelOutput(table)
         with torch.inference_mode():
-            batch = Batch.pack(segments, self.model.device)
+            batch = Batch.pack(segments, self.model.device, unseen)
             return ModelOutput(self._replayed(batch) if self._forwards else self._eager(batch))
 
     def _replayed(self, batch: Batch) -> Tensor:
@@ -181,7 +182,30 @@ class ModelRunner:
         self._timer.end()
         return found
 
+    def fits_chain(self, starts: Sequence[Start], steps: int) -> bool:
+        """Whether `unseen_chain` can, of these."""
+        return self._chains is not None and self._chains.fits(starts, steps)
+
     @torch.inference_mode()
+    def unseen_chain(
+        self,
+        output: ModelOutput,
+        starts: Sequence[Start],
+        *,
+        steps: int,
+        scales: Sequence[float],
+        keys: Sequence[Key | None],
+    ) -> Tensor:
+        """`chain` in one graph, which makes the noise itself from `keys`, those of the rows,
+        sequence by sequence, None for a row without. Float64 `[2, steps, sequences]`, tokens and
+        leads, still to be computed when this returns, and overwritten by this model's next forward.
+        `fits_chain` must hold."""
+        assert self._chains is not None
+        self._timer.begin()
+        told = self._chains(output.logits, starts, steps=steps, scales=scales, keys=keys)
+        self._timer.end()
+        return told
+
     def keyed_chain(
         self,
         output: ModelOutput,
@@ -191,11 +215,8 @@ class ModelRunner:
         scales: Sequence[float],
         keys: Callable[[], Sequence[Key | None]],
     ) -> tuple[list[list[int]], list[list[float]]] | None:
-        """`chain` in one graph, which makes the noise itself: `keys` answers those of the rows,
-        sequence by sequence, None for a row without. None if nothing is captured here."""
-        if self._chains is None:
+        """The same, told in one copy from the device; None if it does not fit."""
+        if not self.fits_chain(starts, steps):
             return None
-        self._timer.begin()
-        found = self._chains(output.logits, starts, steps=steps, scales=scales, keys=keys())
-        self._timer.end()
-        return found
+        told = self.unseen_chain(output, starts, steps=steps, scales=scales, keys=keys())
+        return read_chains(told.tolist())

@@ -129,6 +129,16 @@ def together(tokens: Tensor, leads: Tensor) -> Tensor:
     return torch.stack([tokens.double(), leads.double()])
 
 
+def told_together(parts: Seq[Tensor]) -> list[list[float]]:
+    """The numbers of each of these float64 tensors, in one copy from the device."""
+    numbers: list[float] = torch.cat([part.reshape(-1) for part in parts]).tolist()
+    found, at = [], 0
+    for part in parts:
+        found.append(numbers[at : at + part.numel()])
+        at += part.numel()
+    return found
+
+
 def whole(numbers: Seq[float]) -> list[int]:
     """Tokens again."""
     return [int(number) for number in numbers]

@@ -11,7 +11,8 @@ from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
 from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
-from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.draft_forwards import Runner
+from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.prediction import PredictionProposer

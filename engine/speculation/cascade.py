@@ -53,6 +53,11 @@ class Cascade:
             if served := [f for f in feedback if f.proposal.source == name]:
                 proposer.update(served)
 
+    def hear(self) -> None:
+        """Take over what the main proposer found out when it was asked past this."""
+        self.forward_seconds = self._main.forward_seconds
+        self.agreements = self._main.agreements
+
     def forget(self, seq: Sequence) -> None:
         self._main.forget(seq)
         if seq.sources is not None:
@@ -74,8 +79,7 @@ class Cascade:
 
     def _ask(self, chunks: Seq[Chunk]) -> list[Proposal]:
         proposals = self._main.propose(chunks)
-        self.forward_seconds = self._main.forward_seconds
-        self.agreements = self._main.agreements
+        self.hear()
         return proposals
 
     def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:

@@ -47,6 +47,18 @@ def judge(
     used instead of `sampler` if there are any."""
     if not any(counts):
         return output, []
+    asked, last = parts(seqs, counts)
+    if isinstance(draws, QuickDraws):
+        tokens, leads = draws.judge(output.table, asked)
+    elif isinstance(draws, DeviceDraws) and (told := draws.guess(output.logits, asked)):
+        tokens, leads = told
+    else:
+        tokens, leads = _drawn(output.logits, asked, [s or 1.0 for s in scales], counts, sampler)
+    return output.take(last), agreements(asked, tokens, leads)
+
+
+def parts(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:
+    """The rows to judge, of those that have some, and the row behind each one's last token."""
     asked, last = list[Rows](), list[int]()
     row = 0
     for seq, count in zip(seqs, counts, strict=True):
@@ -54,19 +66,18 @@ def judge(
             asked.append(Rows(seq, row, count, seq.num_tokens - count))
         row += count + 1
         last.append(row - 1)
-    if isinstance(draws, QuickDraws):
-        tokens, leads = draws.judge(output.table, asked)
-    elif isinstance(draws, DeviceDraws) and (told := draws.guess(output.logits, asked)):
-        tokens, leads = told
-    else:
-        tokens, leads = _drawn(output.logits, asked, [s or 1.0 for s in scales], counts, sampler)
+    return asked, last
+
+
+def agreements(asked: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
+    """What was drawn in these rows against what is committed."""
     found, at = [], 0
     for seq, _, count, first in asked:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
-        found.append(Agreement(seq, first, hits, leads[at : at + count]))
+        found.append(Agreement(seq, first, hits, list(leads[at : at + count])))
         at += count
-    return output.take(last), found
+    return found
 
 
 def _drawn(

@@ -1,5 +1,5 @@
-"""Captured CUDA graphs: replays equal eager forwards, a proposal is one replay, and how often the
-host waits for the device in a step."""
+"""Captured CUDA graphs: replays equal eager forwards, a proposal is one replay, and the host waits
+once for the device in a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ STEPS = [
     [Segment([7, 8, 9], 12, [3, 1], 3), Segment([1], 6, [9], 1)],
     [Segment([4], 15, [3, 1], 1), Segment(PROMPT * 3, 0, [20, 21, 22], 2)],
 ]
-WAITS = 3  # for what was judged in hindsight, for the proposal, for what was verified
 
 
 def test_replays_equal_eager_forwards(tiny_target: str) -> None:
@@ -95,10 +94,10 @@ def test_the_text_is_the_reference_text(
         assert found[str(seed)] == reference.generate(PROMPT, params)[0]
 
 
-@pytest.mark.parametrize(("k", "waits"), [(0, 1), (4, WAITS)])
-def test_the_host_waits_seldom(k: int, waits: int, tiny_target: str, tiny_draft: str) -> None:
-    """Law: in a step of decodes the host waits once for what was drawn, and with a draft twice more
-    for its proposal, whatever K is: not once for each guess. By torch's own watch on such calls."""
+@pytest.mark.parametrize("k", [0, 4])
+def test_the_host_waits_once(k: int, tiny_target: str, tiny_draft: str) -> None:
+    """Law: in a step of decodes, for what was drawn, and with a draft for its proposal and what was
+    judged in the same copy. By torch's own watch on such calls."""
     made = engine(tiny_target, tiny_draft, k, attention="flex")
     start(made, 2, 60)
     for _ in range(4):  # the prompts, and what is captured late
@@ -111,4 +110,4 @@ def test_the_host_waits_seldom(k: int, waits: int, tiny_target: str, tiny_draft:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waited = [str(w.message) for w in seen if "synchronizing CUDA operation" in str(w.message)]
-    assert len(waited) <= waits, waited
+    assert len(waited) <= 1, waited

@@ -23,7 +23,8 @@ from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
-from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.draft_forwards import Runner
+from engine.speculation.draft_model import DraftModelProposer
 from engine.step_plan import Chunk
 from tests.support import tiny
 

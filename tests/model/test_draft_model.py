@@ -20,7 +20,8 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
 from engine.speculation.build import build_proposer
-from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.draft_forwards import Runner
+from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
 from engine.speculation.proposer import Feedback, NoProposer

@@ -162,7 +162,7 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
                 logits[-4:] = torch.nan
             return ModelOutput(logits)
 
-    engine._runner = Poisoned()  # type: ignore[assignment]
+    engine._rounds._runner = Poisoned()  # type: ignore[assignment]
     engine.add(Submit("ok", [9, 8, 7], params(), 0.0))
     engine.add(Submit("nan", [1, 2, 3], params(), 0.0))
     items, _ = drain(engine)

@@ -290,9 +290,14 @@ def test_nobody_waits_to_know_how_long_it_took() -> None:
 
 
 def test_what_the_device_did_meanwhile_is_verification() -> None:
-    """Law: the sum of a step stays; on a CPU nothing moves."""
+    """Law: or drafting; the sum of a step stays; on a CPU nothing moves."""
     seconds = StepSeconds(verify=1.0, accept=5.0, verify_forward=4.0)
     settle(seconds)
     assert (seconds.verify, seconds.accept) == (4.0, 2.0)
     settle(seconds)
     assert (seconds.verify, seconds.accept) == (4.0, 2.0)
+    seconds = StepSeconds(
+        propose=1.0, propose_forward=3.0, verify=1.0, accept=5.0, verify_forward=6.0
+    )
+    settle(seconds)
+    assert (seconds.propose, seconds.verify, seconds.accept) == (3.0, 4.0, 0.0)

@@ -12,7 +12,8 @@ from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.sequence import Sequence
-from engine.speculation.draft_model import DraftModelProposer, Runner
+from engine.speculation.draft_forwards import Runner
+from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.hindsight import MOST_ROWS
 from engine.speculation.proposal import Proposal
 from engine.speculation.proposer import Agreement

@@ -47,6 +47,12 @@ class FakeRunner:
     def keyed_chain(self, *_given: object, **_more: object) -> None:
         """Nor this."""
 
+    def fits_chain(self, *_given: object, **_more: object) -> bool:
+        return False
+
+    def unseen_chain(self, *_given: object, **_more: object) -> torch.Tensor:
+        raise NotImplementedError
+
     def _slot(self, blocks: Seq[int], position: int) -> int:
         return blocks[position // self._block_size] * self._block_size + (
             position % self._block_size

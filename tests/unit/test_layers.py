@@ -29,7 +29,7 @@ LEVELS = {
     "engine.attention": 2.0, "engine.model": 2.1, "engine.sampling": 2.1,
     "engine.speculation": 2.2,
     "engine.pair": 3, "engine.profile": 3, "engine.acceptance": 3, "engine.step_metrics": 3,
-    "engine.report": 3, "engine.core": 3.1,
+    "engine.report": 3, "engine.one_wait": 3, "engine.rounds": 3, "engine.core": 3.1,
     "engine.process": 4, "engine.__main__": 4.1, "engine.bench": 4.1, "engine.evaluate": 4,
     "engine.scripted": 4.2,
     "engine.comparison": 4, "engine.trace": 1, "engine.recording": 3,
@@ -47,7 +47,8 @@ OFFLINE = {"server.bench": "engine.comparison"}  # a program of its own; pure Py
 # One door per heavy package: the only modules (or packages) that may name it.
 DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.core", "engine.demo",
-              "engine.speculation.draft_model", "engine.speculation.hindsight",
+              "engine.speculation.draft_model", "engine.speculation.draft_forwards",
+              "engine.speculation.hindsight",
               "engine.speculation.verify", "engine.bench",
               "engine.synthetic"],
     "transformers": ["engine.model.loader", "engine.model.quantization",

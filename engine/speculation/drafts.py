@@ -1,0 +1,101 @@
+"""Proposals of a draft model in the making, and what their draws are keyed by. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from engine.model.compiled import Start
+from engine.sampling.noise import Key
+from engine.sampling.sampler import MOST_SURE, NOT_FINITE
+from engine.sequence import Sequence
+from engine.speculation.proposal import Proposal, chain
+from engine.step_plan import Chunk
+
+
+@dataclass(slots=True)
+class Draft:
+    """One sequence's proposal in the making."""
+
+    seq: Sequence
+    k: int
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)  # one for each of `tokens`
+    forced: set[int] = field(default_factory=set)  # places in `tokens` that its grammar filled
+    run: int = 0  # of `tokens`, how many the drafter has run
+    ended: bool = False
+
+    @property
+    def wants_more(self) -> bool:
+        return not self.ended and len(self.tokens) < self.k
+
+    def follow_grammar(self) -> None:
+        """Add what the grammar forces next, where it may guess: nobody needs to be asked for it."""
+        constraint = self.seq.constraint
+        if constraint is None or not self.wants_more:
+            return
+        if constraint.is_complete(self.tokens):
+            self.ended = True
+            return
+        if not self.seq.follows_grammar:
+            return
+        forced = constraint.forced(self.k - len(self.tokens), self.tokens)
+        self.forced.update(range(len(self.tokens), len(self.tokens) + len(forced)))
+        self.tokens += forced
+        self.confidences += [MOST_SURE] * len(forced)
+
+    def proposal(self, source: str) -> Proposal:
+        return chain(self.tokens, source, forced=self.forced, confidences=self.confidences)
+
+    def take(self, token: int, lead: float, eos_ids: Collection[int]) -> None:
+        """One more guess, or the end: nothing could be drawn, or it would stop the sequence."""
+        if token == NOT_FINITE:
+            self.ended = True
+            return
+        self.tokens.append(token)
+        self.confidences.append(min(lead, MOST_SURE))
+        params = self.seq.params
+        is_eos = token in eos_ids and not params.ignore_eos
+        self.ended = is_eos or token in params.stop_token_ids
+
+    def take_chain(self, tokens: Seq[int], leads: Seq[float], eos_ids: Collection[int]) -> None:
+        """All that a drafter guessed in one call, up to the end; it has run all but the last."""
+        for token, lead in zip(tokens, leads, strict=True):
+            self.take(token, lead, eos_ids)
+            if self.ended:
+                break
+        self.seq.num_draft_computed += max(len(self.tokens) - 1, 0)
+        self.ended = True
+
+
+def drafts_of(chunks: Seq[Chunk]) -> dict[int, Draft]:
+    """By chunk, of those that may guess."""
+    return {
+        index: Draft(chunk.seq, chunk.k)
+        for index, chunk in enumerate(chunks)
+        if chunk.k > 0 and chunk.samples
+    }
+
+
+def starts_of(drafts: list[Draft]) -> list[Start]:
+    return [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
+
+
+def noise_keys(drafts: list[Draft]) -> list[tuple[int, int]]:
+    """What the draft will draw with, and the target after it: positions n .. n+k."""
+    return [
+        (draft.seq.params.seed, position)
+        for draft in drafts
+        if draft.seq.params.temperature > 0
+        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k + 1)
+    ]
+
+
+def chain_keys(drafts: list[Draft]) -> list[Key | None]:
+    """What each guess is drawn with, sequence by sequence; None at temperature 0."""
+    return [
+        (draft.seq.params.seed, position) if draft.seq.params.temperature > 0 else None
+        for draft in drafts
+        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k)
+    ]

@@ -1,0 +1,204 @@
+"""A step in which the host waits for the device once, held to the ordinary step: the same texts,
+the same outcomes, one copy. On a CPU, with a recorder that calls functions again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from engine.attention.flashinfer import FlashInferBackend
+from engine.attention.flex import FlexBackend
+from engine.attention.interface import AttentionBackend
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
+from engine.model.kv_cache import KVCache
+from engine.model.loader import LoadedModel, load_model
+from engine.model.runner import Graphs, ModelRunner
+from engine.pair import Pair
+from engine.sampling.device_draws import DeviceDraws
+from engine.step_metrics import Stopwatch
+from engine.step_plan import StepPlan
+from tests.support.fake_flashinfer import PagedPrefill
+from tests.support.fake_recorder import Again
+from tests.support.waits import Waits
+
+CPU = torch.device("cpu")
+BLOCK, BLOCKS = 4, 80
+PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "flex": lambda: FlexBackend(CPU, BLOCK),
+    "flashinfer": lambda: FlashInferBackend(CPU, PagedPrefill),
+}
+STOPS = tuple(range(3, 120, 11))
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_target: str, tiny_draft: str) -> Pair:
+    target = load_model(tiny_target, role="target", device="cpu")
+    return Pair(target, load_model(tiny_draft, role="draft", device="cpu"))
+
+
+@pytest.fixture
+def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    """As on CUDA: graphs, and draws where the logits lie; `usual=False` leaves every step to the
+    ordinary way."""
+    monkeypatch.setattr("engine.core.build_draws", DeviceDraws)
+
+    def made(
+        k: int = 4, *, usual: bool = True, backend: str = "flex", twin: bool = False, **more: Any
+    ) -> Engine:
+        draft = load_twin(pair) if twin else pair.draft
+        assert draft is not None
+        cache = KVCache(BLOCKS, BLOCK, "cpu", scrap=True)
+
+        def runner(config: EngineConfig, model: LoadedModel, *ignored: object) -> ModelRunner:
+            graphs = Graphs(Again(), 24)
+            runner = ModelRunner(
+                model, cache, model.role, backend=BACKENDS[backend](), graphs=graphs
+            )
+            runner._compiled = None
+            return runner
+
+        monkeypatch.setattr("engine.core.runner_of", runner)
+        config = {
+            "target": {"path": pair.target.path},
+            "device": "cpu",
+            "cache": {"block_size": BLOCK, "num_blocks": BLOCKS},
+            "speculation": {
+                "proposer": {"path": draft.path},
+                "controller": {"kind": "fixed", "k": k},
+            },
+            **more,
+        }
+        engine = Engine(EngineConfig.model_validate(config), pair=Pair(pair.target, draft))
+        if not usual:
+            engine._rounds._one_wait = None
+        return engine
+
+    return made
+
+
+def load_twin(pair: Pair) -> LoadedModel:
+    """A draft that is always right."""
+    return load_model(pair.target.path, role="draft", device="cpu", dtype="float32")
+
+
+def params(i: int, **fields: Any) -> SamplingParams:
+    settings = {"seed": i, "max_tokens": 9 + i, "temperature": i / 2, **fields}
+    return SamplingParams(**settings)
+
+
+def told(engine: Engine, asked: list[SamplingParams]) -> list[tuple[list[Output], Any]]:
+    """Of every step, what came out and what it counted; not how long it took."""
+    for i, fields in enumerate(asked):
+        engine.add(Submit(str(i), PROMPT[: 5 + i], fields, 0.0))
+    steps = []
+    while engine.has_work:
+        outputs = engine.step()
+        metrics = msgspec.structs.replace(outputs.metrics, seconds=StepSeconds())
+        steps.append((outputs.items, metrics))
+    return steps
+
+
+class Counted:
+    """How many steps went the one way, of those that had a draft to ask."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.once = self.other = 0
+        self._way = engine._rounds._one_wait
+        assert self._way is not None
+        engine._rounds._one_wait = self  # type: ignore[assignment]
+
+    def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> Any:
+        assert self._way is not None
+        found = self._way(plan, seconds, lap)
+        self.once += found is not None
+        self.other += found is None and any(chunk.k for chunk in plan.chunks)
+        return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("k", [1, 4])
+def test_every_step_says_the_same(make: MakeEngine, k: int, twin: bool, backend: str) -> None:
+    """Law: nobody can see which way a step went: not in a text, an ending or a count. Prompts of
+    several lengths, temperatures, drafts that are right or wrong and that end early."""
+    asked = [params(i, ignore_eos=i != 2, stop_token_ids=STOPS) for i in range(4)]
+    ours, theirs = (make(k, usual=usual, twin=twin, backend=backend) for usual in (True, False))
+    counted = Counted(ours)
+    mine, other = told(ours, asked), told(theirs, asked)
+    assert mine == other
+    assert counted.once > counted.other
+    assert any(metrics.num_accepted for _, metrics in mine)
+    assert k == 1 or any(any(metrics.k_counts[1:k]) for _, metrics in mine)  # ended early
+
+
+MIXED: list[dict[str, Any]] = [
+    {}, {"top_p": 0.9}, {"logprobs": 2}, {"presence_penalty": 0.5}, {"logit_bias": {7: 2.0}},
+    {"min_tokens": 5, "stop_token_ids": STOPS}, {"prompt_logprobs": 1}, {"max_tokens": 1},
+    {"speculation": Speculation(max_draft=2)},
+]  # fmt: skip
+
+
+def test_requests_that_need_the_host_are_left_to_the_ordinary_way(make: MakeEngine) -> None:
+    """Law: and with them their steps, whose texts and counts are the same."""
+    asked = [params(i, **{"max_tokens": 4 + 3 * i, **fields}) for i, fields in enumerate(MIXED)]
+    ours, theirs = make(3), make(3, usual=False)
+    counted = Counted(ours)
+    assert told(ours, asked) == told(theirs, asked)
+    assert counted.other > 0
+
+
+def test_beside_prompts_in_a_small_pool(make: MakeEngine) -> None:
+    """Law: also where prompts are cut into pieces beside those that draft, and sequences are put
+    off and start over."""
+    more = {
+        "schedule": {"max_step_tokens": 12, "max_sequences": 4},
+        "cache": {"block_size": BLOCK, "num_blocks": 14},
+    }
+    asked = [params(i, max_tokens=14, ignore_eos=True) for i in range(5)]
+    ours, theirs = make(2, **more), make(2, usual=False, **more)
+    counted = Counted(ours)
+    mine = told(ours, asked)
+    assert mine == told(theirs, asked)
+    assert counted.once > 0
+    assert sum(step[1].preemptions for step in mine) > 0
+
+
+def test_the_controller_chooses_as_ever(make: MakeEngine) -> None:
+    """Law: the text is that of plain decoding whatever K it chooses, and it goes on learning."""
+    asked = [params(i, max_tokens=24, ignore_eos=True) for i in range(2)]
+    controller = {"kind": "adaptive", "k_max": 4}
+    proposer = {"path": make().ready.target}
+    engine = make(twin=True, speculation={"proposer": proposer, "controller": controller})
+    counted = Counted(engine)
+    texts = []
+    for steps in (told(engine, asked), told(make(0), asked)):
+        found: dict[str, list[int]] = {}
+        for items, _ in steps:
+            for item in items:
+                found.setdefault(item.id, []).extend(item.tokens)
+        texts.append(found)
+    assert texts[0] == texts[1]
+    assert counted.once > 0
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_the_host_waits_once(make: MakeEngine, k: int) -> None:
+    """Law: for catch-up, proposal, verification and draws together."""
+    engine = make(k)
+    for i in range(3):
+        engine.add(Submit(str(i), PROMPT[i:], params(i, max_tokens=60, ignore_eos=True), 0.0))
+    for _ in range(3):
+        engine.step()
+    for _ in range(4):
+        with Waits() as waits:
+            outputs = engine.step()
+        assert outputs.metrics.num_proposed == 3 * k
+        assert waits.seen == ["tolist"]
