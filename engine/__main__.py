@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from engine.arguments import Parser
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.process import EngineProcess, StepEngine, follow_parent
@@ -39,9 +40,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return build_parser("python -m engine", __doc__).parse_args(arguments)
 
 
-def build_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+def build_parser(prog: str, description: str | None) -> Parser:
     """What the supervisor tells every engine process."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = Parser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, required=True, help="EngineConfig: .json or .toml")
     parser.add_argument("--commands", required=True, help="endpoint to read commands from")
     parser.add_argument("--events", required=True, help="endpoint to send events to")

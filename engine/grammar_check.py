@@ -8,7 +8,6 @@ of length. It ends with its stdin or its parent.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import selectors
@@ -20,6 +19,7 @@ import threading
 import msgspec
 from llguidance import LLTokenizer
 
+from engine.arguments import Parser
 from engine.errors import ModelError
 from engine.grammar_children import Children, die_with_parent
 from engine.messages import CheckOutcome, Grammar
@@ -32,7 +32,7 @@ _CHUNK = 2**20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine.grammar_check")
+    parser = Parser(prog="python -m engine.grammar_check")
     parser.add_argument("path")
     parser.add_argument("--revision")
     parser.add_argument("--trust-remote-code", action="store_true")

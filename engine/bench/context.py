@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 import torch
 
+from engine.arguments import Parser
 from engine.bench.machine.costs import COPIED, copy_seconds, now
 from engine.config import BUILTIN, AttentionName, DTypeName, EngineConfig
 from engine.core import Engine
@@ -70,11 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="foretoken bench context",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

@@ -23,6 +23,7 @@ import msgspec
 import torch
 import zmq
 
+from engine.arguments import Parser
 from engine.config import BUILTIN, EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError, EngineError
@@ -52,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m engine.bench.host", description=__doc__)
+def build_parser() -> Parser:
+    parser = Parser(prog="python -m engine.bench.host", description=__doc__)
     parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")

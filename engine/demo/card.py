@@ -7,7 +7,6 @@ python -m engine.demo.card --replies    the documented prompts and what the targ
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from engine.arguments import Parser
 from engine.demo import checkpoint
 from engine.demo.checkpoint import settings
 from engine.demo.measure import report
@@ -98,7 +98,7 @@ def answers(folder: Path) -> list[dict[str, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m engine.demo.card", description=(__doc__ or "").split("\n", 1)[0]
     )
     parser.add_argument(

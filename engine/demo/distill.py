@@ -10,7 +10,6 @@ temperatures people use; the other half stays the corpus, where prompts come fro
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import random
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
+from engine.arguments import Parser
 from engine.demo import checkpoint
 from engine.demo.checkpoint import settings
 from engine.demo.optimizer import Optimizer
@@ -101,7 +101,7 @@ def run(output: Path, minutes: float, seed: int, threads: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m engine.demo.distill", description=(__doc__ or "").split("\n", 1)[0]
     )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)

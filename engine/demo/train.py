@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from engine.arguments import Parser
 from engine.demo import checkpoint, distill
 from engine.demo.measure import report
 from engine.demo.network import Network, Shape, grown
@@ -148,9 +149,7 @@ class Trainer:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="foretoken train demo", description=(__doc__ or "").split("\n", 1)[0]
-    )
+    parser = Parser(prog="foretoken train demo", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
         "--output",
         type=Path,

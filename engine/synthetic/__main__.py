@@ -19,6 +19,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
+from engine.arguments import Parser
 from engine.config import BUILTIN, model_folder
 from engine.synthetic.calibrate import Agreement, Text, find_scale
 from engine.synthetic.weights import POSITIONS, Shape, Whisper, draft_of, random_target, shape_of
@@ -44,11 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="python -m engine.synthetic",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, help="a folder that is not there yet")
     parser.add_argument("--parameters", type=float, default=0.3e9, help="of the target, about")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from engine.config import DraftModelConfig, NgramConfig
 from engine.errors import ConfigError
+from server.bench.front.__main__ import main as bench_front
 from server.cli import build_parser, main, overrides, run_program
 from server.config import Config, load_config
 from server.serve import listen
@@ -159,3 +161,24 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for word in ("serve", "bench", "plan", "replay", "train", "foretoken 0", "--target", "n-gram"):
         assert word in said
+
+
+@pytest.mark.parametrize("folder", ["engine", "server"])
+def test_every_command_line_is_read_by_the_one_parser(folder: str) -> None:
+    """Bug: some programs answered a mistake with lines of usage before the sentence."""
+    root = Path(__file__).parents[2]
+    others = [
+        str(path.relative_to(root))
+        for path in sorted((root / folder).rglob("*.py"))
+        if "argparse.ArgumentParser(" in path.read_text(encoding="utf-8")
+    ]
+    assert others == []  # the parser itself only inherits
+
+
+@pytest.mark.parametrize("words", [["--streams", "0"], ["--scenes", "noon"], ["--rat", "5"]])
+def test_a_mistake_is_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench_front(words)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("foretoken bench front: ")

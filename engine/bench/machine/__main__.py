@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from engine.arguments import Parser
 from engine.bench.machine.costs import CONTEXT, Costs, measure_costs, now
 from engine.bench.machine.formula import leviathan, with_verification
 from engine.bench.machine.speed import Speed, measure_speeds
@@ -49,11 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="foretoken bench machine",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from engine.arguments import Parser
 from engine.bench.suite.contenders import (
     LONGEST_PROMPT,
     Contender,
@@ -66,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if result.lossless else 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="foretoken bench suite", description=__doc__)
+def build_parser() -> Parser:
+    parser = Parser(prog="foretoken bench suite", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
     parser.add_argument(
         "--only", choices=["json", "prediction"], help="one part, and its lines of the card alone"

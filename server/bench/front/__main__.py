@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from engine.arguments import Parser
 from engine.errors import EngineError
 from server.bench.front.findings import HEAD, Finding, find, row
 from server.bench.front.load import PATHS, Kind, streams
@@ -46,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="foretoken bench front", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(prog="foretoken bench front", description=__doc__)
     parser.add_argument("--streams", type=_positive(int), default=64, help="side by side (64)")
     parser.add_argument(
         "--rate", type=_positive(float), default=21000,

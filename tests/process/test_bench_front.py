@@ -1,0 +1,41 @@
+"""`foretoken bench front`, briefly: real processes, and what it tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+import pytest
+
+SECONDS = 180  # on a busy machine
+
+
+async def told(*words: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of a child: the program holds its process to some cores."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "server.bench.front", *words,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(child.communicate(), SECONDS)
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="it reads /proc")
+def test_it_tells_of_both_kinds_of_replies() -> None:
+    """Law: each reply was whole (it refuses others), and the findings are JSON on stdout alone."""
+    words = "--streams 3 --tokens 12 --seconds 0.2 --rate 3000 --scenes load --json"
+    code, out, err = asyncio.run(told(*words.split()))
+    assert code == 0, err
+    findings = json.loads(out)
+    kinds = [(found["scene"], found["kind"]) for found in findings]
+    assert kinds == [("load", "completions"), ("load", "chat")]
+    for found in findings:
+        assert found["requests"] >= 1
+        assert found["tokens_per_second"] > 0
+        assert found["tokens_per_event"] >= 1
+        assert found["cpu_share"] >= 0
+        assert len(found["added_ttft"]) == 2
+    assert len(err.splitlines()) >= 1 + len(findings)  # the card
