@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from engine.comparison.output import progress, show
 from engine.comparison.race import race, steps
 from engine.comparison.result import Comparison
 from engine.config import BUILTIN, EngineConfig, model_folder
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.pair import Pair, load_pair
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
@@ -28,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     try:
         said = settings(parsed)
+        if parsed.cpu_seconds and parsed.threads != 1:
+            raise ConfigError("--cpu-seconds needs --threads 1: it cannot tell threads apart")
         if parsed.threads or VARIABLES[0] not in os.environ:
             torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
         comparison = compare(parsed, said)
@@ -46,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
+    parser.add_argument(
+        "--cpu-seconds", action="store_true",
+        help="time by the seconds that this process computes: for a machine that others use too;"
+        " needs --threads 1",
+    )  # fmt: skip
     return parser
 
 
@@ -53,7 +62,12 @@ def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
     """The whole race. Raises EngineError."""
     pair = load(parsed)
     most = max(cell.concurrency for cell in said.cells)
-    driver = Offline(pair, encoder(parsed.target), arms=said.arms, concurrency=most)
+    clock = time.process_time if parsed.cpu_seconds else time.perf_counter
+    encode = encoder(parsed.target)
+    driver = Offline(pair, encode, arms=said.arms, concurrency=most, clock=clock)
+    # As in a server: the collector never walks what was loaded.
+    gc.collect()
+    gc.freeze()
     comparison = Comparison(facts=_facts(parsed, pair, said), arms=said.arms)
     with progress(steps(said.cells, said.arms, said.size)) as notice:
         race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
@@ -91,6 +105,7 @@ def _facts(parsed: argparse.Namespace, pair: Pair, said: Settings) -> dict[str, 
         "dtype": pair.target.dtype_name,
         "device": pair.target.device_name,
         "threads": torch.get_num_threads(),
+        "seconds": "of CPU time" if parsed.cpu_seconds else "of the wall's clock",
         "torch": torch.__version__,
         "rounds": said.size.rounds,
     }

@@ -47,10 +47,12 @@ class Offline:
         k = max((arm.k for arm in arms), default=0)
         schedule = {"max_sequences": concurrency}
         fixed = {"kind": "fixed", "k": max(k, 1)}
-        self._switched = _engine(pair, {"schedule": schedule, "speculation": {"controller": fixed}})
+        self._switched = _engine(
+            pair, {"schedule": schedule, "speculation": {"controller": fixed}}, clock
+        )
         self._engines = [self._switched]
         if AUTO in arms:
-            self._auto = _engine(pair, {"schedule": schedule})
+            self._auto = _engine(pair, {"schedule": schedule}, clock)
             self._engines.append(self._auto)
 
     def warm(self, prompts: Sequence[str]) -> None:
@@ -160,9 +162,9 @@ class _Session:
         self._engine.add(submit)
 
 
-def _engine(pair: Pair, said: dict[str, Any]) -> Engine:
+def _engine(pair: Pair, said: dict[str, Any], clock: Callable[[], float]) -> Engine:
     config = {**said, "target": {"path": pair.target.path}}
-    return Engine(EngineConfig.model_validate(config), pair=pair)
+    return Engine(EngineConfig.model_validate(config), pair=pair, clock=clock)
 
 
 def _add(guesses: Guesses, metrics: StepMetrics) -> None:
