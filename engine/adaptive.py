@@ -24,22 +24,28 @@ from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load
 from engine.estimates import Points
 from engine.experience import GRID, Experience
 from engine.exploration import Exploration
+from engine.forecast import Forecast
 from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
-_FEW = 24.0  # rounds seen, fading
 _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 _NEVER = 1e-9  # a chance that is none
-_REPLAN, _SETTLED = 6, 16  # rounds between two choices for the same batch, at first and later
+_FEW, _MANY = 24, 160  # rounds of a batch size, after which it is known, and known well
+_PATIENCE, _PATIENT, _PATIENT_ON, _PATIENT_OFF = 6, 16, 32, 128  # rounds between two choices
+_CLOSE = 1.2  # speed-up that errors of the costs could make up
+_WARM = 8  # rounds at K = 0 until the caches hold what these need
+_LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
+_REST = 15  # rounds at K = 0 between two that are looked at
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 12.0  # trials that the past may weigh against a probe
 
 
 class AdaptiveK:
     """It leaves the present K only for a gain of 2 %, except when the batch changes by a power of
-    two. Costs are learnt from pure decode steps, acceptance from all. Under 100 microseconds a step
-    at a batch of 32 (`engine.simulate` prints them)."""
+    two. Costs are learnt from pure decode steps, acceptance from all. While K = 0 is settled it
+    hardly listens. Under 100 microseconds a step at a batch of 32 (`engine.simulate` prints
+    them)."""
 
     name = "adaptive"
     hysteresis = 1.02
@@ -49,23 +55,22 @@ class AdaptiveK:
         self.k_max = k_max
         self._stops = stops
         self.reason: Reason = "off"
+        self.listens = True
         self._guesses = Experience(k_max)
         self._costs = StepCosts()
         self._explore = Exploration()
+        self._ahead = Forecast(k_max, self._guesses, self._costs)
         self._asks_few = False  # in a probe: each has to catch up with what it missed
         self._drafted = True  # whether the last round proposed for all: the next has no backlog
         self._k = 0
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
-        self._age = 0  # rounds since the last choice
+        self._rests = 0  # more rounds in which nothing is due
+        self._age = self._rounds = 0  # since the last choice; since the batch was of another size
+        self._on, self._since = False, 0  # whether the last round drafted; rounds since that changed
         self._price = 0.0  # tokens per second: what a second is worth
-        self._made = self._spent = self._rounds = 0.0  # tokens, seconds, of late at this size
-        self._seconds, self._hope = self._costs.by_rows(1, 2 * (k_max + 1))
-        self._by_row: list[float] = self._seconds.tolist()  # the first of them
-        self._row = 0.0  # seconds of one more
+        self._usual = 0.0  # seconds of a round
+        self._made = self._spent = self._weight = 0.0  # tokens, seconds, rounds of late at K > 0
         self._gains = [[0.0] * len(GRID)] * k_max  # by depth: of one more step, see Experience
-        self._each = [(1.0, 1.0)]  # tokens and rows per sequence by K
-        self._survival = list[float]()  # by depth: that so many guesses are kept
-        self._rates = [0.0]  # tokens per second by K
 
     def profile(
         self,
@@ -92,18 +97,51 @@ class AdaptiveK:
         """Draft steps for the step ahead."""
         if not self.k_max:
             return 0
+        if self._rests and load.num_sequences == self._sequences:
+            self._rests -= 1
+            self.listens = False
+            return 0
         self._sequences = sequences = max(1, load.num_sequences)
         size = sequences.bit_length()
         self._age += 1
-        if size != self._size or self._age >= (_REPLAN if self._rounds < _FEW else _SETTLED):
+        self._rounds += 1
+        if size != self._size or self._age >= self._patience():
             self._plan(sequences, changed=size != self._size)
             self._size = size
-        if self._k:
-            return self._while_on()
-        return self._while_off()
+        k = self._while_on() if self._k else self._while_off()
+        self._since = self._since + 1 if (k > 0) == self._on else 0
+        self._on = self.listens = k > 0
+        if not self._on:
+            self.listens = self._learns_costs()
+            self._rest()
+        return k
+
+    def _rest(self) -> None:
+        """At K = 0, once that is known, nothing is due for some rounds; they count as over."""
+        self._drafted = False
+        if self._rounds >= _FEW and self._explore.round == "usual":
+            self._rests = _REST
+            self._age += _REST
+            self._rounds += _REST
+            self._since += _REST
+            self._explore.rest(_REST, self._usual)
+
+    def _patience(self) -> int:
+        if self._rounds < _MANY:
+            return _PATIENCE if self._rounds < _FEW else _PATIENT
+        return _PATIENT_ON if self._k else _PATIENT_OFF
+
+    def _learns_costs(self) -> bool:
+        if self._since < _WARM and not self._on and not self._explore.is_alone:
+            return False
+        if self._rounds < _FEW or not self._on or self._explore.round != "usual":
+            return True
+        return self._since % _LEARN_ON == 0
 
     def _while_on(self) -> int:
-        match self._explore.while_on(varies=self._guesses.tells):
+        rates = self._ahead.rates
+        close = rates[self._k] < _CLOSE * rates[0]
+        match self._explore.while_on(self._usual, close=close, varies=self._guesses.tells):
             case "baseline":
                 self.reason = "baseline"
                 return 0
@@ -115,37 +153,38 @@ class AdaptiveK:
         return self.k_max if self._stops else self._k
 
     def _while_off(self) -> int:
-        match self._explore.while_off():
+        match self._explore.while_off(self._usual, alone=self._sequences == 1):
             case "probe":
                 self.reason = "probe"
                 return 1
             case "trial":
                 self.reason = "neighbour"
-                return max(range(1, len(self._rates)), key=self._rates.__getitem__)
+                rates = self._ahead.rates
+                return max(range(1, len(rates)), key=rates.__getitem__)
         self.reason = "off"
         return 0
 
     def _plan(self, sequences: int, *, changed: bool) -> None:
         """Choose anew."""
         self._age = 0
-        most = (1 << sequences.bit_length()) * (self.k_max + 1)
-        self._seconds, self._hope = self._costs.by_rows(sequences, most)
-        self._by_row = self._seconds[: sequences + self.k_max + 1].tolist()
-        self._guesses.refresh()
         if changed:
             self._explore.restart()
-            self._price = self._made = self._spent = self._rounds = 0.0
-        for _ in range(2 if changed else 1):
-            self._predict(sequences)
-        rates = self._rates
+            self._rounds = 0
+            self._price = self._made = self._spent = self._weight = 0.0
+        self._ahead.renew(sequences, self._price)
+        rates = self._ahead.rates
         best = max(range(len(rates)), key=rates.__getitem__)
         if changed or rates[best] > self.hysteresis * rates[self._k]:
+            if (best > 0) != (self._k > 0):
+                self._explore.turned()
+                self._made = self._spent = self._weight = 0.0
             self._k = best
         self._price = max(rates[0], self._blend(rates[self._k]))
+        self._usual = self._ahead.usual_seconds(sequences, self._k)
         if self._stops:
             _, step = self._costs.drafting(sequences)
             price = self._price
-            gains = self._guesses.gains(price * step / sequences, price * self._row)
+            gains = self._guesses.gains(price * step / sequences, price * self._ahead.row)
             self._gains = gains.tolist()
 
     def _blend(self, predicted: float) -> float:
@@ -153,39 +192,8 @@ class AdaptiveK:
         make more than is predicted without them."""
         if not self._k or not self._spent:
             return predicted
-        share = self._rounds / (self._rounds + _TRUST)
+        share = self._weight / (self._weight + _TRUST)
         return share * self._made / self._spent + (1.0 - share) * predicted
-
-    def _predict(self, sequences: int) -> None:
-        """Expected tokens per second for each number of draft steps, each proposal being cut where
-        its guesses are worth less than their rows."""
-        begin, step = self._costs.drafting(sequences)
-        alive = np.cumprod(self._guesses.sure, axis=1)
-        offered = np.array(self._guesses.acceptance.offering()) / len(alive)
-        self._row = row = self._seconds_of_a_row(sequences)
-        spent = begin + step * np.arange(self.k_max + 1)
-        spent[0] = 0.0
-        places = np.arange(len(self._seconds))
-        found = []
-        for bar in (0.0, 0.5, 1.0) if self._price else (0.0,):
-            worth = alive > bar * row * self._price
-            each = np.ones((2, self.k_max + 1))  # tokens, rows
-            each[0, 1:] += ((alive * worth).sum(0) * offered).cumsum()
-            each[1, 1:] += (worth.sum(0) * offered).cumsum()
-            seconds = np.interp(sequences * each[1], places, self._hope) + spent
-            found.append((sequences * each[0] / seconds, each))
-        rates = np.stack([rate for rate, _ in found])
-        best = rates.argmax(0)
-        every = np.arange(self.k_max + 1)
-        self._rates = rates[best, every].tolist()
-        table = np.stack([each for _, each in found])[best, :, every]
-        self._each = [(tokens, rows) for tokens, rows in table.tolist()]
-        self._survival = np.diff(found[0][1][0]).tolist()  # nothing cut
-
-    def _seconds_of_a_row(self, sequences: int) -> float:
-        last = sequences * (self.k_max + 1)
-        more = float(self._seconds[last] - self._seconds[sequences])
-        return max(more, 0.0) / (last - sequences)
 
     def goes_on(self, confidences: Confidences) -> bool:
         """Whether one more draft step, or several, are worth their seconds."""
@@ -215,9 +223,9 @@ class AdaptiveK:
         alive = self._guesses.alive(confidences)
         ordered = np.sort(alive, axis=None)[::-1]
         begin = self._sequences
-        most = len(self._seconds) - begin - 1  # where it was not obeyed there may be more
+        most = len(self._ahead.seconds) - begin - 1  # where it was not obeyed there may be more
         ordered = ordered[: min(int(np.count_nonzero(ordered > _NEVER)), most)]
-        seconds = self._seconds[begin : begin + len(ordered) + 1]
+        seconds = self._ahead.seconds[begin : begin + len(ordered) + 1]
         values = ordered.cumsum() - self._price * (seconds[1:] - seconds[0])
         if not len(values) or values.max() <= 0:
             return [0] * len(confidences)
@@ -227,7 +235,7 @@ class AdaptiveK:
 
     def _keep_of(self, confidences: Sequence[float]) -> int:
         """`keep` for one sequence, without arrays."""
-        seconds, price, begin = self._by_row, self._price, self._sequences
+        seconds, price, begin = self._ahead.by_row, self._price, self._sequences
         bases, weight = self._guesses.bases, self._guesses.weight
         alive, value = 1.0, 0.0
         best, most = 0, 0.0
@@ -243,18 +251,18 @@ class AdaptiveK:
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """The length with the most expected tokens per second for the batch, whose other sequences
         do as last chosen."""
-        sequences, k = self._sequences, self._k
+        sequences, k, ahead = self._sequences, self._k, self._ahead
         others = sequences - 1
-        each_tokens, each_rows = self._each[k]
+        each_tokens, each_rows = ahead.each[k]
         tokens, rows = others * each_tokens + 1.0, round(others * each_rows) + 1
         begin, step = self._costs.drafting(others)
         drafting = begin + k * step if others and k else 0.0
-        rate = self._rates[k] if instead else tokens / (self._seconds[rows] + drafting)
+        rate = ahead.rates[k] if instead else tokens / (ahead.seconds[rows] + drafting)
         best = 0
-        most = min(len(survival), self.k_max, len(self._seconds) - 1 - rows)
+        most = min(len(survival), self.k_max, len(ahead.seconds) - 1 - rows)
         for length in range(1, most + 1):
             tokens += survival[length - 1]
-            found = tokens / (self._seconds[rows + length] + drafting)
+            found = tokens / (ahead.seconds[rows + length] + drafting)
             if found > rate:
                 best, rate = length, found
         return best
@@ -275,38 +283,52 @@ class AdaptiveK:
         changes = self._guesses.acceptance.changes
         self._guesses.learn(k, outcomes, seen)
         if changes != self._guesses.acceptance.changes:
-            self._age, self._rounds = _SETTLED, 0.0  # choose anew at once
+            self._age, self._rounds = _PATIENT_OFF, 0  # choose anew at once
+            self._made = self._spent = self._weight = 0.0
         if self._explore.asks:
             self._guesses.look_back(seen)
-            self._age = _SETTLED
+            self._age = _PATIENT_OFF
         if seen.pure_decode and seen.num_sequences:
-            self._costs.learn(seen, fresh=self._drafted)
-            self._realise(seen)
+            if self._learns_costs():
+                self._costs.learn(seen, fresh=self._drafted)
+            if seen.k:
+                self._realise(seen)
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe
-        self._explore.over(asked=seen.k > 0)
+        self._explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
+
+    def _lost(self, seen: StepObservation) -> float:
+        """Seconds that the step took beyond those in which its tokens come in usual steps."""
+        if self._explore.round == "usual" or not self._price:
+            return 0.0
+        if not seen.pure_decode:
+            return seen.draft_seconds
+        return _seconds(seen) - seen.tokens / self._price
 
     def _realise(self, seen: StepObservation) -> None:
-        seconds = seen.draft_seconds + seen.target_seconds + seen.host_seconds
         self._made = self._made * _KEEP + seen.tokens
-        self._spent = self._spent * _KEEP + seconds
-        self._rounds = self._rounds * _KEEP + 1.0
+        self._spent = self._spent * _KEEP + _seconds(seen)
+        self._weight = self._weight * _KEEP + 1.0
 
     def estimates(self) -> Estimates:
         """As of the last choice; before the first there are no rates."""
         acceptance = 1.0 - self._guesses.acceptance.rejection
         if self._size < 0:
             return Estimates(reason=self.reason, acceptance=acceptance)
-        rates, k = self._rates, 1 if self.reason == "probe" else self._k
+        rates, k = self._ahead.rates, 1 if self.reason == "probe" else self._k
         return Estimates(
             k=k,
             reason=self.reason,
             acceptance=acceptance,
-            survival=self._survival,
+            survival=self._ahead.survival,
             rates=rates,
             speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,
             num_sequences=self._sequences,
         )
+
+
+def _seconds(seen: StepObservation) -> float:
+    return seen.draft_seconds + seen.target_seconds + seen.host_seconds
 
 
 def build_controller(config: SpeculationConfig, *, stops: bool = True) -> KController:

@@ -63,12 +63,13 @@ class Allowance:
         self._missed: set[Sequence] = set()  # sampled last without the main proposer
         self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
         self._k = 0
-        self._left: int | None = None  # sequences that a probe may still ask
+        self._probed: set[Sequence] | None = None  # sequences that a probe asks
 
-    def begin(self, load: Load) -> None:
-        """Choose for the step ahead."""
+    def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
+        """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
         self._k = self._controller.choose(load)
-        self._left = self._controller.max_speculating
+        most = self._controller.max_speculating
+        self._probed = None if most is None else set(sorted(running, key=_backlog)[:most])
         self._limits.clear()
         self._drafted.clear()
 
@@ -77,7 +78,7 @@ class Allowance:
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
         if seq.sources is None:
-            return self._k if self._left is None else self._probe(self._k)
+            return self._main_of(seq, self._k)
         limits = {name: self._limit(seq, name) for name in seq.sources}
         self._limits[seq] = limits
         return max(limits.values(), default=0)
@@ -149,18 +150,19 @@ class Allowance:
     def _limit(self, seq: Sequence, name: str) -> int:
         bound = seq.max_draft
         if name == self._main:
-            k = self._k if bound is None else min(self._k, bound)
-            return k if self._left is None else self._probe(k)
+            return self._main_of(seq, self._k if bound is None else min(self._k, bound))
         most = self._controller.k_max if bound is None else min(self._controller.k_max, bound)
         assert seq.sources is not None
         instead = self._main in seq.sources
         return self._controller.worth(self._forecasts[name](seq, most), instead=instead)
 
-    def _probe(self, k: int) -> int:
-        if not k or not self._left:
-            return 0
-        self._left -= 1
-        return k
+    def _main_of(self, seq: Sequence, k: int) -> int:
+        return k if self._probed is None or seq in self._probed else 0
+
+
+def _backlog(seq: Sequence) -> int:
+    """Positions that the drafter has not run."""
+    return seq.num_tokens - seq.num_draft_computed
 
 
 def _outcome(item: Walked, drafted: Proposal) -> Outcome:

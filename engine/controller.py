@@ -57,7 +57,9 @@ class KController(Protocol):
     """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
     measurements: target seconds by rows, seconds of one draft step by sequences, host seconds; and
     for some numbers of sequences the target's by rows.
-    `reason`: why the last choice; see messages.Estimates. `max_speculating`: for how many sequences
+    `reason`: why the last choice; see messages.Estimates. `listens`: whether `update` is to be told
+    of the step that follows it (at K = 0, once settled, it would cost more than it tells).
+    `max_speculating`: for how many sequences
     the last choice is meant; None means all of them.
 
     Where each draft step is a forward of its own, `goes_on` is asked between them, with the
@@ -72,6 +74,9 @@ class KController(Protocol):
 
     @property
     def reason(self) -> Reason: ...
+
+    @property
+    def listens(self) -> bool: ...
 
     @property
     def max_speculating(self) -> int | None: ...
@@ -101,6 +106,7 @@ class FixedK:
     """The same K in every round; 0 is plain decoding. The baseline of every benchmark."""
 
     name = "fixed"
+    listens = False
     max_speculating: int | None = None
 
     def __init__(self, k: int) -> None:

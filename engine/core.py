@@ -46,7 +46,7 @@ from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Feedback, Proposer
 from engine.speculation.verify import MatchSampled
-from engine.step_metrics import Stopwatch, measure, observation
+from engine.step_metrics import Around, Stopwatch, measure, observation
 from engine.step_plan import StepPlan
 from engine.validation import refusal
 
@@ -110,6 +110,7 @@ class Engine:
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
         )
         self._num_steps = 0
+        self._around = Around()
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
         self.ready = introduction(
             config,
@@ -187,9 +188,9 @@ class Engine:
     def step(self) -> Outputs:
         """schedule, propose, verify, accept, commit, emit, observe, adapt."""
         seconds, lap = StepSeconds(), Stopwatch(self._clock)
+        self._around.begin(lap)
         self._admit()
-        plan = self._schedule()
-        seconds.schedule = lap()
+        plan = self._schedule(seconds, lap)
         if not plan.chunks:
             if self._compiling and not self._pending:
                 self._compiling.wait()
@@ -203,7 +204,7 @@ class Engine:
         metrics = measure(plan, sampled, seconds, self.gauges())
         agreed = self._proposer.agreements
         self._recorder.take(plan, sampled, metrics, agreed, self._allowance.made)
-        self._adapt(plan, sampled, seconds)
+        self._adapt(plan, sampled, metrics, lap)
         return Outputs(items, metrics)
 
     def _admit(self) -> None:
@@ -216,18 +217,20 @@ class Engine:
                 self._ids.discard(output.id)
             self._pending += ends
 
-    def _schedule(self) -> StepPlan:
+    def _schedule(self, seconds: StepSeconds, lap: Stopwatch) -> StepPlan:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         load = Load(
             num_sequences=min(len(running) + len(waiting), self._max_sequences),
             context_tokens=sum(seq.num_tokens for seq in running),
             num_waiting=len(waiting),
         )
-        self._allowance.begin(load)
+        self._allowance.begin(load, running)
+        seconds.schedule = self._around.chose(lap())
         plan = self._scheduler.schedule(self._allowance.want)
         for seq in plan.preempted:
             self._proposer.forget(seq)
             self._allowance.forget(seq)
+        seconds.schedule += lap()
         return plan
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
@@ -271,10 +274,16 @@ class Engine:
     def _emit(self, sampled: list[Sampled]) -> list[Output]:
         return self._take_pending() + [report(item) for item in sampled]
 
-    def _adapt(self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds) -> None:
-        main = self._allowance.learn(sampled)
-        agreed = self._proposer.agreements
-        self._controller.update(observation(plan, sampled, seconds, main, agreed))
+    def _adapt(
+        self, plan: StepPlan, sampled: list[Sampled], metrics: StepMetrics, lap: Stopwatch
+    ) -> None:
+        speculates, listens = metrics.num_proposed > 0, self._controller.listens
+        if listens:
+            main, agreed = self._allowance.learn(sampled), self._proposer.agreements
+            around = self._around.seconds(speculates=speculates)
+            seen = observation(plan, sampled, metrics.seconds, main, agreed, around)
+            self._controller.update(seen)
+        self._around.end(lap, speculates=speculates, listened=listens, goes_on=self.has_work)
 
     def _leave(self, seq: Sequence) -> None:
         self._allowance.forget(seq)

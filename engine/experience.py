@@ -17,8 +17,8 @@ from engine.estimates import AcceptanceEstimate, Outcome
 
 _SAMPLE = 64  # proposals that stand for the next
 _LATEST = 8  # of a step that go into it
+_TOGETHER = 4  # outcomes that are learnt from at once
 _SEEN = 32  # of the sample, for the worth of one more confidence
-_NONE = -1e6  # the confidence of no guess
 
 GRID = np.linspace(0.0, 1.0, 17)
 
@@ -33,6 +33,8 @@ class Experience:
         self._k_max = k_max
         self._calibration = Calibration()
         self._sample = deque[Sequence[float]](maxlen=_SAMPLE)  # confidences
+        self._heard: list[Outcome] = []  # of rounds at one K, to be learnt from together
+        self._heard_k = 0
         self._odds = [0.0] * k_max  # of the chances by depth
         self._base = np.zeros(k_max)
 
@@ -43,6 +45,7 @@ class Experience:
 
     def refresh(self) -> None:
         """The chances of the sampled proposals as of now; the mean chance where there was none."""
+        self._consider()
         chances = np.array(self.acceptance.chances())
         odds = np.log(chances / (1.0 - chances))
         base, slope, self.weight = self._calibration.line()
@@ -53,14 +56,17 @@ class Experience:
         self.sure = np.where(np.isnan(sample), chances, self._calibration.sure(odds, sample))
 
     def alive(self, confidences: Confidences) -> Array:
-        """`[sequences, most]`: that a guess and all before it are right; as good as 0 where there
-        is none."""
-        most = max(map(len, confidences))
-        if min(map(len, confidences)) < most:
-            confidences = [[*sure, *[_NONE] * (most - len(sure))] for sure in confidences]
+        """`[sequences, most]`: that a guess and all before it are right; 0 where there is none."""
+        lengths = [len(sure) for sure in confidences]
+        most = max(lengths)
+        ragged = min(lengths) < most
+        if ragged:
+            confidences = [[*sure, *[0.0] * (most - len(sure))] for sure in confidences]
         table = np.minimum(np.array(confidences, dtype=float), MOST)
         z = self._base[:most] + self.weight * table
         sure: Array = 1.0 / (1.0 + np.exp(np.minimum(-z, LEAST)))
+        if ragged:
+            sure *= np.arange(most) < np.array(lengths)[:, None]
         return sure.cumprod(axis=1) if most > 1 else sure
 
     def alive_of(self, confidences: Sequence[float]) -> float:
@@ -90,11 +96,20 @@ class Experience:
 
     def learn(self, k: int, outcomes: Sequence[Outcome], seen: StepObservation) -> None:
         """What became of the guesses of a step; see StepObservation."""
-        self.acceptance.update(k, outcomes)
+        if k != self._heard_k:
+            self._consider()
+        self._heard_k = k
+        self._heard += outcomes if k else ()
+        if len(self._heard) >= _TOGETHER or seen.agreements:
+            self._consider()
         if seen.agreements:
             self.acceptance.agree([[hit for _, hit in each] for each in seen.agreements])
         if (seen.confidences or seen.agreements) and self._calibration.wants():
             self._calibrate(seen)
+
+    def _consider(self) -> None:
+        self.acceptance.update(self._heard_k, self._heard)
+        self._heard = []
 
     def look_back(self, seen: StepObservation) -> None:
         """Remember what would have been proposed in a spell without guesses: from each position

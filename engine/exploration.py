@@ -1,65 +1,101 @@
 """What must be tried though it is not believed to pay: without, an error of the estimates could not
-be noticed that hides the better choice. Owns when; counts rounds, knows no seconds.
+be noticed that hides the better choice. Owns when; what it has cost is paid off by a share of the
+time of all usual rounds before anything is tried again.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-PROBE_FIRST, PROBE_LAST = 16, 48  # rounds between probes while K is 0
-_TRIAL = 8  # one probe in so many is a trial of K > 0, the first of a batch size included
-_BASELINE_FIRST, _BASELINE = (6, 64), 256  # rounds at K > 0 after which one is played at 0
+PROBE_FIRST, PROBE_LAST = 16, 48  # rounds between probes while K is 0, at least
+_TRIAL = 4  # one probe in so many is a trial of K > 0, the first of a batch size included
+_BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at 0, at least
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
+_TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16
+_SHARE = 0.01  # of the time may be lost by trying
+_MOST_OWED = 20.0  # usual rounds: no more is ever paid off
 
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
 
 
 class Exploration:
-    """`while_off` or `while_on` once a round. `round` is what they said last, until `over`."""
+    """`while_off` or `while_on` once a round, `over` after it. `round` is what they said last,
+    until then. `seconds` are those of a usual round."""
 
     def __init__(self) -> None:
         self.round: Round = "usual"
+        self._owed = 0.0  # seconds
         self.restart()
 
     def restart(self) -> None:
         """Another batch size: look soon."""
-        self._interval = PROBE_FIRST
+        self._interval, self._after = PROBE_FIRST, _BASELINE_FIRST
         self._idle = 0  # rounds at K = 0 since the last probe
         self._probes = 0
-        self._again = False  # whether the next round is a trial, too
-        self._busy = 0  # rounds at K > 0
+        self._left = 0  # more rounds of a trial, or of a baseline
+        self._spell = 1  # rounds of the last baseline
+        self._busy = self._since = 0  # rounds at K > 0; and since the last baseline
 
-    def while_off(self) -> Round:
-        """A probe asks a few sequences for a guess. A trial plays K > 0 for all, in two rounds: in
-        the first the drafter has to catch up."""
+    def while_off(self, seconds: float, *, alone: bool) -> Round:
+        """A probe asks a few sequences for a guess. A trial plays K > 0 for all, for some rounds:
+        in the first the drafter has to catch up. One that is `alone` may as well go on."""
+        self._pay(seconds)
         self._idle += 1
         self.round = "usual"
-        if self._again:
-            self._again, self.round = False, "trial"
-        elif self._idle >= self._interval:
+        if self._left:
+            self._left, self.round = self._left - 1, "trial"
+        elif self._idle >= self._interval and self._owed <= 0.0:
             self._probes += 1
-            self._again = self._probes % _TRIAL == 1
-            self.round = "trial" if self._again else "probe"
+            self.round = "probe"
+            if alone or self._probes % _TRIAL == 1:
+                self._left, self.round = _TRIAL_ROUNDS - 1, "trial"
         return self.round
 
-    def while_on(self, *, varies: bool) -> Round:
-        """`varies`: whether proposals' lengths do by themselves."""
-        self._again = False
+    def while_on(self, seconds: float, *, close: bool, varies: bool) -> Round:
+        """`varies`: whether proposals' lengths do by themselves. A baseline is some rounds at 0: of
+        the first ones too little is in the caches to tell what a round costs there."""
+        self._pay(seconds)
         self._busy += 1
+        self._since += 1
         self.round = "usual"
-        if self._busy in _BASELINE_FIRST or self._busy % _BASELINE == 0:
-            self.round = "baseline"
+        if self._left:
+            self._left, self.round = self._left - 1, "baseline"
+        elif self._since >= self._after and self._owed <= 0.0:
+            self.round, self._spell = "baseline", 1
+            if close and self._after > _BASELINE_FIRST:
+                self._left, self._spell = _BASELINE_ROUNDS - 1, _BASELINE_ROUNDS
+            self._since, self._after = 0, min(8 * self._after, _BASELINE)
         elif self._busy % _NEIGHBOUR == 0 and not varies:
             self.round = "above" if self._busy % (2 * _NEIGHBOUR) else "below"
         return self.round
+
+    def rest(self, rounds: int, seconds: float) -> None:
+        """So many rounds at K = 0 in which nothing is tried."""
+        self._idle += rounds
+        self._pay(rounds * seconds)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this round is a baseline of one round."""
+        return self.round == "baseline" and self._spell == 1
+
+    def turned(self) -> None:
+        """On or off: whatever was being tried is over."""
+        self._left = 0
 
     @property
     def asks(self) -> bool:
         """Whether this round looks for what was missed while K is 0."""
         return self.round in ("probe", "trial")
 
-    def over(self, *, asked: bool) -> None:
-        """The round is; `asked`: somebody was asked for a guess."""
+    def over(self, *, asked: bool, lost: float = 0.0, usual: float = 0.0) -> None:
+        """The round is; `asked`: somebody was asked for a guess; `lost`: seconds that it took
+        beyond those in which its tokens come in usual rounds, of `usual` seconds each."""
+        if self.round != "usual":
+            self._owed = min(self._owed + max(lost, 0.0), _MOST_OWED * usual)
         if self.asks and asked:
             self._idle, self._interval = 0, min(2 * self._interval, PROBE_LAST)
         self.round = "usual"
+
+    def _pay(self, seconds: float) -> None:
+        self._owed = max(self._owed - _SHARE * seconds, 0.0)

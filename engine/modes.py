@@ -1,8 +1,8 @@
 """Modes: a controller that its operator may overrule while it runs.
 
-Owns the mode and nothing else. In every mode the configured controller sees each step and is asked
-for its choice, though rarely while it is not obeyed (a baseline must not pay for it): its estimates
-stay fresh, and it goes on from there when it is obeyed again.
+Owns the mode and nothing else. In every mode the configured controller is asked for its choice and
+told what came of it, though rarely while it is not obeyed (a baseline must not pay for it): its
+estimates stay fresh, and it goes on from there when it is obeyed again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Modes:
         self._mode: Mode = "auto"
         self._num_sequences = 0
         self._unasked = _LOOK  # steps since the last question
+        self.listens = True
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """From the next choice on. Raises ConfigError for a K that is not allowed."""
@@ -59,19 +60,26 @@ class Modes:
 
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences
+        if self._mode == "auto":
+            chosen = self._configured.choose(load)
+            self.listens = self._configured.listens
+            return chosen
         self._unasked += 1
-        if self._mode != "auto" and self._unasked < _LOOK:
-            return self._present.choose(load)
-        self._unasked = 0
-        chosen = self._configured.choose(load)
-        return chosen if self._mode == "auto" else self._present.choose(load)
+        self.listens = self._unasked >= _LOOK
+        if self.listens:
+            self._unasked = 0
+            self._configured.choose(load)
+        return self._present.choose(load)
 
     def goes_on(self, confidences: Confidences) -> bool:
         return self._present.goes_on(confidences)
 
     def keep(self, confidences: Confidences) -> list[int]:
-        kept = self._configured.keep(confidences)
-        return kept if self._mode == "auto" else self._present.keep(confidences)
+        if self._mode == "auto":
+            return self._configured.keep(confidences)
+        if self.listens:
+            self._configured.keep(confidences)
+        return self._present.keep(confidences)
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         return self._present.worth(survival, instead=instead)

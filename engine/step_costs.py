@@ -179,6 +179,10 @@ class Line:
         return y - slope * x, slope
 
     @property
+    def is_known(self) -> bool:
+        return self._weight > 0.0
+
+    @property
     def ratio(self) -> float:
         """Mean seconds by mean size."""
         return self._y / self._x
@@ -224,7 +228,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._target = CostCurve(((1, 1e-3), (65, 2e-3)))
         self._draft = DraftCost()
-        self._host = Line()
+        self._host, self._plain = Line(), Line()  # with guesses, and without
 
     def profile(
         self, target: Points, draft: Points, host_seconds: float, batches: Mapping[int, Points]
@@ -236,16 +240,25 @@ class StepCosts:
             self._target.set_profile(target, groups)
         if draft:
             self._draft.set_profile(draft)
-        self._host.update(1, host_seconds)
+        if host_seconds:
+            self._host.update(1, host_seconds)
+            self._plain.update(1, host_seconds)
 
     def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
         """Seconds of target and host for 0 to `most` rows: as far as is known, and hopefully. More
         rows never cost less."""
         rows = np.arange(most + 1.0)
-        start, slope = self._host.line()
-        host = np.maximum(start + slope * rows, 0.0)
+        host = self._host_seconds(rows, sequences)
         target, hope = self._target.many(rows, sequences.bit_length(), favour=_FAVOUR)
         return np.maximum.accumulate(target + host), np.maximum.accumulate(hope + host)
+
+    def _host_seconds(self, rows: Array, sequences: int) -> Array:
+        """More for a round with guesses than for one without, besides what their rows take."""
+        start, slope = (self._host if self._host.is_known else self._plain).line()
+        found = np.maximum(start + slope * rows, 0.0)
+        if self._plain.is_known:
+            found[: sequences + 1] = self._plain.predict(sequences)
+        return found
 
     def drafting(self, sequences: int) -> tuple[float, float]:
         """Seconds to begin drafting, and of each step."""
@@ -255,7 +268,8 @@ class StepCosts:
         """From a pure decode step; `fresh`: the drafter had nothing to catch up with."""
         size = seen.num_sequences.bit_length()
         self._target.update(seen.rows, size, seen.target_seconds)
-        self._host.update(seen.rows, seen.host_seconds)
+        drafted = any(outcome.offered for outcome in seen.outcomes)
+        (self._host if drafted else self._plain).update(seen.rows, seen.host_seconds)
         drafting = seen.num_sequences if seen.num_drafting is None else seen.num_drafting
         steps = max((outcome.offered for outcome in seen.outcomes), default=0)
         if steps and fresh and drafting:

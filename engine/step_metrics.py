@@ -80,8 +80,9 @@ def observation(
     seconds: StepSeconds,
     main: MainOutcomes,
     agreed: Seq[Agreement],
+    around: float,
 ) -> StepObservation:
-    """The step as the controller learns from it."""
+    """The step as the controller learns from it. `around`: see Around."""
     rows = tokens = 0
     pure = True
     for chunk in plan.chunks:
@@ -100,20 +101,54 @@ def observation(
         agreements=[list(zip(found.confidences, found.hits, strict=True)) for found in agreed],
         draft_seconds=seconds.propose,
         target_seconds=seconds.verify,
-        host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
+        host_seconds=around + seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
         pure_decode=pure,
         num_drafting=main.num_drafting,
     )
 
 
 class Stopwatch:
-    """Seconds since the last call."""
+    """Seconds since the last call. `last`: the clock at it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last = clock()
+        self.last = clock()
 
     def __call__(self) -> float:
         now = self._clock()
-        elapsed, self._last = now - self._last, now
+        elapsed, self.last = now - self.last, now
         return elapsed
+
+
+class Around:
+    """Seconds of the host that no verb tells and that are part of what a step costs: between steps
+    that follow each other at once, and of what comes after the verbs. The controller's own are
+    counted for steps with guesses only, since at K = 0, once that is settled, it is hardly asked;
+    a baseline, which it watches, would look dearer than K = 0 is."""
+
+    def __init__(self) -> None:
+        self._ended: float | None = None  # the step before, if this one followed at once
+        self._between = self._choosing = 0.0
+        self._after = {False: 0.0, True: 0.0}  # the verbs; with guesses, and without
+
+    def begin(self, lap: Stopwatch) -> None:
+        self._between = 0.0 if self._ended is None else lap.last - self._ended
+        self._ended = None
+
+    def chose(self, seconds: float) -> float:
+        """The same seconds, which are within a verb."""
+        self._choosing = seconds
+        return seconds
+
+    def seconds(self, *, speculates: bool) -> float:
+        """Of this step, to be added to those of its verbs."""
+        more = self._between + self._after[speculates]
+        return more if speculates else more - self._choosing
+
+    def end(self, lap: Stopwatch, *, speculates: bool, listened: bool, goes_on: bool) -> None:
+        """After everything; `goes_on`: there is more work."""
+        after = lap()
+        if speculates or not listened:
+            self._after[speculates] = after
+        if goes_on:
+            self._ended = lap.last

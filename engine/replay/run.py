@@ -152,7 +152,8 @@ class Player:
             confidences=confidences,
             agreements=drafted.agreements,
         )
-        timed(controller.update, observation)
+        if getattr(controller, "listens", True):
+            timed(controller.update, observation)
         return Round(
             begin=begin,
             k=k,

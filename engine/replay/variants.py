@@ -109,21 +109,21 @@ class NoHysteresis(AdaptiveK):
 
 
 class _Never(Exploration):
-    def while_off(self) -> Round:
+    def while_off(self, seconds: float, *, alone: bool) -> Round:
         return "usual"
 
-    def while_on(self, *, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, close: bool, varies: bool) -> Round:
         return "usual"
 
 
 class _Probes(Exploration):
-    def while_off(self) -> Round:
-        found = super().while_off()
-        self._again = False
+    def while_off(self, seconds: float, *, alone: bool) -> Round:
+        found = super().while_off(seconds, alone=alone)
+        self._left = 0
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(self, *, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, close: bool, varies: bool) -> Round:
         return "usual"
 
 

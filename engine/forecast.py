@@ -1,0 +1,70 @@
+"""Expected tokens per second of one batch by number of draft steps: what guesses are worth times
+what steps cost. Each proposal is taken to be cut where its guesses are worth less than their rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.experience import Experience
+from engine.step_costs import StepCosts
+
+
+class Forecast:
+    """As of the last `renew`. `seconds` `[rows]`: of target and host; `by_row`: the first of them
+    as a list; `row`: seconds of one more; `rates` `[k]`: tokens per second; `each` `[k]`: tokens
+    and rows per sequence; `survival` `[depth]`: that so many guesses are kept when none is cut."""
+
+    def __init__(self, k_max: int, guesses: Experience, costs: StepCosts) -> None:
+        self._k_max, self._guesses, self._costs = k_max, guesses, costs
+        self.rates = [0.0]
+        self.each = [(1.0, 1.0)]
+        self.survival = list[float]()
+        self.row = 0.0
+        self._look(1)
+
+    def renew(self, sequences: int, price: float, *, times: int = 1) -> None:
+        """`price`: tokens per second that a second is worth, 0 if that is not known; `times`: how
+        often, each time at the price found before if there was none."""
+        self._look(sequences)
+        self._guesses.refresh()
+        for _ in range(times):
+            self._predict(sequences, price)
+
+    def usual_seconds(self, sequences: int, k: int) -> float:
+        """Of a round with `k` draft steps."""
+        return sequences * self.each[k][0] / self.rates[k] if self.rates[k] else 0.0
+
+    def _look(self, sequences: int) -> None:
+        most = (1 << sequences.bit_length()) * (self._k_max + 1)
+        self.seconds, self._hope = self._costs.by_rows(sequences, most)
+        self.by_row: list[float] = self.seconds[: sequences + self._k_max + 1].tolist()
+
+    def _predict(self, sequences: int, price: float) -> None:
+        begin, step = self._costs.drafting(sequences)
+        alive = np.cumprod(self._guesses.sure, axis=1)
+        offered = np.array(self._guesses.acceptance.offering()) / len(alive)
+        self.row = row = self._seconds_of_a_row(sequences)
+        spent = begin + step * np.arange(self._k_max + 1)
+        spent[0] = 0.0
+        places = np.arange(len(self.seconds))
+        found = []
+        for bar in (0.0, 0.5, 1.0) if price else (0.0,):
+            worth = alive > bar * row * price
+            each = np.ones((2, self._k_max + 1))  # tokens, rows
+            each[0, 1:] += ((alive * worth).sum(0) * offered).cumsum()
+            each[1, 1:] += (worth.sum(0) * offered).cumsum()
+            seconds = np.interp(sequences * each[1], places, self._hope) + spent
+            found.append((sequences * each[0] / seconds, each))
+        rates = np.stack([rate for rate, _ in found])
+        best = rates.argmax(0)
+        every = np.arange(self._k_max + 1)
+        self.rates = rates[best, every].tolist()
+        table = np.stack([each for _, each in found])[best, :, every]
+        self.each = [(tokens, rows) for tokens, rows in table.tolist()]
+        self.survival = np.diff(found[0][1][0]).tolist()  # nothing cut
+
+    def _seconds_of_a_row(self, sequences: int) -> float:
+        last = sequences * (self._k_max + 1)
+        more = float(self.seconds[last] - self.seconds[sequences])
+        return max(more, 0.0) / (last - sequences)
