@@ -24,12 +24,10 @@ from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load
 from engine.estimates import Points
 from engine.experience import GRID, Experience
 from engine.exploration import Exploration
-from engine.forecast import Forecast
+from engine.forecast import Forecast, Pace
 from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
-_TRUST = 16.0  # rounds seen that count as much as the prediction
-_KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 _NEVER = 1e-9  # a chance that is none
 _FEW, _MANY = 24, 160  # rounds of a batch size, after which it is known, and known well
 _PATIENCE, _PATIENT, _PATIENT_ON, _PATIENT_OFF = 6, 16, 32, 128  # rounds between two choices
@@ -66,10 +64,13 @@ class AdaptiveK:
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
         self._rests = 0  # more rounds in which nothing is due
         self._age = self._rounds = 0  # since the last choice; since the batch was of another size
-        self._on, self._since = False, 0  # whether the last round drafted; rounds since that changed
+        self._on, self._since = (
+            False,
+            0,
+        )  # whether the last round drafted; rounds since that changed
         self._price = 0.0  # tokens per second: what a second is worth
         self._usual = 0.0  # seconds of a round
-        self._made = self._spent = self._weight = 0.0  # tokens, seconds, rounds of late at K > 0
+        self._pace = Pace()  # at K > 0
         self._gains = [[0.0] * len(GRID)] * k_max  # by depth: of one more step, see Experience
 
     def profile(
@@ -170,30 +171,24 @@ class AdaptiveK:
         if changed:
             self._explore.restart()
             self._rounds = 0
-            self._price = self._made = self._spent = self._weight = 0.0
+            self._price = 0.0
+            self._pace.restart()
         self._ahead.renew(sequences, self._price)
         rates = self._ahead.rates
         best = max(range(len(rates)), key=rates.__getitem__)
         if changed or rates[best] > self.hysteresis * rates[self._k]:
             if (best > 0) != (self._k > 0):
                 self._explore.turned()
-                self._made = self._spent = self._weight = 0.0
+                self._pace.restart()
             self._k = best
-        self._price = max(rates[0], self._blend(rates[self._k]))
+        seen = self._pace.blend(rates[self._k]) if self._k else 0.0
+        self._price = max(rates[0], seen)
         self._usual = self._ahead.usual_seconds(sequences, self._k)
         if self._stops:
             _, step = self._costs.drafting(sequences)
             price = self._price
             gains = self._guesses.gains(price * step / sequences, price * self._ahead.row)
             self._gains = gains.tolist()
-
-    def _blend(self, predicted: float) -> float:
-        """What the batch was seen to make at this size, as far as it was seen: stopping and cutting
-        make more than is predicted without them."""
-        if not self._k or not self._spent:
-            return predicted
-        share = self._weight / (self._weight + _TRUST)
-        return share * self._made / self._spent + (1.0 - share) * predicted
 
     def goes_on(self, confidences: Confidences) -> bool:
         """Whether one more draft step, or several, are worth their seconds."""
@@ -251,21 +246,7 @@ class AdaptiveK:
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """The length with the most expected tokens per second for the batch, whose other sequences
         do as last chosen."""
-        sequences, k, ahead = self._sequences, self._k, self._ahead
-        others = sequences - 1
-        each_tokens, each_rows = ahead.each[k]
-        tokens, rows = others * each_tokens + 1.0, round(others * each_rows) + 1
-        begin, step = self._costs.drafting(others)
-        drafting = begin + k * step if others and k else 0.0
-        rate = ahead.rates[k] if instead else tokens / (ahead.seconds[rows] + drafting)
-        best = 0
-        most = min(len(survival), self.k_max, len(ahead.seconds) - 1 - rows)
-        for length in range(1, most + 1):
-            tokens += survival[length - 1]
-            found = tokens / (ahead.seconds[rows + length] + drafting)
-            if found > rate:
-                best, rate = length, found
-        return best
+        return self._ahead.worth(survival, self._sequences, self._k, instead=instead)
 
     # -- afterwards --------------------------------------------------------------------------------
 
@@ -284,7 +265,7 @@ class AdaptiveK:
         self._guesses.learn(k, outcomes, seen)
         if changes != self._guesses.acceptance.changes:
             self._age, self._rounds = _PATIENT_OFF, 0  # choose anew at once
-            self._made = self._spent = self._weight = 0.0
+            self._pace.restart()
         if self._explore.asks:
             self._guesses.look_back(seen)
             self._age = _PATIENT_OFF
@@ -292,7 +273,7 @@ class AdaptiveK:
             if self._learns_costs():
                 self._costs.learn(seen, fresh=self._drafted)
             if seen.k:
-                self._realise(seen)
+                self._pace.add(seen.tokens, _seconds(seen))
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe
         self._explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
@@ -304,11 +285,6 @@ class AdaptiveK:
         if not seen.pure_decode:
             return seen.draft_seconds
         return _seconds(seen) - seen.tokens / self._price
-
-    def _realise(self, seen: StepObservation) -> None:
-        self._made = self._made * _KEEP + seen.tokens
-        self._spent = self._spent * _KEEP + _seconds(seen)
-        self._weight = self._weight * _KEEP + 1.0
 
     def estimates(self) -> Estimates:
         """As of the last choice; before the first there are no rates."""

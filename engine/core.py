@@ -281,8 +281,8 @@ class Engine:
         if listens:
             main, agreed = self._allowance.learn(sampled), self._proposer.agreements
             around = self._around.seconds(speculates=speculates)
-            seen = observation(plan, sampled, metrics.seconds, main, agreed, around)
-            self._controller.update(seen)
+            told = observation(plan, sampled, metrics.seconds, main, agreed, around)
+            self._controller.update(told)
         self._around.end(lap, speculates=speculates, listened=listens, goes_on=self.has_work)
 
     def _leave(self, seq: Sequence) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 PROBE_FIRST, PROBE_LAST = 16, 48  # rounds between probes while K is 0, at least
-_TRIAL = 4  # one probe in so many is a trial of K > 0, the first of a batch size included
+_TRIAL = 8  # one probe in so many is a trial of K > 0, the first of a batch size included
 _BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at 0, at least
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 _TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16

@@ -4,10 +4,15 @@ what steps cost. Each proposal is taken to be cut where its guesses are worth le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.experience import Experience
 from engine.step_costs import StepCosts
+
+_TRUST = 16.0  # rounds seen that count as much as the prediction
+_KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 
 
 class Forecast:
@@ -34,6 +39,23 @@ class Forecast:
     def usual_seconds(self, sequences: int, k: int) -> float:
         """Of a round with `k` draft steps."""
         return sequences * self.each[k][0] / self.rates[k] if self.rates[k] else 0.0
+
+    def worth(self, survival: Sequence[float], sequences: int, k: int, *, instead: bool) -> int:
+        """See KController; all but one of the `sequences` draft `k` steps."""
+        others = sequences - 1
+        each_tokens, each_rows = self.each[k]
+        tokens, rows = others * each_tokens + 1.0, round(others * each_rows) + 1
+        begin, step = self._costs.drafting(others)
+        drafting = begin + k * step if others and k else 0.0
+        rate = self.rates[k] if instead else tokens / (self.seconds[rows] + drafting)
+        best = 0
+        most = min(len(survival), self._k_max, len(self.seconds) - 1 - rows)
+        for length in range(1, most + 1):
+            tokens += survival[length - 1]
+            found = tokens / (self.seconds[rows + length] + drafting)
+            if found > rate:
+                best, rate = length, found
+        return best
 
     def _look(self, sequences: int) -> None:
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
@@ -68,3 +90,26 @@ class Forecast:
         last = sequences * (self._k_max + 1)
         more = float(self.seconds[last] - self.seconds[sequences])
         return max(more, 0.0) / (last - sequences)
+
+
+class Pace:
+    """Tokens per second of late, as far as there were rounds to see it."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._tokens = self._seconds = self._rounds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """A round's."""
+        self._tokens = self._tokens * _KEEP + tokens
+        self._seconds = self._seconds * _KEEP + seconds
+        self._rounds = self._rounds * _KEEP + 1.0
+
+    def blend(self, predicted: float) -> float:
+        """With what was predicted: stopping and cutting make more than is predicted without."""
+        if not self._seconds:
+            return predicted
+        share = self._rounds / (self._rounds + _TRUST)
+        return share * self._tokens / self._seconds + (1.0 - share) * predicted

@@ -230,11 +230,14 @@ def test_who_does_not_pay_is_not_asked() -> None:
 
 
 def test_a_probe_is_meant_for_a_few_sequences() -> None:
+    """Law: those whose drafter lacks the fewest positions, in whatever order they come."""
     sequences = [sequence(name, None) for name in "ab"] + [sequence("c", ("draft_model",))]
+    for seq, known in zip(sequences, (0, 1, 1), strict=True):
+        seq.num_draft_computed = known
     allowance = allowance_of(Spy(4, probing=2))
     for order in (sequences, sequences[::-1]):
-        allowance.begin(Load(3))
-        assert [allowance.want(seq) for seq in order] == [4, 4, 0]
+        allowance.begin(Load(3), order)
+        assert {seq.id: allowance.want(seq) for seq in order} == {"a": 0, "b": 4, "c": 4}
 
 
 class Cutter(FixedK):

@@ -25,10 +25,45 @@ def test_a_cheap_and_good_draft_gets_a_large_k() -> None:
 
 
 def test_a_bad_draft_is_switched_off() -> None:
-    """Only the probes still draft: at most one round in 32, and ever fewer."""
+    """Only what looks for better times still drafts, and that costs about one part in a hundred."""
     world = World(alpha=0.1, draft=1e-3)
-    trace = play(adaptive(world), world, 1500)
-    assert share(trace.ks[300:], lambda k: k > 0) < 0.03
+    controller = adaptive(world)
+    play(controller, world, 300)
+    trace = play(controller, world, 1500)
+    assert share(trace.ks, lambda k: k > 0) < 0.05
+    assert trace.rate > 0.985 * world.rate(0)
+
+
+def test_the_dearer_it_is_to_look_the_rarer_it_looks() -> None:
+    """Bug: where the drafter's catching up took four steps' time, it was asked every 48 rounds all
+    the same, and eight parts in a hundred were lost."""
+    shares = []
+    for draft in (2e-4, 2e-2):
+        world = World(alpha=0.05, draft=draft)
+        controller = adaptive(world)
+        play(controller, world, 300)
+        trace = play(controller, world, 3000)
+        shares.append(share(trace.ks, lambda k: k > 0))
+        assert trace.rate > 0.98 * world.rate(0)
+    assert 0 < shares[1] < shares[0] / 4
+
+
+def test_it_rests_while_nothing_is_due() -> None:
+    """Law: at K = 0, once that is settled, most steps are neither told nor thought about, whatever
+    becomes of them; another batch is noticed at once."""
+    world = World(alpha=0.05, draft=1e-3)
+    controller = adaptive(world)
+    play(controller, world, 300)
+    heard = 0
+    for _ in range(320):
+        k = controller.choose(Load(1))
+        if controller.listens:
+            heard += 1
+            controller.update(world.round(controller, k))
+    assert 10 <= heard < 64
+    good = World(alpha=0.95, batch=4)
+    play(controller, good, 60)
+    assert controller.choose(Load(4)) > 0
 
 
 def test_under_load_even_a_good_draft_is_switched_off() -> None:
@@ -165,12 +200,12 @@ def test_prompt_steps_do_not_train_the_costs() -> None:
     world = World(alpha=0.8)
     controller = adaptive(world)
     play(controller, world, 100)
-    before = controller.choose(Load(1)), controller.estimates()
+    before = controller.choose(Load(1)), controller.estimates().rates
     for _ in range(50):
         controller.update(
             StepObservation(1, 512, 0, 1, [Outcome(0, 0, 0)], 0.0, 9.0, 9.0, pure_decode=False)
         )
-    assert (controller.choose(Load(1)), controller.estimates()) == before
+    assert (controller.choose(Load(1)), controller.estimates().rates) == before
 
 
 def test_one_slow_step_does_not_change_k() -> None:

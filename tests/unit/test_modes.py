@@ -135,3 +135,17 @@ def test_what_is_not_allowed_changes_nothing(mode: Mode, k: int, k_max: int) -> 
         controller.set(mode, k)
     assert controller.estimates().mode == "auto"
     assert controller.choose(Load(1)) == k_max
+
+
+def test_who_is_not_obeyed_is_rarely_told() -> None:
+    """Law: a fixed K pays neither for what the controller would learn of it nor for what it would
+    leave out."""
+    listener = Listener(8)
+    controller = Modes(listener)
+    controller.set("fixed", 4)
+    told = 0
+    for _ in range(160):
+        controller.choose(Load(1))
+        told += controller.listens
+        assert controller.keep([[0.1, 0.2, 0.3]]) == [3]
+    assert told == listener.asked == 10

@@ -1,0 +1,52 @@
+"""Around: what a step costs the host besides its verbs."""
+
+from __future__ import annotations
+
+from engine.step_metrics import Around, Stopwatch
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(
+    around: Around, clock: Clock, *, after: float, speculates: bool, listened: bool = True,
+    goes_on: bool = True,
+) -> float:  # fmt: skip
+    """A step of four seconds, one of them the choice, and so many after its verbs."""
+    lap = Stopwatch(clock)
+    around.begin(lap)
+    clock.now += 1.0
+    around.chose(lap())
+    clock.now += 3.0
+    lap()
+    told = around.seconds(speculates=speculates)
+    clock.now += after
+    around.end(lap, speculates=speculates, listened=listened, goes_on=goes_on)
+    return told
+
+
+def test_what_comes_between_steps_is_counted_unless_nothing_was_to_do() -> None:
+    """Law: sending what a step made is part of what it costs; waiting for requests is not."""
+    around, clock = Around(), Clock()
+    assert step(around, clock, after=0.0, speculates=True) == 0.0
+    clock.now += 0.5
+    assert step(around, clock, after=0.0, speculates=True, goes_on=False) == 0.5
+    clock.now += 99.0
+    assert step(around, clock, after=0.0, speculates=True) == 0.0
+
+
+def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
+    """Bug: a baseline was charged for the choice and for what was learnt from the steps with
+    guesses around it, so that K = 0 looked a tenth dearer than it is, and speculation stayed on
+    where it lost."""
+    around, clock = Around(), Clock()
+    step(around, clock, after=0.25, speculates=True)
+    assert step(around, clock, after=0.25, speculates=True) == 0.25
+    assert step(around, clock, after=0.25, speculates=False) == -1.0
+    assert step(around, clock, after=0.25, speculates=False) == -1.0
+    step(around, clock, after=0.125, speculates=False, listened=False)
+    assert step(around, clock, after=0.25, speculates=False) == 0.125 - 1.0
