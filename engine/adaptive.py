@@ -29,8 +29,8 @@ from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
 _NEVER = 1e-9  # a chance that is none
-_FEW, _MANY = 24, 160  # rounds of a batch size, after which it is known, and known well
-_PATIENCE, _PATIENT, _PATIENT_ON, _PATIENT_OFF = 6, 16, 32, 128  # rounds between two choices
+_FEW = 24  # rounds of a batch size, after which it is known
+_PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 128  # rounds between two choices: at first, at most
 _CLOSE = 1.2  # speed-up that errors of the costs could make up
 _WARM = 8  # rounds at K = 0 until the caches hold what these need
 _LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
@@ -128,9 +128,9 @@ class AdaptiveK:
             self._explore.rest(_REST, self._usual)
 
     def _patience(self) -> int:
-        if self._rounds < _MANY:
-            return _PATIENCE if self._rounds < _FEW else _PATIENT
-        return _PATIENT_ON if self._k else _PATIENT_OFF
+        """The longer the load is the same, the less a choice can change."""
+        most = _PATIENT_ON if self._k else _PATIENT_OFF
+        return min(max(_PATIENCE, self._rounds // 12), most)
 
     def _learns_costs(self) -> bool:
         if self._since < _WARM and not self._on and not self._explore.is_alone:

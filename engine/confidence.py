@@ -23,7 +23,9 @@ LEAST = 40.0  # log-odds against a guess; more is no different
 _START = np.array([0.0, 1.0, 0.5])
 _DEVIATION = 0.5  # of the weights about their start
 _MEMORY = 2000.0  # trials after which information counts half
-_BATCH, _MOST = 48, 96  # trials that are gathered for one step, and that a round may add
+_BATCH, _LARGE = 48, 144  # trials that are gathered for one step: at first, later
+_FEW = 480.0  # trials; later it is known
+_MOST = 96  # trials that a round may add
 _PAUSE = 6  # rounds between two steps
 _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
@@ -58,7 +60,7 @@ class Calibration:
         self._odds += odds[:_MOST]
         self._confidences += confidences[:_MOST]
         self._hits += hits[:_MOST]
-        if len(self._hits) >= _BATCH:
+        if len(self._hits) >= (_BATCH if self._seen < _FEW else _LARGE):
             self._fit()
             self._pause = _PAUSE
 

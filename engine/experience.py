@@ -100,7 +100,7 @@ class Experience:
             self._consider()
         self._heard_k = k
         self._heard += outcomes if k else ()
-        if len(self._heard) >= _TOGETHER or seen.agreements:
+        if len(self._heard) >= _TOGETHER or any(len(each) > 1 for each in seen.agreements):
             self._consider()
         if seen.agreements:
             self.acceptance.agree([[hit for _, hit in each] for each in seen.agreements])
