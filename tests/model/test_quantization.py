@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,13 @@ def test_a_quantized_folder_is_left_alone(tiny_target: str) -> None:
     before = sorted(path.name for path in Path(tiny_target).iterdir())
     load_model(tiny_target, role="target", device="cpu", quantization="int8")
     assert sorted(path.name for path in Path(tiny_target).iterdir()) == before
+
+
+def test_nobody_hears_of_a_package_that_was_not_asked_for(tiny_draft: str) -> None:
+    """Bug: where torchao is installed, every start began with warnings about it on stderr."""
+    program = (
+        "import sys; from engine.model.loader import load_model; "
+        f"load_model({tiny_draft!r}, role='draft', device='cpu'); assert 'torchao' in sys.modules"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stderr) == (0, "")
