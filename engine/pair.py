@@ -18,7 +18,8 @@ from engine.config import DraftModelConfig, EngineConfig, ModelConfig, model_fol
 from engine.memory import GIB, MemoryPlan, parameters_in, plan_memory, refuse_heavy_weights
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
-from engine.model.loader import LoadedModel, Role, load_model
+from engine.model.loaded import LoadedModel, Role
+from engine.model.loader import load_model
 from engine.model.memory import device_limit, item_bytes, plan_limit, reserve_of, weights_of
 from engine.model.pair import check_pair
 from engine.model.runner import Graphs, ModelRunner

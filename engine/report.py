@@ -10,7 +10,7 @@ from engine.acceptance import Sampled
 from engine.config import EngineConfig
 from engine.memory import MemoryPlan
 from engine.messages import TARGET, FinishReason, Output, Ready
-from engine.model.loader import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.sequence import Sequence
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.config import CacheConfig
 from engine.memory import Part, Shape, activation_bytes, available_bytes, buckets
-from engine.model.loader import LoadedModel, pick_device, pick_dtype
+from engine.model.loaded import LoadedModel
+from engine.model.loader import pick_device, pick_dtype
 from engine.model.packed import PackedDecoder
 
 UNTOLD = 1 << 62  # where a machine does not say what it has

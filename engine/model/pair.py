@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loader import LoadedModel
+from engine.model.loaded import LoadedModel
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> None:

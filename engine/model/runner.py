@@ -23,7 +23,7 @@ from engine.model.chain_graphs import ChainGraphs, read_chains
 from engine.model.compiled import MOST_ROWS, Floats, Start
 from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
 from engine.model.kv_cache import KVCache
-from engine.model.loader import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.model.timing import DeviceTimer, HostTimer, Timer
 from engine.sampling.noise import Key
 

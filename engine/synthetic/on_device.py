@@ -11,7 +11,8 @@ import torch
 
 from engine.config import DTypeName
 from engine.errors import ConfigError
-from engine.model.loader import LoadedModel, Role, adopt, pick_device, pick_dtype
+from engine.model.loaded import LoadedModel, Role
+from engine.model.loader import adopt, pick_device, pick_dtype
 from engine.pair import Pair
 from engine.synthetic.calibrate import Agreement, Text, find_scale
 from engine.synthetic.weights import Shape, Whisper, draft_of, random_target, shape_of

@@ -14,7 +14,8 @@ from engine.attention.spans import visible
 from engine.model.batch import Batch, Segment, ancestors_of
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from tests.support import tiny
 

@@ -17,7 +17,8 @@ from engine.model.batch import Segment
 from engine.model.compiled import MOST_ROWS, CompiledDecoder, compiled_decoder
 from engine.model.kernels import product
 from engine.model.kv_cache import KVCache
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
 from engine.model.panels import PANEL, is_exact, pack, padded
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.logits import LogitsProcessor

@@ -18,7 +18,8 @@ from engine.model.call import front_door
 from engine.model.compiled import CompiledDecoder
 from engine.model.kernels_decoder import TILE
 from engine.model.kv_cache import KVCache
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from tests.support import tiny
 

@@ -20,7 +20,8 @@ from engine.model.batch import Segment
 from engine.model.compiled import Start
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.model.timing import DeviceTimer
 from engine.pair import Pair

@@ -20,7 +20,9 @@ from transformers.utils import logging
 from engine.attention import interface
 from engine.errors import ModelError
 from engine.model import loader
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
+from engine.model.model_config import length_limit
 from engine.model.pair import check_pair
 from tests.support import tiny
 
@@ -180,9 +182,9 @@ def test_a_growing_rope_stays_at_its_original_length() -> None:
         "original_max_position_embeddings": 64,
     }
     config = LlamaConfig(max_position_embeddings=256, rope_parameters=rope)
-    assert loader._limit(config, None, "m") == 64
+    assert length_limit(config, None, "m") == 64
     with pytest.raises(ModelError, match="has 64 positions"):
-        loader._limit(config, 65, "m")
+        length_limit(config, 65, "m")
 
 
 def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:

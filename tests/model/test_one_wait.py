@@ -17,7 +17,8 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
 from engine.model.kv_cache import KVCache
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.pair import Pair
 from engine.sampling.device_draws import DeviceDraws

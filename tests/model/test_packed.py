@@ -14,7 +14,8 @@ from engine.attention.kernel import FOLDED_ROWS, Kernel
 from engine.model import kernels_bfloat16
 from engine.model.call import front_door
 from engine.model.kernels_rows import gate_rows
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
 from engine.model.packed import MOST_THREADS, PackedDecoder, packed_decoder
 from engine.model.proof import TOLERANCE, sample_tokens, whole_sequence
 from tests.support import tiny

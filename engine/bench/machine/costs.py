@@ -16,7 +16,7 @@ import torch
 from engine.config import EngineConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import bytes_per_token
-from engine.model.loader import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.model.packed import PackedDecoder
 from engine.model.runner import ModelRunner
 from engine.pair import Pair, build_cache, runner_of

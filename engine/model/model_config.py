@@ -1,0 +1,92 @@
+"""A model's configuration: found, read, and refused where it shows what cannot be served."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from engine.errors import ModelError
+from engine.model.proof import one_line
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+SERVED_LAYERS = {"full_attention", "sliding_attention"}
+GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
+
+
+def folder_of(path: str, name: str) -> Path | None:
+    """The local folder, or None when `path` can only be a hub name. Raises ModelError."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{name} has no config.json in its folder")
+        return folder
+    if HUB_NAME.fullmatch(path) and not folder.exists():
+        return None
+    raise ModelError(f"{name} was not found: give a folder with config.json, or org/name of a hub")
+
+
+def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedConfig:
+    """Of a folder or a hub name; `hub` are arguments of `from_pretrained`. Raises ModelError."""
+    file = Path(source) / "config.json"
+    if file.is_file():
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise ModelError(f"{name} has a config.json that cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise ModelError(f"{name} has a config.json that is not a JSON object")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(source, **hub)
+    except Exception as error:  # transformers raises what it likes; the operator gets one line
+        raise ModelError(f"{name} has no usable configuration: {one_line(error)}") from error
+    return config
+
+
+def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: bool) -> None:
+    """Refuse what the configuration alone shows to be out of reach. Raises ModelError."""
+    architecture = (getattr(config, "architectures", None) or [config.model_type])[0]
+    name = f"{name} ({architecture})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder; only decoder-only models are served")
+    if config.get_text_config() is not config:
+        raise ModelError(f"{name} is multimodal; only text models are served")
+    custom = has_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
+    if not custom:
+        mapping = AutoModelForCausalLM._model_mapping
+        if type(config) not in mapping:
+            raise ModelError(f"{name} is not a causal language model of transformers")
+        model_class = mapping[type(config)]
+        if getattr(model_class, "_is_stateful", False) or "mamba" in config.model_type:
+            raise ModelError(
+                f"{name} keeps a recurrent state; only attention with a KV cache is served"
+            )
+        if not getattr(model_class, "_supports_attention_backend", False):
+            raise ModelError(
+                f"{name} does not support exchangeable attention in this version of transformers"
+            )
+    kinds = set(getattr(config, "layer_types", None) or SERVED_LAYERS) - SERVED_LAYERS
+    if kinds:
+        raise ModelError(
+            f"{name} has layers of kind {', '.join(sorted(kinds))}; "
+            f"served are {', '.join(sorted(SERVED_LAYERS))}"
+        )
+
+
+def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int:
+    """The longest sequence, in tokens. Ropes that change with length keep to the length they start
+    from. Raises ModelError."""
+    own: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if isinstance(rope, dict) and rope.get("rope_type") in GROWING_ROPES:
+        own = rope.get("original_max_position_embeddings") or own
+    if own is not None and wanted is not None and wanted > own:
+        raise ModelError(f"max_model_len is {wanted}, but {name} has {own} positions")
+    limit = wanted or own
+    if limit is None:
+        raise ModelError(f"{name} does not say how many positions it has; set max_model_len")
+    return limit
