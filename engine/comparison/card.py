@@ -188,9 +188,9 @@ def _latency(cell: CellResult, arm: Arm | None) -> str:
     if arm is None or arm not in cell.runs:
         return "-"
     runs = cell.runs[arm]
-    timed = [other for other in cell.first_tokens if other.mode == arm.mode]
+    alike = [other for other in cell.first_tokens if other.mode == arm.mode == "fixed"]
     shown = [
-        cell.first_tokens[timed[0]] if timed else [],
+        cell.first_tokens[alike[0] if alike else arm],
         [run.itl for run in runs if run.itl is not None],
         [run.gap for run in runs if run.gap is not None],
     ]

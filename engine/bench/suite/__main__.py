@@ -11,8 +11,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 import torch
 
@@ -41,6 +41,7 @@ from engine.bench.suite.result import (
     card,
     json_lines,
     prediction_lines,
+    rate_lines,
 )
 from engine.bench.suite.served import measure_served
 from engine.config import BUILTIN, EngineConfig, model_folder
@@ -71,8 +72,9 @@ def build_parser() -> Parser:
     parser = Parser(prog="foretoken bench suite", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
     parser.add_argument(
-        "--only", choices=["json", "prediction"], help="one part, and its lines of the card alone"
-    )
+        "--only", choices=["json", "prediction", "transformers"],
+        help="one part, and its lines of the card alone; transformers: code and prose, T=0 and T=1",
+    )  # fmt: skip
     parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
@@ -104,6 +106,8 @@ def alone(parsed: argparse.Namespace) -> int:
     if parsed.only == "json":
         structured(pair, json_tasks(parsed.target, size.json_replies), size, result)
         lines = json_lines(result)
+    elif parsed.only == "transformers":
+        lines = beside_transformers(parsed, pair, replace(size, temperatures=(0.0, 1.0)), result)
     else:
         prompts = held_out_prompts(model_folder(parsed.target, "target"), size.prompts)
         prediction(pair, prompts, size, result)
@@ -111,6 +115,24 @@ def alone(parsed: argparse.Namespace) -> int:
     print("\n".join(lines))
     print(f"texts equal to K=0: {result.texts_equal} of {result.texts_compared}")
     return 0 if result.lossless else 1
+
+
+def beside_transformers(
+    parsed: argparse.Namespace, pair: Pair, size: Size, whole: Result
+) -> list[str]:
+    """The race for code and for prose; texts are counted in `whole`."""
+    contenders = build_contenders(parsed, pair, size)
+    lines = []
+    kinds: tuple[Literal["code", "prose"], ...] = ("code", "prose")
+    for kind in kinds:
+        progress(kind)
+        prompts = held_out_prompts(model_folder(parsed.target, "target"), size.prompts, kind)
+        part = Result(facts={})
+        race(contenders, prompts, size, part)
+        lines += [f"{kind}, {size.prompts} replies of {size.tokens} tokens", *rate_lines(part)]
+        whole.texts_compared += part.texts_compared
+        whole.texts_equal += part.texts_equal
+    return lines
 
 
 def load(parsed: argparse.Namespace) -> Pair:
@@ -130,14 +152,16 @@ def size_of(parsed: argparse.Namespace) -> Size:
     return QUICK if parsed.quick else Size()
 
 
-def held_out_prompts(folder: str, count: int) -> list[list[int]]:
-    """Code that the built-in pair has not seen, as ids of this target's tokenizer."""
+def held_out_prompts(
+    folder: str, count: int, kind: Literal["code", "prose"] = "code"
+) -> list[list[int]]:
+    """Text that the built-in pair has not seen, as ids of this target's tokenizer."""
     from transformers import AutoTokenizer
 
     from engine.demo.corpus import heldout_prompts
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    texts = heldout_prompts("code", count)
+    texts = heldout_prompts(kind, count)
     return [tokenizer.encode(text, add_special_tokens=False)[:LONGEST_PROMPT] for text in texts]
 
 

@@ -27,7 +27,7 @@ def race(
     contenders: Sequence[Contender], prompts: list[list[int]], size: Size, result: Result
 ) -> None:
     """Fills rates, ratios, acceptance, and whether texts agree."""
-    for temperature in TEMPERATURES:
+    for temperature in size.temperatures:
         seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
         texts: dict[str, list[list[int]]] = {}
         for contender in contenders:  # warm, uncounted

@@ -27,6 +27,7 @@ class Size:
     rounds: int = 2
     concurrent_tokens: int = 48
     json_replies: int = 12
+    temperatures: tuple[float, ...] = TEMPERATURES
 
 
 QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=24)
@@ -57,6 +58,11 @@ class Result:
     @property
     def lossless(self) -> bool:
         return self.texts_equal == self.texts_compared
+
+    @property
+    def temperatures(self) -> list[float]:
+        """Of the rates."""
+        return list(self.rates[PLAIN])
 
     def best(self, temperature: float) -> str:
         """Our fastest configuration."""
@@ -130,12 +136,19 @@ def _heading(result: Result) -> Iterator[str]:
     )
 
 
+def rate_lines(result: Result) -> Iterator[str]:
+    """Tokens per second of every contender, and the best of ours against transformers."""
+    yield from _rates(result)
+    yield from (_against_transformers(result, t) for t in result.temperatures)
+
+
 def _rates(result: Result) -> Iterator[str]:
-    columns = "".join(f"{f'T={t:g}':>10}{'vs K=0':>9}{'tok/rnd':>9}" for t in TEMPERATURES)
+    temperatures = result.temperatures
+    columns = "".join(f"{f'T={t:g}':>10}{'vs K=0':>9}{'tok/rnd':>9}" for t in temperatures)
     yield f"{'tokens per second':<24}{columns}"
     for name, rates in result.rates.items():
         row = f"{name:<24}"
-        for t in TEMPERATURES:
+        for t in temperatures:
             per_round = result.tokens_per_round.get(name, {}).get(t)
             shown = "" if per_round is None else f"{per_round:.2f}"
             row += f"{rates[t]:>10.1f}{result.ratios[name][t]:>8.2f}x{shown:>9}"
@@ -144,12 +157,7 @@ def _rates(result: Result) -> Iterator[str]:
 
 def _details(result: Result) -> Iterator[str]:
     for t in TEMPERATURES:
-        best = result.best(t)
-        against = ", ".join(
-            f"{name} {result.rates[best][t] / result.rates[name][t]:.2f}x"
-            for name in (HF_PLAIN, HF_ASSISTED, HF_TUNED)
-        )
-        yield f"T={t:g}: {best} against {against}"
+        yield _against_transformers(result, t)
         positions = " ".join(f"{share:.2f}" for share in result.acceptance[t])
         yield (
             f"T={t:g}: guesses kept by position (K={K_MAX}): {positions};"
@@ -166,6 +174,15 @@ def _details(result: Result) -> Iterator[str]:
         f"texts equal to K=0: {result.texts_equal} of {result.texts_compared};"
         f" to transformers' greedy ones: {result.hf_texts_equal} of {result.facts['prompts']}"
     )
+
+
+def _against_transformers(result: Result, t: float) -> str:
+    best = result.best(t)
+    against = ", ".join(
+        f"{name} {result.rates[best][t] / result.rates[name][t]:.2f}x"
+        for name in (HF_PLAIN, HF_ASSISTED, HF_TUNED)
+    )
+    return f"T={t:g}: {best} against {against}"
 
 
 def json_lines(result: Result) -> Iterator[str]:
