@@ -10,7 +10,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -103,6 +103,7 @@ def run(parsed: argparse.Namespace, size: Size) -> Result:
 def alone(parsed: argparse.Namespace) -> int:
     """One part and nothing else; the exit code. Raises EngineError."""
     size, result, pair = size_of(parsed), Result(facts={}), load(parsed)
+    lines: Iterable[str]
     if parsed.only == "json":
         structured(pair, json_tasks(parsed.target, size.json_replies), size, result)
         lines = json_lines(result)
