@@ -3,8 +3,8 @@
 A row's result is a function of its query and of its keys and values in order: the same to the bit
 whoever shares the forward, in whatever blocks they lie. Sums are over products of pairs, as in
 `engine.model.kernels_bfloat16`. Scores: sixteen keys at a time, whose sixteen partial sums each are
-added up by halves. Values: two neighbouring keys make a pair with their weights, which are rounded;
-rows of one sequence share what is read, and a key that a row must not see has weight zero there.
+added up by halves. Values: two neighbouring keys make a pair with their weights, which are rounded.
+Rows of one sequence share what is read; a key that a row must not see has no score, and weight zero.
 """
 
 from __future__ import annotations
@@ -20,63 +20,106 @@ from engine.jit import fast
 from engine.model.kernels_bfloat16 import FLOATS, INTS, LANES, PAIRS, multiply_add, spread
 
 DIMS = (32, 64, 96, 128)  # of a head
-ROWS_AT_ONCE = 4
+ROWS_AT_ONCE = 8
+VALUE_ROWS = 5  # rows that share a reading of the values
+SUMS = 24  # vectors that fit the registers beside what is read
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _MASK = ir.VectorType(_INT, LANES)
+_LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
 
-@intrinsic  # type: ignore[misc]
-def _scores(
-    typing: Any, parts: Any, query: Any, keys: Any, slots: Any, count: Any, out: Any
-) -> Any:
-    """Answers the largest. `query` words of one head; `keys` words `[slots, dim / 2]`; `slots`
-    int64, readable up to the next multiple of LANES, as `out` float32 is writable. `parts` is a
-    tuple of as many numbers as a head has vectors, so that each width has code of its own."""
-    signature = types.float32(parts, query, keys, slots, count, out)
+def _scoring(rows: int | None) -> Any:
+    """A function of compiled code, for so many rows or, if None, for any."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointers = [_pointer(context, builder, signature, args, i) for i in (1, 2, 3, 5)]
-        return _emit_scores(builder, len(signature.args[0]), pointers, args[4])
+    @intrinsic  # type: ignore[misc]
+    def scores(
+        typing: Any, parts: Any, queries: Any, shape: Any, keys: Any, slots: Any, out: Any,
+        largest: Any,
+    ) -> Any:  # fmt: skip
+        """`queries` and `keys` words; `out` float32 `[rows, width]`, of which row i is -inf from
+        `count + i` on; `largest` `[rows]`. `shape`: rows, words from one query to the next, count,
+        width. `slots` int64 may be read up to the next multiple of LANES, where `out` may be
+        written. `parts` is a tuple of as many numbers as a head has vectors, so that each width has
+        code of its own."""
+        signature = types.void(parts, queries, shape, keys, slots, out, largest)
 
-    return signature, generate
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointers = [_pointer(context, builder, signature, args, i) for i in (1, 3, 4, 5, 6)]
+            sizes = [builder.extract_value(args[2], i) for i in range(4)]
+            if rows is not None:
+                sizes[0] = ir.Constant(sizes[0].type, rows)
+            _emit_scores(builder, len(signature.args[0]), pointers, sizes)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return scores
 
 
 def _pointer(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
     return context.make_array(signature.args[i])(context, builder, args[i]).data
 
 
-def _emit_scores(builder: Any, vectors: int, pointers: Any, count: Any) -> Any:
-    q, keys, slots, out = pointers
-    q, keys = (builder.bitcast(p, INTS.as_pointer()) for p in (q, keys))
-    kind, lowest = count.type, ir.Constant(FLOATS, [float("-inf")] * LANES)
-    query = [_load_pairs(builder, q, ir.Constant(kind, i)) for i in range(vectors)]
-    largest = cgutils.alloca_once_value(builder, lowest)
-    with cgutils.for_range(builder, _divided(builder, count, LANES)) as loop:
+def _emit_scores(builder: Any, vectors: int, pointers: Any, sizes: Any) -> None:
+    """Sixteen keys after sixteen for all rows: they come from memory once."""
+    queries, keys, slots, out, largest = pointers
+    rows, stride, count, width = sizes
+    kind = count.type
+    keys = builder.bitcast(keys, INTS.as_pointer())
+    best = cgutils.alloca_once(builder, FLOATS, size=ROWS_AT_ONCE)
+    for row in range(ROWS_AT_ONCE):
+        builder.store(_LOWEST, builder.gep(best, [ir.Constant(kind, row)]))
+    last = builder.sub(builder.add(count, rows), ir.Constant(kind, 1))
+    with cgutils.for_range(builder, _divided(builder, last, LANES)) as loop:
         first = builder.mul(loop.index, ir.Constant(kind, LANES))
-        sums = []
-        for i in range(LANES):
-            slot = builder.load(builder.gep(slots, [builder.add(first, ir.Constant(kind, i))]))
-            base = builder.mul(slot, ir.Constant(kind, vectors))
-            total = ir.Constant(FLOATS, None)
-            for part in range(vectors):
-                at = builder.add(base, ir.Constant(kind, part))
-                total = multiply_add(builder, total, query[part], _load_pairs(builder, keys, at))
-            sums.append(total)
-        left = spread(builder, builder.trunc(builder.sub(count, first), _INT))
-        seen = builder.icmp_signed("<", ir.Constant(INTS, list(range(LANES))), left)
-        found = builder.select(seen, _added_up(builder, sums), lowest)
-        builder.store(
-            found, builder.bitcast(builder.gep(out, [first]), FLOATS.as_pointer()), align=4
-        )
-        best = builder.load(largest)
-        more = builder.fcmp_ordered(">", found, best)
-        builder.store(builder.select(more, found, best), largest)
+        places = _places(builder, vectors, slots, first)
+        with cgutils.for_range(builder, rows) as each:
+            row = each.index
+            query = builder.gep(queries, [builder.mul(row, stride)])
+            sums = _products(builder, vectors, query, keys, places)
+            end = builder.add(count, row)
+            left = spread(builder, builder.trunc(builder.sub(end, first), _INT))
+            seen = builder.icmp_signed("<", ir.Constant(INTS, list(range(LANES))), left)
+            found = builder.select(seen, _added_up(builder, sums), _LOWEST)
+            at = builder.add(builder.mul(row, width), first)
+            place = builder.bitcast(builder.gep(out, [at]), FLOATS.as_pointer())
+            builder.store(found, place, align=4)
+            mine = builder.gep(best, [row])
+            known = builder.load(mine)
+            more = builder.fcmp_ordered(">", found, known)
+            builder.store(builder.select(more, found, known), mine)
     reduce = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_FLOAT, [FLOATS]), f"llvm.vector.reduce.fmax.v{LANES}f32"
     )
-    return builder.call(reduce, [builder.load(largest)])
+    with cgutils.for_range(builder, rows) as each:
+        found = builder.call(reduce, [builder.load(builder.gep(best, [each.index]))])
+        builder.store(found, builder.gep(largest, [each.index]))
+
+
+def _places(builder: Any, vectors: int, slots: Any, first: Any) -> list[Any]:
+    """Where the next sixteen keys or values begin, in vectors."""
+    found = []
+    for i in range(LANES):
+        at = builder.add(first, ir.Constant(first.type, i))
+        slot = builder.load(builder.gep(slots, [at]))
+        found.append(builder.mul(slot, ir.Constant(first.type, vectors)))
+    return found
+
+
+def _products(builder: Any, vectors: int, query: Any, keys: Any, places: Any) -> list[Any]:
+    """Of a query with sixteen keys, as sixteen partial sums each."""
+    query, kind = builder.bitcast(query, INTS.as_pointer()), places[0].type
+    mine = [_load_pairs(builder, query, ir.Constant(kind, part)) for part in range(vectors)]
+    sums = []
+    for place in places:
+        total = ir.Constant(FLOATS, None)
+        for part in range(vectors):
+            at = builder.add(place, ir.Constant(kind, part))
+            total = multiply_add(builder, total, mine[part], _load_pairs(builder, keys, at))
+        sums.append(total)
+    return sums
 
 
 def _divided(builder: Any, count: Any, by: int) -> Any:
@@ -129,13 +172,31 @@ def _values(rows: int) -> Any:
 
 
 def _emit_values(builder: Any, size: Any, pointers: Any, width: Any, count: Any) -> None:
+    """A few vectors of all values after the others, if their sums do not fit the registers."""
     (vectors, rows), (shares, values, slots, out) = size, pointers
     shares, values = (
         builder.bitcast(p, k.as_pointer()) for p, k in ((shares, _INT), (values, _HALVES))
     )
+    out = builder.bitcast(out, FLOATS.as_pointer())
+    half = builder.udiv(width, ir.Constant(width.type, 2))
+    most = max(SUMS // (2 * rows), 1)
+    for first in range(0, vectors, most):
+        parts = range(first, min(first + most, vectors))
+        sums = _weigh(builder, (vectors, rows, parts), (shares, values, slots), half, count)
+        for row in range(rows):
+            for part, both in zip(parts, sums[row], strict=True):
+                for i, vector in enumerate(_in_order(builder, [builder.load(s) for s in both])):
+                    at = ir.Constant(count.type, 2 * (row * vectors + part) + i)
+                    builder.store(vector, builder.gep(out, [at]), align=4)
+
+
+def _weigh(builder: Any, size: Any, pointers: Any, half: Any, count: Any) -> Any:
+    """By row and part, two vectors of sums in the order of `_paired`."""
+    (vectors, rows, parts), (shares, values, slots) = size, pointers
     kind, zero = count.type, ir.Constant(FLOATS, None)
     sums = [
-        [cgutils.alloca_once_value(builder, zero) for _ in range(2 * vectors)] for _ in range(rows)
+        [[cgutils.alloca_once_value(builder, zero) for _ in range(2)] for _ in parts]
+        for _ in range(rows)
     ]
     with cgutils.for_range(builder, _divided(builder, count, 2)) as loop:
         first = builder.mul(loop.index, ir.Constant(kind, 2))
@@ -143,26 +204,18 @@ def _emit_values(builder: Any, size: Any, pointers: Any, width: Any, count: Any)
         for i in range(2):
             slot = builder.load(builder.gep(slots, [builder.add(first, ir.Constant(kind, i))]))
             bases.append(builder.mul(slot, ir.Constant(kind, vectors)))
-        pairs: list[Any] = []
-        for part in range(vectors):
+        pairs = []
+        for part in parts:
             places = [builder.add(base, ir.Constant(kind, part)) for base in bases]
-            pairs += _paired(
-                builder, [builder.load(builder.gep(values, [at]), align=4) for at in places]
-            )
-        half = builder.udiv(width, ir.Constant(kind, 2))
+            read = [builder.load(builder.gep(values, [at]), align=4) for at in places]
+            pairs.append(_paired(builder, read))
         for row in range(rows):
             at = builder.add(builder.mul(half, ir.Constant(kind, row)), loop.index)
-            word = spread(builder, builder.load(builder.gep(shares, [at])))
-            share = builder.bitcast(word, PAIRS)
-            for total, pair in zip(sums[row], pairs, strict=True):
-                builder.store(multiply_add(builder, builder.load(total), share, pair), total)
-    out = builder.bitcast(out, FLOATS.as_pointer())
-    for row in range(rows):
-        for part in range(vectors):
-            both = [builder.load(total) for total in sums[row][2 * part : 2 * part + 2]]
-            for i, vector in enumerate(_in_order(builder, both)):
-                at = ir.Constant(kind, 2 * (row * vectors + part) + i)
-                builder.store(vector, builder.gep(out, [at]), align=4)
+            share = builder.bitcast(spread(builder, builder.load(builder.gep(shares, [at]))), PAIRS)
+            for totals, two in zip(sums[row], pairs, strict=True):
+                for total, pair in zip(totals, two, strict=True):
+                    builder.store(multiply_add(builder, builder.load(total), share, pair), total)
+    return sums
 
 
 def _paired(builder: Any, two: list[Any]) -> list[Any]:
@@ -185,7 +238,8 @@ def _in_order(builder: Any, two: list[Any]) -> list[Any]:
     return [builder.shuffle_vector(*two, ir.Constant(_MASK, mask)) for mask in masks]
 
 
-_one, _two, _four = (_values(rows) for rows in (1, 2, ROWS_AT_ONCE))
+_score_one, _score_two, _score = (_scoring(rows) for rows in (1, 2, None))
+_one, _two, _three, _four, _five = (_values(rows) for rows in range(1, VALUE_ROWS + 1))
 
 
 @fast
@@ -193,27 +247,49 @@ def attend(
     parts: Any, queries: Any, keys: Any, values: Any, slots: Any, count: Any, scaling: Any,
     space: Any, out: Any,
 ) -> None:  # fmt: skip
-    """One head of 1, 2 or 4 rows that follow one another in a sequence. `queries` and `out` words
-    `[rows, dim / 2]`; `keys` and `values` words `[slots, dim / 2]`, of which the first row sees
-    `slots[:count]`, each next one more. `slots` and the `space` reach to a multiple of LANES that
-    all rows' keys fit in; `parts` is a tuple of `dim / 32` numbers."""
+    """One head of up to ROWS_AT_ONCE rows that follow one another in a sequence. `queries` and
+    `out` words `[rows, dim / 2]`; `keys` and `values` words `[slots, dim / 2]`, of which the first
+    row sees `slots[:count]`, each next one more. `slots` and the `space` reach to a multiple of
+    LANES that all rows' keys fit in; `parts` is a tuple of `dim / 32` numbers."""
     scores, shares, totals, sums = space
-    rows, last = len(queries), count + len(queries) - 1
+    rows, last, width = len(queries), count + len(queries) - 1, shares.shape[1]
+    shape = (rows, queries.strides[0] // 4, count, width)
+    if rows == 1:
+        _score_one(parts, queries, shape, keys, slots, scores, totals)
+    elif rows == 2:
+        _score_two(parts, queries, shape, keys, slots, scores, totals)
+    else:
+        _score(parts, queries, shape, keys, slots, scores, totals)
     for row in range(rows):
         end = count + row
-        largest = _scores(parts, queries[row], keys, slots, end, scores)
-        totals[row] = _softmax(scores[:end], largest, scaling, shares[row])
+        totals[row] = _softmax(scores[row, :end], totals[row], scaling, shares[row])
         shares[row, end : last + 1] = 0
-    if rows == 1:
-        _one(parts, shares, shares.shape[1], values, slots, last, sums)
-    elif rows == 2:
-        _two(parts, shares, shares.shape[1], values, slots, last, sums)
-    else:
-        _four(parts, shares, shares.shape[1], values, slots, last, sums)
+    first = 0
+    while first < rows:
+        left = rows - first
+        some = left if left <= VALUE_ROWS else (left + 1) // 2
+        _some(some, parts, shares[first:], width, values, slots, last, sums[first:])
+        first += some
     for row in range(rows):
         scale, halves = np.float32(1) / totals[row], out[row].view(np.uint16)
         for i in range(len(halves)):
             halves[i] = rounded(sums[row, i] * scale)
+
+
+@fast
+def _some(
+    rows: Any, parts: Any, shares: Any, width: Any, values: Any, slots: Any, count: Any, sums: Any
+) -> None:
+    if rows == 1:
+        _one(parts, shares, width, values, slots, count, sums)
+    elif rows == 2:
+        _two(parts, shares, width, values, slots, count, sums)
+    elif rows == 3:
+        _three(parts, shares, width, values, slots, count, sums)
+    elif rows == 4:
+        _four(parts, shares, width, values, slots, count, sums)
+    else:
+        _five(parts, shares, width, values, slots, count, sums)
 
 
 @fast

@@ -23,9 +23,9 @@ from torch import Tensor
 from engine.jit import fast
 
 LANES = 16  # outputs in a vector
-VECTORS = 2  # in a panel: eight rows' sums fill half of the registers
+VECTORS = 2  # in a panel: ten rows' sums fill most of the registers
 PANEL = LANES * VECTORS
-ROWS_AT_ONCE = 8
+ROWS_AT_ONCE = 10  # beyond, compiled code runs out of registers
 
 Words = npt.NDArray[np.uint32]
 
@@ -134,7 +134,7 @@ def spread(builder: Any, word: Any) -> Any:
     return builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
 
 
-_one, _two, _three, _four, _five, _six, _seven, _eight = (
+_one, _two, _three, _four, _five, _six, _seven, _eight, _nine, _ten = (
     _panel(rows) for rows in range(1, ROWS_AT_ONCE + 1)
 )
 
@@ -150,33 +150,41 @@ def product(x: Any, space: Any, words: Any, y: Any) -> None:
 
 @fast
 def product_of_pairs(x: Any, words: Any, y: Any) -> None:
-    """The same of rows that are rounded: `x` uint32 `[rows, in / 2]`."""
-    pairs, stride = x.shape[1], y.shape[1]
+    """The same of rows that are rounded: `x` uint32 `[rows, in / 2]`. As many at once as follow
+    from equal parts: one row alone would wait for its sums."""
+    rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
+    parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
     for panel in range(words.shape[0]):
         mine, first = words[panel], panel * PANEL
-        for row in range(0, x.shape[0], ROWS_AT_ONCE):
-            _some(x.shape[0] - row, x[row], pairs, mine, y[row, first:], stride)
+        row = 0
+        for part in range(parts, 0, -1):
+            some = (rows - row + part - 1) // part
+            _some(some, x[row], pairs, mine, y[row, first:], stride)
+            row += some
 
 
 @fast
-def _some(left: Any, rows: Any, pairs: Any, words: Any, sums: Any, stride: Any) -> None:
-    """The next `left` rows, at most `ROWS_AT_ONCE`."""
-    if left == 1:
+def _some(count: Any, rows: Any, pairs: Any, words: Any, sums: Any, stride: Any) -> None:
+    if count == 1:
         _one(rows, pairs, words, sums, stride)
-    elif left == 2:
+    elif count == 2:
         _two(rows, pairs, words, sums, stride)
-    elif left == 3:
+    elif count == 3:
         _three(rows, pairs, words, sums, stride)
-    elif left == 4:
+    elif count == 4:
         _four(rows, pairs, words, sums, stride)
-    elif left == 5:
+    elif count == 5:
         _five(rows, pairs, words, sums, stride)
-    elif left == 6:
+    elif count == 6:
         _six(rows, pairs, words, sums, stride)
-    elif left == 7:
+    elif count == 7:
         _seven(rows, pairs, words, sums, stride)
-    else:
+    elif count == 8:
         _eight(rows, pairs, words, sums, stride)
+    elif count == 9:
+        _nine(rows, pairs, words, sums, stride)
+    else:
+        _ten(rows, pairs, words, sums, stride)
 
 
 @fast

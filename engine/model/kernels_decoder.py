@@ -76,7 +76,7 @@ def _some_rows(
     queries = np.empty((count, heads * half), np.uint32)
     attended = np.empty((count, heads * half), np.uint32)
     space = (
-        np.empty(slots.shape[1], np.float32),
+        np.empty((ROWS_AT_ONCE, slots.shape[1]), np.float32),
         np.empty((ROWS_AT_ONCE, slots.shape[1]), np.uint16),
         np.empty(ROWS_AT_ONCE, np.float32),
         np.empty((ROWS_AT_ONCE, 2 * half), np.float32),
@@ -94,12 +94,12 @@ def _some_rows(
             queries, space, attended,
         )  # fmt: skip
         product_of_pairs(attended, output[layer], added)
-        hidden += added[:, :width]
+        _add(added, hidden)
         _normalise(hidden, mlp_norm[layer], epsilon, normed)
         product_of_pairs(normed, gate_up[layer], wide)
         _gate(wide, inner, narrow)
         product_of_pairs(narrow, down[layer], added)
-        hidden += added[:, :width]
+        _add(added, hidden)
     kept = 0
     for row in range(count):
         if facts[row, 2]:
@@ -138,13 +138,13 @@ def _attend(
 
 @fast
 def _together(facts: Any, row: Any) -> Any:
-    """How many rows from this one on attend at once: 1, 2 or 4 of one sequence."""
+    """How many rows from this one on attend at once: all of one sequence, up to a limit."""
     count = 1
     while (
         row + count < len(facts) and count < ROWS_AT_ONCE and facts[row + count, 0] == facts[row, 0]
     ):
         count += 1
-    return 2 if count == 3 else count
+    return count
 
 
 @fast
@@ -174,6 +174,14 @@ def _normalise(rows: Any, weight: Any, epsilon: Any, words: Any) -> None:
         scale = np.float32(1) / np.sqrt(total / np.float32(len(mine)) + epsilon)
         for i in range(len(mine)):
             out[i] = rounded(mine[i] * scale * weight[i])
+
+
+@fast
+def _add(added: Any, hidden: Any) -> None:
+    for row in range(len(hidden)):
+        mine, more = hidden[row], added[row]
+        for i in range(len(mine)):
+            mine[i] += more[i]
 
 
 @fast

@@ -122,10 +122,10 @@ def test_attention_is_exact_where_it_can_be_said() -> None:
         slots = np.zeros(32, dtype=np.int64)
         slots[:20] = rng.permutation(32)[:20]
         space = (
-            np.empty(32, np.float32), np.empty((4, 32), np.uint16),
-            np.empty(4, np.float32), np.empty((4, dim), np.float32),
+            np.empty((8, 32), np.float32), np.empty((8, 32), np.uint16),
+            np.empty(8, np.float32), np.empty((8, dim), np.float32),
         )  # fmt: skip
-        for rows, count in ((1, 1), (1, 17), (2, 1), (2, 16), (4, 2), (4, 13)):
+        for rows, count in ((1, 1), (1, 17), (2, 16), (3, 1), (4, 13), (5, 2), (6, 15), (8, 12)):
             query = torch.randn(rows, dim).bfloat16().view(torch.uint32).numpy()
             out = np.zeros_like(query)
             kernels_attention.attend(
