@@ -15,8 +15,9 @@ import numpy as np
 
 from engine.jit import fast
 from engine.model.kernels import choose
-from engine.model.kernels_attention import ROWS_AT_ONCE, attend, exp, rounded
+from engine.model.kernels_attention import attend, exp, rounded
 from engine.model.kernels_bfloat16 import LANES, PANEL, product_of_pairs
+from engine.model.kernels_pages import ROWS_AT_ONCE
 
 TILE = 64  # rows that go through all layers together: their numbers stay in the caches
 
