@@ -14,11 +14,9 @@ with what it missed, and each position says whether it would have been right.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp
 
 import numpy as np
 
-from engine.confidence import LEAST, MOST
 from engine.config import SpeculationConfig
 from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
 from engine.estimates import Points
@@ -28,7 +26,6 @@ from engine.forecast import Forecast, Pace
 from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
-_NEVER = 1e-9  # a chance that is none
 _FEW = 24  # rounds of a batch size, after which it is known
 _PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 128  # rounds between two choices: at first, at most
 _CLOSE = 1.2  # speed-up that errors of the costs could make up
@@ -213,35 +210,7 @@ class AdaptiveK:
             self._guesses.remember(confidences)
         if self._explore.round == "trial":
             return [len(sure) for sure in confidences]
-        if len(confidences) == 1:
-            return [self._keep_of(confidences[0])]
-        alive = self._guesses.alive(confidences)
-        ordered = np.sort(alive, axis=None)[::-1]
-        begin = self._sequences
-        most = len(self._ahead.seconds) - begin - 1  # where it was not obeyed there may be more
-        ordered = ordered[: min(int(np.count_nonzero(ordered > _NEVER)), most)]
-        seconds = self._ahead.seconds[begin : begin + len(ordered) + 1]
-        values = ordered.cumsum() - self._price * (seconds[1:] - seconds[0])
-        if not len(values) or values.max() <= 0:
-            return [0] * len(confidences)
-        least = ordered[int(values.argmax())]
-        kept: list[int] = (alive >= least).sum(1).tolist()
-        return kept
-
-    def _keep_of(self, confidences: Sequence[float]) -> int:
-        """`keep` for one sequence, without arrays."""
-        seconds, price, begin = self._ahead.by_row, self._price, self._sequences
-        bases, weight = self._guesses.bases, self._guesses.weight
-        alive, value = 1.0, 0.0
-        best, most = 0, 0.0
-        for j, confidence in enumerate(confidences):
-            z = bases[j] + weight * min(confidence, MOST)
-            alive /= 1.0 + exp(min(-z, LEAST))
-            value += alive
-            worth = value - price * (seconds[begin + j + 1] - seconds[begin])
-            if worth > most:
-                best, most = j + 1, worth
-        return best
+        return self._ahead.keep(confidences, self._sequences, self._price)
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """The length with the most expected tokens per second for the batch, whose other sequences

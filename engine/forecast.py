@@ -5,12 +5,16 @@ what steps cost. Each proposal is taken to be cut where its guesses are worth le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 
 import numpy as np
 
+from engine.confidence import LEAST, MOST
+from engine.controller import Confidences
 from engine.experience import Experience
 from engine.step_costs import StepCosts
 
+_NEVER = 1e-9  # a chance that is none
 _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 
@@ -39,6 +43,37 @@ class Forecast:
     def usual_seconds(self, sequences: int, k: int) -> float:
         """Of a round with `k` draft steps."""
         return sequences * self.each[k][0] / self.rates[k] if self.rates[k] else 0.0
+
+    def keep(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
+        """See KController: the rows with the most expected tokens at that price."""
+        if len(confidences) == 1:
+            return [self._keep_of(confidences[0], sequences, price)]
+        alive = self._guesses.alive(confidences)
+        ordered = np.sort(alive, axis=None)[::-1]
+        most = len(self.seconds) - sequences - 1  # where it was not obeyed there may be more
+        ordered = ordered[: min(int(np.count_nonzero(ordered > _NEVER)), most)]
+        seconds = self.seconds[sequences : sequences + len(ordered) + 1]
+        values = ordered.cumsum() - price * (seconds[1:] - seconds[0])
+        if not len(values) or values.max() <= 0:
+            return [0] * len(confidences)
+        least = ordered[int(values.argmax())]
+        kept: list[int] = (alive >= least).sum(1).tolist()
+        return kept
+
+    def _keep_of(self, confidences: Sequence[float], begin: int, price: float) -> int:
+        """`keep` for one sequence, without arrays."""
+        seconds = self.by_row
+        bases, weight = self._guesses.bases, self._guesses.weight
+        alive, value = 1.0, 0.0
+        best, most = 0, 0.0
+        for j, confidence in enumerate(confidences):
+            z = bases[j] + weight * min(confidence, MOST)
+            alive /= 1.0 + exp(min(-z, LEAST))
+            value += alive
+            worth = value - price * (seconds[begin + j + 1] - seconds[begin])
+            if worth > most:
+                best, most = j + 1, worth
+        return best
 
     def worth(self, survival: Sequence[float], sequences: int, k: int, *, instead: bool) -> int:
         """See KController; all but one of the `sequences` draft `k` steps."""
