@@ -27,7 +27,7 @@ from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
 _FEW = 24  # rounds of a batch size, after which it is known
-_PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 128  # rounds between two choices: at first, at most
+_PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 512  # rounds between two choices: at first, at most
 _CLOSE = 1.2  # speed-up that errors of the costs could make up
 _WARM = 8  # rounds at K = 0 until the caches hold what these need
 _LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
@@ -37,13 +37,11 @@ _DOUBT = 12.0  # trials that the past may weigh against a probe
 
 
 class AdaptiveK:
-    """It leaves the present K only for a gain of 2 %, except when the batch changes by a power of
-    two. Costs are learnt from pure decode steps, acceptance from all. While K = 0 is settled it
-    hardly listens. Under 100 microseconds a step at a batch of 32 (`engine.simulate` prints
-    them)."""
+    """It chooses anew now and then, and when the batch changes by a power of two. Costs are learnt
+    from pure decode steps, acceptance from all. While K = 0 is settled it hardly listens. Under 100
+    microseconds a step at a batch of 32 (`engine.simulate` prints them)."""
 
     name = "adaptive"
-    hysteresis = 1.02
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         """`stops`: whether the drafter asks `goes_on`."""
@@ -124,6 +122,11 @@ class AdaptiveK:
             self._since += _REST
             self._explore.rest(_REST, self._usual)
 
+    def resume(self) -> None:
+        """As if the batch were of another size: choose anew, and look soon."""
+        self._size = -1
+        self._explore.forgive()
+
     def _patience(self) -> int:
         """The longer the load is the same, the less a choice can change."""
         most = _PATIENT_ON if self._k else _PATIENT_OFF
@@ -173,11 +176,10 @@ class AdaptiveK:
         self._ahead.renew(sequences, self._price)
         rates = self._ahead.rates
         best = max(range(len(rates)), key=rates.__getitem__)
-        if changed or rates[best] > self.hysteresis * rates[self._k]:
-            if (best > 0) != (self._k > 0):
-                self._explore.turned()
-                self._pace.restart()
-            self._k = best
+        if (best > 0) != (self._k > 0):
+            self._explore.turned()
+            self._pace.restart()
+        self._k = best
         seen = self._pace.blend(rates[self._k]) if self._k else 0.0
         self._price = max(rates[0], seen)
         self._usual = self._ahead.usual_seconds(sequences, self._k)

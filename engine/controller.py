@@ -60,7 +60,8 @@ class KController(Protocol):
     `reason`: why the last choice; see messages.Estimates. `listens`: whether `update` is to be told
     of the step that follows it (at K = 0, once settled, it would cost more than it tells).
     `max_speculating`: for how many sequences
-    the last choice is meant; None means all of them.
+    the last choice is meant; None means all of them. `resume`: it is obeyed again after a spell in
+    which others chose.
 
     Where each draft step is a forward of its own, `goes_on` is asked between them, with the
     confidences so far of those who might have more. `keep`: how many of each drafted sequence's
@@ -90,6 +91,8 @@ class KController(Protocol):
     ) -> None: ...
 
     def choose(self, load: Load) -> int: ...
+
+    def resume(self) -> None: ...
 
     def goes_on(self, confidences: Confidences) -> bool: ...
 
@@ -124,6 +127,9 @@ class FixedK:
 
     def choose(self, load: Load) -> int:
         return self.k_max
+
+    def resume(self) -> None:
+        return None
 
     def goes_on(self, confidences: Confidences) -> bool:
         return True

@@ -36,6 +36,10 @@ class Exploration:
         self._spell = 1  # rounds of the last baseline
         self._busy = self._since = 0  # rounds at K > 0; and since the last baseline
 
+    def forgive(self) -> None:
+        """A spell in which nothing was tried paid for all."""
+        self._owed = 0.0
+
     def while_off(self, seconds: float, *, alone: bool) -> Round:
         """A probe asks a few sequences for a guess. A trial plays K > 0 for all, for some rounds:
         in the first the drafter has to catch up. One that is `alone` may as well go on."""

@@ -38,6 +38,8 @@ class Modes:
         refusal = mode_refusal(SetSpeculation(mode, k), self.k_max)
         if refusal is not None:
             raise ConfigError(refusal[1])
+        if mode == "auto" and self._mode != "auto":
+            self._configured.resume()
         self._mode = mode
         self._present = self._configured if mode == "auto" else FixedK(k)
 
@@ -70,6 +72,9 @@ class Modes:
             self._unasked = 0
             self._configured.choose(load)
         return self._present.choose(load)
+
+    def resume(self) -> None:
+        self._configured.resume()
 
     def goes_on(self, confidences: Confidences) -> bool:
         return self._present.goes_on(confidences)

@@ -3,7 +3,7 @@
 For each step the controller's expectation says how long the tokens that it brought would take at
 every K under that step's load: tokens / rates[K]. Those times are summed, for each K that never
 changes and for the K that was chosen, and old steps fade. Both sides are expectations, so what is
-seen here is the price of experiments, hysteresis and modes; errors of the estimates are not.
+seen here is the price of experiments and modes; errors of the estimates are not.
 """
 
 from __future__ import annotations

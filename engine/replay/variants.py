@@ -13,6 +13,7 @@ from engine.adaptive import AdaptiveK
 from engine.confidence import Array
 from engine.controller import Confidences, KController, StepObservation
 from engine.exploration import Exploration, Round
+from engine.forecast import Forecast
 from engine.step_costs import StepCosts
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
@@ -100,12 +101,7 @@ class NoOptimism(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._costs = _Sober()
-
-
-class NoHysteresis(AdaptiveK):
-    """Leaves the present K for any gain."""
-
-    hysteresis = 1.0
+        self._ahead = Forecast(k_max, self._guesses, self._costs)
 
 
 class _Never(Exploration):
@@ -148,6 +144,5 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "no exploration": NoExploration,
         "only probes": OnlyProbes,
         "no optimism": NoOptimism,
-        "no hysteresis": NoHysteresis,
     }
 )

@@ -149,3 +149,15 @@ def test_who_is_not_obeyed_is_rarely_told() -> None:
         told += controller.listens
         assert controller.keep([[0.1, 0.2, 0.3]]) == [3]
     assert told == listener.asked == 10
+
+
+def test_back_in_auto_it_looks_soon() -> None:
+    """Bug: after spells at a fixed K, in which K = 0 was never seen, speculation went on for
+    hundreds of rounds on what it had cost long before."""
+    world = World(alpha=0.6)
+    controller = modes(world)
+    play(controller, world, 600)
+    controller.set("fixed", 4)
+    play(controller, world, 200)
+    controller.set("auto")
+    assert 0 in play(controller, world, 12).ks
