@@ -57,7 +57,7 @@ class AdaptiveK:
         self._drafted = True  # whether the last round proposed for all: the next has no backlog
         self._k = 0
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
-        self._rests = 0  # more rounds in which nothing is due
+        self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
         self._age = self._rounds = 0  # since the last choice; since the batch was of another size
         self._on, self._since = (
             False,
@@ -93,12 +93,14 @@ class AdaptiveK:
         """Draft steps for the step ahead."""
         if not self.k_max:
             return 0
-        if self._rests and load.num_sequences == self._sequences:
-            self._rests -= 1
+        sequences = max(1, load.num_sequences)
+        size = sequences.bit_length()
+        if self._rested < self._rests and size == self._size:
+            self._rested += 1
             self.listens = False
             return 0
-        self._sequences = sequences = max(1, load.num_sequences)
-        size = sequences.bit_length()
+        self._wake()
+        self._sequences = sequences
         self._age += 1
         self._rounds += 1
         if size != self._size or self._age >= self._patience():
@@ -113,14 +115,19 @@ class AdaptiveK:
         return k
 
     def _rest(self) -> None:
-        """At K = 0, once that is known, nothing is due for some rounds; they count as over."""
+        """At K = 0, once that is known, nothing is due for some rounds."""
         self._drafted = False
         if self._rounds >= _FEW and self._explore.round == "usual":
             self._rests = _REST
-            self._age += _REST
-            self._rounds += _REST
-            self._since += _REST
-            self._explore.rest(_REST, self._usual)
+
+    def _wake(self) -> None:
+        """Count the rounds that it rested."""
+        if self._rested:
+            self._age += self._rested
+            self._rounds += self._rested
+            self._since += self._rested
+            self._explore.rest(self._rested, self._usual)
+        self._rests = self._rested = 0
 
     def resume(self) -> None:
         """As if the batch were of another size: choose anew, and look soon."""

@@ -69,7 +69,11 @@ class Allowance:
         """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
         self._k = self._controller.choose(load)
         most = self._controller.max_speculating
-        self._probed = None if most is None else set(sorted(running, key=_backlog)[:most])
+        if most is None:
+            self._probed = None
+        else:
+            asked = [seq for seq in running if self._may_ask(seq)]
+            self._probed = set(sorted(asked, key=_backlog)[:most])
         self._limits.clear()
         self._drafted.clear()
 
@@ -155,6 +159,10 @@ class Allowance:
         assert seq.sources is not None
         instead = self._main in seq.sources
         return self._controller.worth(self._forecasts[name](seq, most), instead=instead)
+
+    def _may_ask(self, seq: Sequence) -> bool:
+        """Whether the main proposer may guess for it."""
+        return seq.sources is None or (self._main in seq.sources and seq.max_draft != 0)
 
     def _main_of(self, seq: Sequence, k: int) -> int:
         return k if self._probed is None or seq in self._probed else 0

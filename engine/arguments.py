@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 
@@ -20,6 +22,28 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {one_line(message)}\n")
         raise SystemExit(2)
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number within bounds."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def times(text: str) -> float:
+    """The type of an option that is a factor: finite and not below 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return value
 
 
 def one_line(text: str) -> str:

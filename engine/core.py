@@ -283,6 +283,9 @@ class Engine:
             around = self._around.seconds(speculates=speculates)
             told = observation(plan, sampled, metrics.seconds, main, agreed, around)
             self._controller.update(told)
+            for item in sampled:
+                if item.finish is not None:
+                    self._allowance.forget(item.chunk.seq)
         self._around.end(lap, speculates=speculates, listened=listens, goes_on=self.has_work)
 
     def _leave(self, seq: Sequence) -> None:

@@ -13,7 +13,7 @@ _BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 _TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16
 _SHARE = 0.01  # of the time may be lost by trying
-_MOST_OWED = 20.0  # usual rounds: no more is ever paid off
+_MOST_OWED = 10.0  # usual rounds: no more is ever paid off
 
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
 
@@ -76,7 +76,7 @@ class Exploration:
     def rest(self, rounds: int, seconds: float) -> None:
         """So many rounds at K = 0 in which nothing is tried."""
         self._idle += rounds
-        self._pay(rounds * seconds)
+        self._pay(seconds, rounds)
 
     @property
     def is_alone(self) -> bool:
@@ -101,5 +101,7 @@ class Exploration:
             self._idle, self._interval = 0, min(2 * self._interval, PROBE_LAST)
         self.round = "usual"
 
-    def _pay(self, seconds: float) -> None:
-        self._owed = max(self._owed - _SHARE * seconds, 0.0)
+    def _pay(self, seconds: float, rounds: int = 1) -> None:
+        """What is owed from dearer rounds is no more than what can be owed of these."""
+        owed = min(self._owed, _MOST_OWED * seconds)
+        self._owed = max(owed - _SHARE * seconds * rounds, 0.0)

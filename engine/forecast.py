@@ -95,7 +95,9 @@ class Forecast:
     def _look(self, sequences: int) -> None:
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
         self.seconds, self._hope = self._costs.by_rows(sequences, most)
-        self.by_row: list[float] = self.seconds[: sequences + self._k_max + 1].tolist()
+        # The batch may grow to any of the same power of two before it is looked at again.
+        most_alone = (1 << sequences.bit_length()) + self._k_max
+        self.by_row: list[float] = self.seconds[:most_alone].tolist()
 
     def _predict(self, sequences: int, price: float) -> None:
         begin, step = self._costs.drafting(sequences)

@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from engine.arguments import Parser
+from engine.arguments import Parser, times
 from engine.errors import EngineError
+from engine.plan.files import writable
 from engine.replay.policies import ALLOWED, build_policy
 from engine.replay.reactions import after_drop, back_from_off
 from engine.replay.run import geometric_mean
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     policies = tuple(dict.fromkeys(parsed.policy or ["adaptive"]))
     task = Task(policies, parsed.k_max, parsed.charge)
     try:
+        writable({"--json": str(parsed.json) if parsed.json else None})
         for name in policies:
             build_policy(name, task.k_max)
     except EngineError as error:
@@ -86,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--k-max", type=_positive, default=12, help="largest K (12)")
     parser.add_argument(
-        "--charge", type=float, default=0.0, metavar="TIMES",
+        "--charge", type=times, default=0.0, metavar="TIMES",
         help="count the controller's own measured time so many times in the worlds' clock (0)",
     )  # fmt: skip
     parser.add_argument(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine.arguments import whole
 from engine.bench.offline import Encode, Offline
 from engine.comparison.arguments import Settings, build_parser, settings
 from engine.comparison.output import progress, show
@@ -49,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
+    parser.add_argument(
+        "--threads", type=whole(1, 1024), help="CPU threads; default: as the server does"
+    )
     parser.add_argument(
         "--cpu-seconds", action="store_true",
         help="time by the seconds that this process computes: for a machine that others use too;"

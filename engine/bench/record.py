@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from engine.arguments import Parser
+from engine.arguments import Parser, whole
 from engine.bench.__main__ import encoder, load
 from engine.bench.offline import LONGEST_PROMPT, Encode
 from engine.comparison.grid import KINDS, SEED, Cell, cells, mixed_cells
@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--draft", default=BUILTIN, help="draft folder or hub name")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    add("--threads", type=int, help="CPU threads; default: as the server does")
+    add("--threads", type=whole(1, 1024), help="CPU threads; default: as the server does")
     add("--cpu-seconds", action="store_true",
         help="time by the seconds that this process computes: for a machine that others use too;"
         " needs --threads 1")  # fmt: skip

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.arguments import Parser
+from engine.arguments import Parser, times, whole
 from engine.controller import FixedK
 from engine.errors import EngineError, TraceError
 from engine.plan.files import writable, write_json
@@ -67,9 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser("python -m engine.replay.ablate", __doc__)
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help="files, or folders of *.jsonl")
-    add("--seeds", type=int, choices=range(1, 101), default=2, metavar="N",
+    add("--seeds", type=whole(1, 100), default=2, metavar="N",
         help="plays of each variant, with other noise of the timings (2)")  # fmt: skip
-    add("--charge", type=float, default=1.0, metavar="TIMES",
+    add("--charge", type=times, default=1.0, metavar="TIMES",
         help="count a controller's own measured time so many times (1)")  # fmt: skip
     add("--stops", action="store_true",
         help="as if drafting could always stop between two steps")  # fmt: skip

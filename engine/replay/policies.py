@@ -32,4 +32,6 @@ def _found(name: str, module: str, attribute: str) -> Callable[[int], KControlle
         found: Callable[[int], KController] = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError):
         raise ConfigError(f"policy {name!r} is unknown; allowed: {ALLOWED}") from None
+    if not callable(found):
+        raise ConfigError(f"policy {name!r} cannot be called; allowed: {ALLOWED}")
     return found

@@ -288,3 +288,15 @@ def test_without_confidences_nothing_is_cut() -> None:
     made = [chain([1, 2, 3], "draft_model"), EMPTY]
     assert allowance.keep([Chunk(seq, 0, 1, 4)] * 2, made) == made
     assert controller.told == []
+
+
+def test_a_probe_does_not_ask_who_may_not_be_asked() -> None:
+    """Bug: short requests without speculation lack the fewest positions; probes went to them, in
+    vain, round after round."""
+    shut = [sequence("a", ()), sequence("b", ("ngram",)), sequence("c", ("draft_model",), 0)]
+    for seq in shut:
+        seq.num_draft_computed = seq.num_tokens
+    open_ = sequence("d", None)
+    allowance = allowance_of(Spy(4, probing=1))
+    allowance.begin(Load(4), [*shut, open_])
+    assert allowance.want(open_) == 4

@@ -294,3 +294,46 @@ def test_nothing_is_told_before_the_first_step() -> None:
     assert (said.rates, said.survival, said.num_sequences) == ([], [], 0)
     controller.choose(Load(1))
     assert controller.estimates().rates
+
+
+def test_one_that_drafts_alone_in_a_growing_batch_is_judged() -> None:
+    """Bug: costs by row were known up to the batch of the last plan; within the same power of two
+    it grew by prompts, of which none drafted, and the engine died of an index."""
+    world = World(alpha=0.9, batch=8, informed=1.0)
+    controller = adaptive(world)
+    play(controller, world, 40)
+    for sequences in range(8, 16):
+        controller.choose(Load(sequences))
+        assert 0 <= controller.keep([[5.0] * K_MAX])[0] <= K_MAX
+
+
+def test_a_rest_ends_with_the_load_that_it_was_for() -> None:
+    """Bug: fourteen more rounds at K = 0 were played when a crowd had left one behind."""
+    crowd = World(alpha=0.7, batch=48, free=1, row=4e-4)
+    controller = adaptive(crowd)
+    play(controller, crowd, 203)
+    alone = World(alpha=0.7, row=4e-4)
+    assert min(play(controller, alone, 5).ks) > 0
+
+
+def test_a_batch_that_comes_and_goes_is_not_probed_more() -> None:
+    """Bug: fifteen rounds of rest were credited when it began, and cut short by each change of the
+    batch: a fifth of all rounds asked for guesses."""
+    worlds = [World(alpha=0.0, batch=batch, row=4e-4, draft=1e-3) for batch in (20, 21)]
+    controller, asked = adaptive(worlds[0]), 0
+    for index in range(2000):
+        world = worlds[index % 2]
+        k = controller.choose(Load(world.batch))
+        asked += k > 0
+        if controller.listens:
+            controller.update(world.round(controller, k))
+    assert 0 < asked < 100
+
+
+def test_a_debt_of_a_crowd_does_not_blind_one_alone() -> None:
+    """Bug: what a crowd owed, in seconds, one stream was paying off for 25,000 rounds."""
+    crowd = World(alpha=0.0, batch=32, row=4e-4, draft=5e-2)
+    controller = adaptive(crowd)
+    play(controller, crowd, 400)
+    alone = World(alpha=0.0, base=1e-3, draft=2e-4)
+    assert any(play(controller, alone, 1500).ks[100:])

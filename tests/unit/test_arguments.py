@@ -1,0 +1,31 @@
+"""The parser of the command lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.arguments import Parser, times, whole
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--threads", "0"], "'0' is no whole number from 1 to 9"),
+        (["--threads", "-1"], "'-1' is no whole number from 1 to 9"),
+        (["--threads", "x"], "'x' is no whole number from 1 to 9"),
+        (["--charge", "nan"], "'nan' is no number from 0 on"),
+        (["--charge", "-0.5"], "'-0.5' is no number from 0 on"),
+        (["--charge", "inf"], "'inf' is no number from 0 on"),
+    ],
+)
+def test_a_number_out_of_bounds_is_a_sentence(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: threads of -1 were a traceback of the library that was told of them."""
+    parser = Parser("tool")
+    parser.add_argument("--threads", type=whole(1, 9))
+    parser.add_argument("--charge", type=times)
+    with pytest.raises(SystemExit):
+        parser.parse_args(given)
+    assert capsys.readouterr().err == f"tool: argument {given[0]}: {said}\n"
+    assert parser.parse_args(["--threads", "9", "--charge", "0"]).threads == 9
