@@ -29,7 +29,7 @@ from engine.step_costs import StepCosts
 _FEW = 24  # rounds of a batch size, after which it is known
 _PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 512  # rounds between two choices: at first, at most
 _CLOSE = 1.2  # speed-up that errors of the costs could make up
-_WARM = 8  # rounds at K = 0 until the caches hold what these need
+_WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
 _LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
 _REST = 15  # rounds at K = 0 between two that are looked at
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
@@ -140,7 +140,10 @@ class AdaptiveK:
         return min(max(_PATIENCE, self._rounds // 12), most)
 
     def _learns_costs(self) -> bool:
-        if self._since < _WARM and not self._on and not self._explore.is_alone:
+        if self._on:
+            if self._explore.round == "trial" and self._since < _WARM_ON:
+                return False
+        elif self._since < _WARM and not self._explore.is_alone:
             return False
         if self._rounds < _FEW or not self._on or self._explore.round != "usual":
             return True
@@ -246,7 +249,8 @@ class AdaptiveK:
             self._pace.restart()
         if self._explore.asks:
             self._guesses.look_back(seen)
-            self._age = _PATIENT_OFF
+            if self._explore.tells:
+                self._age = _PATIENT_OFF
         if seen.pure_decode and seen.num_sequences:
             if self._learns_costs():
                 self._costs.learn(seen, fresh=self._drafted)

@@ -286,7 +286,8 @@ class Engine:
             for item in sampled:
                 if item.finish is not None:
                     self._allowance.forget(item.chunk.seq)
-        self._around.end(lap, speculates=speculates, listened=listens, goes_on=self.has_work)
+        settled = self._controller.reason == "pays" if speculates else not listens
+        self._around.end(lap, speculates=speculates, settled=settled, goes_on=self.has_work)
 
     def _leave(self, seq: Sequence) -> None:
         self._allowance.forget(seq)

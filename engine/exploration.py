@@ -13,7 +13,7 @@ _BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 _TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16
 _SHARE = 0.01  # of the time may be lost by trying
-_MOST_OWED = 10.0  # usual rounds: no more is ever paid off
+_MOST_OWED = 20.0  # usual rounds: no more is ever paid off
 
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
 
@@ -91,6 +91,11 @@ class Exploration:
     def asks(self) -> bool:
         """Whether this round looks for what was missed while K is 0."""
         return self.round in ("probe", "trial")
+
+    @property
+    def tells(self) -> bool:
+        """Whether this round ends what looks for what was missed."""
+        return self.asks and not self._left
 
     def over(self, *, asked: bool, lost: float = 0.0, usual: float = 0.0) -> None:
         """The round is; `asked`: somebody was asked for a guess; `lost`: seconds that it took

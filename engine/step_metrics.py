@@ -123,13 +123,14 @@ class Stopwatch:
 class Around:
     """Seconds of the host that no verb tells and that are part of what a step costs: between steps
     that follow each other at once, and of what comes after the verbs. The controller's own are
-    counted for steps with guesses only, since at K = 0, once that is settled, it is hardly asked;
-    a baseline, which it watches, would look dearer than K = 0 is."""
+    counted as they are once it has settled: at K = 0 it is hardly asked then. A baseline, which it
+    watches, would look dearer than K = 0 is, and a trial, at which it chooses anew, than K > 0."""
 
     def __init__(self) -> None:
         self._ended: float | None = None  # the step before, if this one followed at once
         self._between = self._choosing = 0.0
         self._after = {False: 0.0, True: 0.0}  # the verbs; with guesses, and without
+        self._chosen = 0.0  # what choosing takes where guesses are usual
 
     def begin(self, lap: Stopwatch) -> None:
         self._between = 0.0 if self._ended is None else lap.last - self._ended
@@ -142,13 +143,16 @@ class Around:
 
     def seconds(self, *, speculates: bool) -> float:
         """Of this step, to be added to those of its verbs."""
-        more = self._between + self._after[speculates]
-        return more if speculates else more - self._choosing
+        more = self._between + self._after[speculates] - self._choosing
+        return more + self._chosen if speculates else more
 
-    def end(self, lap: Stopwatch, *, speculates: bool, listened: bool, goes_on: bool) -> None:
-        """After everything; `goes_on`: there is more work."""
+    def end(self, lap: Stopwatch, *, speculates: bool, settled: bool, goes_on: bool) -> None:
+        """After everything; `settled`: the step was a usual one of its kind; `goes_on`: there is
+        more work."""
         after = lap()
-        if speculates or not listened:
+        if settled:
             self._after[speculates] = after
+            if speculates:  # seldom it plans anew
+                self._chosen += (self._choosing - self._chosen) / 16
         if goes_on:
             self._ended = lap.last

@@ -13,7 +13,7 @@ class Clock:
 
 
 def step(
-    around: Around, clock: Clock, *, after: float, speculates: bool, listened: bool = True,
+    around: Around, clock: Clock, *, after: float, speculates: bool, settled: bool = True,
     goes_on: bool = True,
 ) -> float:  # fmt: skip
     """A step of four seconds, one of them the choice, and so many after its verbs."""
@@ -25,18 +25,18 @@ def step(
     lap()
     told = around.seconds(speculates=speculates)
     clock.now += after
-    around.end(lap, speculates=speculates, listened=listened, goes_on=goes_on)
+    around.end(lap, speculates=speculates, settled=settled, goes_on=goes_on)
     return told
 
 
 def test_what_comes_between_steps_is_counted_unless_nothing_was_to_do() -> None:
     """Law: sending what a step made is part of what it costs; waiting for requests is not."""
     around, clock = Around(), Clock()
-    assert step(around, clock, after=0.0, speculates=True) == 0.0
+    assert step(around, clock, after=0.0, speculates=False) == -1.0
     clock.now += 0.5
-    assert step(around, clock, after=0.0, speculates=True, goes_on=False) == 0.5
+    assert step(around, clock, after=0.0, speculates=False, goes_on=False) == 0.5 - 1.0
     clock.now += 99.0
-    assert step(around, clock, after=0.0, speculates=True) == 0.0
+    assert step(around, clock, after=0.0, speculates=False) == -1.0
 
 
 def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
@@ -45,8 +45,17 @@ def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
     where it lost."""
     around, clock = Around(), Clock()
     step(around, clock, after=0.25, speculates=True)
-    assert step(around, clock, after=0.25, speculates=True) == 0.25
-    assert step(around, clock, after=0.25, speculates=False) == -1.0
-    assert step(around, clock, after=0.25, speculates=False) == -1.0
-    step(around, clock, after=0.125, speculates=False, listened=False)
-    assert step(around, clock, after=0.25, speculates=False) == 0.125 - 1.0
+    assert step(around, clock, after=0.25, speculates=True) == 0.25 - 1.0 + 1.0 / 16
+    assert step(around, clock, after=0.25, speculates=False, settled=False) == -1.0
+    assert step(around, clock, after=0.125, speculates=False) == -1.0
+    assert step(around, clock, after=0.25, speculates=False, settled=False) == 0.125 - 1.0
+
+
+def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
+    """Bug: choosing anew in each round of a trial made K > 0 look twice as dear to the host."""
+    around, clock = Around(), Clock()
+    for _ in range(200):
+        step(around, clock, after=0.25, speculates=True)
+    for _ in range(3):
+        told = step(around, clock, after=9.0, speculates=True, settled=False)
+        assert abs(told - 0.25) < 0.01

@@ -336,4 +336,4 @@ def test_a_debt_of_a_crowd_does_not_blind_one_alone() -> None:
     controller = adaptive(crowd)
     play(controller, crowd, 400)
     alone = World(alpha=0.0, base=1e-3, draft=2e-4)
-    assert any(play(controller, alone, 1500).ks[100:])
+    assert any(play(controller, alone, 3000).ks[100:])
