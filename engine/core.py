@@ -280,14 +280,15 @@ class Engine:
         speculates, listens = metrics.num_proposed > 0, self._controller.listens
         if listens:
             main, agreed = self._allowance.learn(sampled), self._proposer.agreements
-            around = self._around.seconds(speculates=speculates)
+            around = self._around.seconds(len(plan.chunks), speculates=speculates)
             told = observation(plan, sampled, metrics.seconds, main, agreed, around)
             self._controller.update(told)
             for item in sampled:
                 if item.finish is not None:
                     self._allowance.forget(item.chunk.seq)
         settled = self._controller.reason == "pays" if speculates else not listens
-        self._around.end(lap, speculates=speculates, settled=settled, goes_on=self.has_work)
+        goes_on, size = self.has_work, len(plan.chunks)
+        self._around.end(lap, size, speculates=speculates, settled=settled, goes_on=goes_on)
 
     def _leave(self, seq: Sequence) -> None:
         self._allowance.forget(seq)

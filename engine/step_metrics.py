@@ -129,8 +129,10 @@ class Around:
     def __init__(self) -> None:
         self._ended: float | None = None  # the step before, if this one followed at once
         self._between = self._choosing = 0.0
-        self._after = {False: 0.0, True: 0.0}  # the verbs; with guesses, and without
-        self._chosen = 0.0  # what choosing takes where guesses are usual
+        # By batch size (of a power of two): what comes after the verbs, with guesses and without;
+        # and what choosing takes where guesses are usual.
+        self._after: dict[tuple[bool, int], float] = {}
+        self._chosen: dict[int, float] = {}
 
     def begin(self, lap: Stopwatch) -> None:
         self._between = 0.0 if self._ended is None else lap.last - self._ended
@@ -141,18 +143,23 @@ class Around:
         self._choosing = seconds
         return seconds
 
-    def seconds(self, *, speculates: bool) -> float:
+    def seconds(self, sequences: int, *, speculates: bool) -> float:
         """Of this step, to be added to those of its verbs."""
-        more = self._between + self._after[speculates] - self._choosing
-        return more + self._chosen if speculates else more
+        size = sequences.bit_length()
+        more = self._between + self._after.get((speculates, size), 0.0) - self._choosing
+        return more + self._chosen.get(size, 0.0) if speculates else more
 
-    def end(self, lap: Stopwatch, *, speculates: bool, settled: bool, goes_on: bool) -> None:
+    def end(
+        self, lap: Stopwatch, sequences: int, *, speculates: bool, settled: bool, goes_on: bool
+    ) -> None:
         """After everything; `settled`: the step was a usual one of its kind; `goes_on`: there is
         more work."""
         after = lap()
         if settled:
-            self._after[speculates] = after
+            size = sequences.bit_length()
+            self._after[speculates, size] = after
             if speculates:  # seldom it plans anew
-                self._chosen += (self._choosing - self._chosen) / 16
+                before = self._chosen.get(size, 0.0)
+                self._chosen[size] = before + (self._choosing - before) / 16
         if goes_on:
             self._ended = lap.last

@@ -14,7 +14,7 @@ class Clock:
 
 def step(
     around: Around, clock: Clock, *, after: float, speculates: bool, settled: bool = True,
-    goes_on: bool = True,
+    goes_on: bool = True, sequences: int = 1,
 ) -> float:  # fmt: skip
     """A step of four seconds, one of them the choice, and so many after its verbs."""
     lap = Stopwatch(clock)
@@ -23,9 +23,9 @@ def step(
     around.chose(lap())
     clock.now += 3.0
     lap()
-    told = around.seconds(speculates=speculates)
+    told = around.seconds(sequences, speculates=speculates)
     clock.now += after
-    around.end(lap, speculates=speculates, settled=settled, goes_on=goes_on)
+    around.end(lap, sequences, speculates=speculates, settled=settled, goes_on=goes_on)
     return told
 
 
@@ -59,3 +59,12 @@ def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
     for _ in range(3):
         told = step(around, clock, after=9.0, speculates=True, settled=False)
         assert abs(told - 0.25) < 0.01
+
+
+def test_what_a_crowd_takes_is_not_charged_to_one_alone() -> None:
+    """Bug: one stream after thirty-two stayed at K = 0 for thousands of steps, though 95 % of the
+    guesses were right: it was charged for the controller's time with the crowd."""
+    around, clock = Around(), Clock()
+    step(around, clock, after=5.0, speculates=True, sequences=32)
+    assert step(around, clock, after=5.0, speculates=True, sequences=32) > 3.0
+    assert step(around, clock, after=0.1, speculates=True, settled=False) == -1.0
