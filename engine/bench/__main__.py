@@ -19,6 +19,7 @@ from engine.comparison.arguments import Settings, build_parser, settings
 from engine.comparison.output import progress, show
 from engine.comparison.race import race, steps
 from engine.comparison.result import Comparison
+from engine.comparison.sizing import LONGEST
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.errors import ConfigError, EngineError
 from engine.pair import Pair, load_pair
@@ -67,7 +68,8 @@ def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
     most = max(cell.concurrency for cell in said.cells)
     clock = time.process_time if parsed.cpu_seconds else time.perf_counter
     encode = encoder(parsed.target)
-    driver = Offline(pair, encode, arms=said.arms, concurrency=most, clock=clock)
+    reply = said.size.tokens or LONGEST
+    driver = Offline(pair, encode, arms=said.arms, concurrency=most, reply=reply, clock=clock)
     # As in a server: the collector never walks what was loaded.
     gc.collect()
     gc.freeze()

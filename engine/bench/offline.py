@@ -1,9 +1,10 @@
-"""The comparison on engines in this process: two of them over one loaded pair.
+"""The comparison on engines in this process: one for each arm, over one loaded pair.
 
-Off and every fixed K share an engine that is switched between runs. Auto has one of its own, whose
-controller has seen nothing but its own traffic, cell after cell, like that of a server in the mode
-auto: runs at a fixed K can neither teach it the texts nor leave it with stale estimates. Both read
-the same weights; each has its own KV and prefix cache.
+The arms of a round run abreast: each in turn makes some tokens, a few hundredths of a second's, and
+its clock stands still while others have theirs. So whatever makes a machine slower for a second
+does so for all of them alike. Every engine has seen nothing but its own arm's traffic, cell after
+cell, like that of a server in that mode; all read the same weights, each has its own KV and prefix
+cache.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from engine.comparison.arms import AUTO, Arm
-from engine.comparison.grid import Lane, Request
+from engine.comparison.arms import Arm
+from engine.comparison.grid import POOL, Lane, Request
 from engine.comparison.runs import Guesses, Reply, Run, first_waits
+from engine.comparison.sizing import LONGEST
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
@@ -24,12 +26,15 @@ from engine.pair import Pair
 
 LONGEST_PROMPT = 128  # tokens; of longer ones the end is taken
 FIRST = 1  # tokens that are enough to see the first
+TURN = 0.04  # seconds, about: long enough for an arm's data to be in the caches again
+_BLOCK = 16  # tokens
 
 Encode = Callable[[str], list[int]]
 
 
 class Offline:
-    """runs.Driver over a loaded pair. Raises ConfigError for a prompt without tokens."""
+    """runs.Driver over a loaded pair. `reply`: tokens of the longest. Raises ConfigError for a
+    prompt without tokens, EngineError where the engines cannot be built."""
 
     def __init__(
         self,
@@ -38,62 +43,75 @@ class Offline:
         *,
         arms: Sequence[Arm],
         concurrency: int,
+        reply: int = LONGEST,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.exact = pair.target.exact
-        self._encode, self._clock = encode, clock
+        self._encode = encode
         self._ids: dict[str, list[int]] = {}
         self._names = count()
         k = max((arm.k for arm in arms), default=0)
-        schedule = {"max_sequences": concurrency}
-        fixed = {"kind": "fixed", "k": max(k, 1)}
-        self._switched = _engine(
-            pair, {"schedule": schedule, "speculation": {"controller": fixed}}, clock
-        )
-        self._engines = [self._switched]
-        if AUTO in arms:
-            self._auto = _engine(pair, {"schedule": schedule}, clock)
-            self._engines.append(self._auto)
+        cache = {"block_size": _BLOCK, "num_blocks": _blocks(concurrency, reply, k)}
+        # Memory beyond what the blocks take is never touched.
+        said = {
+            "schedule": {"max_sequences": concurrency},
+            "cache": cache | {"cpu_memory_gib": 1e3},
+        }
+        self._entrants = {arm: Entrant(pair, arm, said, clock) for arm in arms}
 
     def warm(self, prompts: Sequence[str]) -> None:
-        """Into both prefix caches, planes of target and draft."""
+        """Into the prefix caches, planes of target and draft."""
         lanes = [[Request(prompt, 0.0, 0, 2)] for prompt in prompts]
-        if self._switched.ready.k_max:
-            self._switched.set_speculation("fixed", 1)
-        for engine in self._engines:
-            self._work(engine, lanes, salt="", whole=True)
+        for arm, entrant in self._entrants.items():
+            if arm.mode == "fixed":
+                entrant.engine.set_speculation("fixed", 1)
+            self._alone(entrant, lanes, salt="", whole=True)
+            if arm.mode == "fixed":
+                entrant.engine.set_speculation("fixed", arm.k)
 
     def first_tokens(self, arm: Arm, lanes: Sequence[Lane]) -> list[float]:
         """Of the first request of each lane, all at once, under a salt of their own."""
         firsts = [[Request(r.prompt, r.temperature, r.seed, FIRST)] for r, *_ in lanes]
-        run = self._work(self._engine_of(arm), firsts, salt=str(next(self._names)), whole=True)
-        return first_waits(run)
+        salt = str(next(self._names))
+        return first_waits(self._alone(self._entrants[arm], firsts, salt=salt, whole=True))
 
     def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
         self.run(arm, lanes)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:
-        return self._work(self._engine_of(arm), lanes, salt="")
+        return self._alone(self._entrants[arm], lanes, salt="")
 
-    def _engine_of(self, arm: Arm) -> Engine:
-        if arm == AUTO:
-            return self._auto
-        assert arm.mode != "served", "of servers"
-        assert arm.mode != "other", "of servers"
-        self._switched.set_speculation(arm.mode, arm.k)
-        return self._switched
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Callable[[Arm], None]
+    ) -> dict[Arm, Run]:
+        """All of them abreast, by tokens: they work on the same part of their texts."""
+        sessions = {arm: self._session(self._entrants[arm], lanes, salt="") for arm in arms}
+        left, turns, upto = list(arms), 0, len(lanes)
+        while left:
+            for arm in list(left) if turns % 2 else left[::-1]:
+                session = sessions[arm]
+                session.play(upto)
+                if session.is_over(whole=False):
+                    session.clear()
+                    left.remove(arm)
+                    notice(arm)
+            turns += 1
+            left = [*left[1:], *left[:1]]
+            upto += max(1, round(TURN * min(session.rate for session in sessions.values())))
+        return {arm: session.as_run() for arm, session in sessions.items()}
 
-    def _work(
-        self, engine: Engine, lanes: Sequence[Lane], *, salt: str, whole: bool = False
+    def _alone(
+        self, entrant: Entrant, lanes: Sequence[Lane], *, salt: str, whole: bool = False
     ) -> Run:
         """Until the first lane has nothing left (`whole`: until all have); the rest is aborted."""
-        session = _Session(engine, lanes, self._submit, self._clock, salt)
+        session = self._session(entrant, lanes, salt=salt)
         while not session.is_over(whole=whole):
-            session.step()
-        engine.abort(session.open)
-        while engine.has_work:
-            engine.step()
-        return Run(session.replies, session.guesses)
+            session.play(session.tokens + 1, whole=whole)
+        session.clear()
+        return session.as_run()
+
+    def _session(self, entrant: Entrant, lanes: Sequence[Lane], *, salt: str) -> _Session:
+        return _Session(entrant, lanes, self._submit, salt)
 
     def _submit(self, request: Request, salt: str) -> Submit:
         ids = self._ids.get(request.prompt)
@@ -111,44 +129,98 @@ class Offline:
         return Submit(f"bench-{next(self._names)}", list(ids), params, 0.0)
 
 
+class Entrant:
+    """The engine of one arm, and a clock of seconds that were its turn."""
+
+    def __init__(
+        self, pair: Pair, arm: Arm, said: dict[str, Any], clock: Callable[[], float]
+    ) -> None:
+        self._base = clock
+        self._away, self._left = 0.0, 0.0
+        self._is_playing = True
+        config: dict[str, Any] = {**said, "target": {"path": pair.target.path}}
+        if arm.mode != "auto":
+            config["speculation"] = {"controller": {"kind": "fixed", "k": max(arm.k, 1)}}
+        self.engine = Engine(EngineConfig.model_validate(config), pair=pair, clock=self.clock)
+        assert arm.mode != "served", "of servers"
+        assert arm.mode != "other", "of servers"
+        if arm.mode != "auto":
+            self.engine.set_speculation(arm.mode, arm.k)
+        self.pause()
+
+    def clock(self) -> float:
+        return (self._base() if self._is_playing else self._left) - self._away
+
+    def go_on(self) -> None:
+        self._away += self._base() - self._left
+        self._is_playing = True
+
+    def pause(self) -> None:
+        self._left = self._base()
+        self._is_playing = False
+
+
 class _Session:
     """One run on one engine. Seconds count from its construction."""
 
     def __init__(
         self,
-        engine: Engine,
+        entrant: Entrant,
         lanes: Sequence[Lane],
         submit: Callable[[Request, str], Submit],
-        clock: Callable[[], float],
         salt: str,
     ) -> None:
-        self.replies: list[Reply] = []
-        self.guesses = Guesses()
-        self.open: dict[str, Reply] = {}
-        self._engine, self._submit, self._clock, self._salt = engine, submit, clock, salt
+        self.tokens = 0
+        self._replies: list[Reply] = []
+        self._guesses = Guesses()
+        self._open: dict[str, Reply] = {}
+        self._entrant, self._submit, self._salt = entrant, submit, salt
         self._left = [list(reversed(lane)) for lane in lanes]
         self._idle = 0
-        self._began = clock()
+        self._began = entrant.clock()
         for lane in range(len(lanes)):
             self._next(lane)
 
-    def is_over(self, *, whole: bool) -> bool:
-        return not self.open if whole else self._idle > 0
+    @property
+    def rate(self) -> float:
+        """Tokens per second so far."""
+        return self.tokens / max(self._entrant.clock() - self._began, 1e-9)
 
-    def step(self) -> None:
-        outputs: Outputs = self._engine.step()
-        now = self._clock() - self._began
-        _add(self.guesses, outputs.metrics)
+    def is_over(self, *, whole: bool) -> bool:
+        return not self._open if whole else self._idle > 0
+
+    def play(self, upto: int, *, whole: bool = False) -> None:
+        """This arm's turn, until it has made so many tokens."""
+        self._entrant.go_on()
+        while self.tokens < upto and not self.is_over(whole=whole):
+            self._step()
+        self._entrant.pause()
+
+    def clear(self) -> None:
+        """Nothing of it is left running."""
+        engine = self._entrant.engine
+        engine.abort(self._open)
+        while engine.has_work:
+            engine.step()
+
+    def as_run(self) -> Run:
+        return Run(self._replies, self._guesses)
+
+    def _step(self) -> None:
+        outputs: Outputs = self._entrant.engine.step()
+        now = self._entrant.clock() - self._began
+        _add(self._guesses, outputs.metrics)
         for output in outputs.items:
             if output.error is not None:
                 raise ConfigError(f"the engine refused a request: {output.error}")
-            reply = self.open[output.id]
+            reply = self._open[output.id]
             assert isinstance(reply.text, list)
             if output.tokens:
+                self.tokens += len(output.tokens)
                 reply.arrivals.append((now, len(output.tokens)))
                 reply.text += output.tokens
             if output.finish is not None:
-                del self.open[output.id]
+                del self._open[output.id]
                 self._next(reply.lane)
 
     def _next(self, lane: int) -> None:
@@ -156,15 +228,16 @@ class _Session:
             self._idle += 1
             return
         submit = self._submit(self._left[lane].pop(), self._salt)
-        reply = Reply(lane, self._clock() - self._began)
-        self.replies.append(reply)
-        self.open[submit.id] = reply
-        self._engine.add(submit)
+        reply = Reply(lane, self._entrant.clock() - self._began)
+        self._replies.append(reply)
+        self._open[submit.id] = reply
+        self._entrant.engine.add(submit)
 
 
-def _engine(pair: Pair, said: dict[str, Any], clock: Callable[[], float]) -> Engine:
-    config = {**said, "target": {"path": pair.target.path}}
-    return Engine(EngineConfig.model_validate(config), pair=pair, clock=clock)
+def _blocks(concurrency: int, reply: int, k: int) -> int:
+    """Of the KV cache: for what runs, as much again for what stays, and every prompt."""
+    prompt = -(-LONGEST_PROMPT // _BLOCK)
+    return 2 * concurrency * (prompt + (reply + k) // _BLOCK + 2) + 4 * POOL * prompt
 
 
 def _add(guesses: Guesses, metrics: StepMetrics) -> None:

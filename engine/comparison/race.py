@@ -1,6 +1,7 @@
-"""The race: every arm of a cell back to back, round by round, the order turned each time.
+"""The race: every arm of a cell does the same work, round by round, the order turned each time.
 
-Machines drift, so only ratios within a round are compared. Before the first round prompts are put
+Machines drift, so only ratios within a round are compared, and a driver that can has the arms of a
+round run abreast. Before the first round prompts are put
 into the prefix cache, so that a rate is one of decoding; the wait for a first token is measured
 apart, on prompts that no cache knows. Auto serves one round unmeasured first, as it would in a
 server that has seen this kind of traffic before. After each round a fixed K that is clearly behind
@@ -15,7 +16,7 @@ from statistics import median
 from engine.comparison.arms import AUTO, Arm
 from engine.comparison.grid import Cell, Lane, Size, lanes
 from engine.comparison.result import CellResult, Comparison
-from engine.comparison.runs import Driver, Run, equal_texts, figures
+from engine.comparison.runs import Driver, equal_texts, figures
 from engine.comparison.sizing import sized
 
 BEHIND = 0.85  # of the best fixed K, by medians of the rounds so far
@@ -83,10 +84,8 @@ def _round(
 ) -> None:  # fmt: skip
     """One run of every arm that is left; texts of all modes are held to those of the first."""
     cell = result.cell
-    runs: dict[Arm, Run] = {}
+    runs = driver.round(arms, plan, lambda arm: notice(f"{cell.name}, {arm.name}"))
     for arm in arms:
-        notice(f"{cell.name}, {arm.name}")
-        runs[arm] = driver.run(arm, plan)
         found = figures(runs[arm], lanes=cell.concurrency, parts=len(cell.parts))
         result.runs.setdefault(arm, []).append(found)
     switched = [run for arm, run in runs.items() if arm.is_switched]

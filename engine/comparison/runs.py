@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -51,10 +51,14 @@ class Run:
     guesses: Guesses = field(default_factory=Guesses)
 
 
+Notice = Callable[[Arm], None]  # which arm is at it; once for each
+
+
 class Driver(Protocol):
-    """Runs requests under an arm. `warm` has the prompts at hand (prefix cache) for all arms;
-    `first_tokens` gives seconds to the first token of prompts that no cache knows; `settle` lets
-    the controller meet the present traffic. `exact`: texts must be equal among arms."""
+    """Runs requests under an arm, or the same ones under each of several (`round`). `warm` has the
+    prompts at hand (prefix cache) for all arms; `first_tokens` gives seconds to the first token of
+    prompts that no cache knows; `settle` lets the controller meet the present traffic. `exact`:
+    texts must be equal among arms."""
 
     exact: bool
 
@@ -65,6 +69,21 @@ class Driver(Protocol):
     def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None: ...
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run: ...
+
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice
+    ) -> dict[Arm, Run]: ...
+
+
+def in_turn(
+    driver: Driver, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice
+) -> dict[Arm, Run]:
+    """A round of one arm after the other."""
+    runs = {}
+    for arm in arms:
+        notice(arm)
+        runs[arm] = driver.run(arm, lanes)
+    return runs
 
 
 @dataclass(slots=True)

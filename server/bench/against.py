@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.comparison.arms import Arm
 from engine.comparison.grid import Lane
-from engine.comparison.runs import Run
+from engine.comparison.runs import Notice, Run, in_turn
 from engine.errors import ConfigError, EngineError
 from server.bench.client import Client
 from server.bench.driver import Served
@@ -113,6 +113,9 @@ class Several:
 
     def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
         self._own.settle(arm, lanes)
+
+    def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
+        return in_turn(self, arms, lanes, notice)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:
         with _naming(arm):

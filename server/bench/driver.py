@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.comparison.arms import AUTO, Arm
 from engine.comparison.grid import Lane, Request
-from engine.comparison.runs import Guesses, Reply, Run, first_waits
+from engine.comparison.runs import Guesses, Notice, Reply, Run, first_waits, in_turn
 from engine.errors import ConfigError
 from server.bench.client import Client, Refused, read_json
 
@@ -90,6 +90,9 @@ class Served:
 
     def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
         self._settling = lanes
+
+    def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
+        return in_turn(self, arms, lanes, notice)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:
         self._switch(arm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_every_arm_does_the_same_work(driver: Offline) -> None:
         assert off.tokens == cell.cell.concurrency * 2 * 9
         assert off.itl is not None
         assert all(run.rate > 0 for run in (off, two, auto))
-    assert not any(engine.has_work for engine in driver._engines)
+    assert not any(entrant.engine.has_work for entrant in driver._entrants.values())
 
 
 def test_a_run_ends_with_its_first_lane(driver: Offline) -> None:
@@ -85,9 +86,38 @@ def test_auto_learns_from_its_own_traffic_alone(driver: Offline) -> None:
     (cell,) = cells(["code"], [0.0], [2])
     plan = lanes(cell, POOLS, SIZE, 0)
     driver.run(AUTO, plan)
-    before = driver._auto.gauges().step
-    driver.run(Arm("fixed", 1), plan)
-    assert driver._auto.gauges().step == before
+    before = driver._entrants[AUTO].engine.gauges().step
+    driver.run(Arm("fixed", 2), plan)
+    assert driver._entrants[AUTO].engine.gauges().step == before
+
+
+def test_arms_run_abreast(driver: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: in a round arms take turns of some tokens, and the clock of one stands still while
+    another has its turn, so that a slow second of the machine is a slow second of each."""
+    monkeypatch.setattr("engine.bench.offline.TURN", 0.0)  # a turn is a step
+    (cell,) = cells(["code"], [1.0], [2])
+    ends: list[Arm] = []
+    turns: list[Arm] = []
+    for arm, entrant in driver._entrants.items():
+        monkeypatch.setattr(entrant, "go_on", _noting(arm, turns, entrant.go_on))
+    before = {arm: entrant.clock() for arm, entrant in driver._entrants.items()}
+    runs = driver.round(ARMS, lanes(cell, POOLS, SIZE, 0), ends.append)
+    assert sorted(ends, key=ARMS.index) == list(runs) == list(ARMS)
+    assert set(turns[:3]) == set(turns[3:6]) == set(ARMS)
+    for arm, run in runs.items():
+        entrant = driver._entrants[arm]
+        at = entrant.clock()
+        assert entrant.clock() == at  # nobody's turn
+        last = max(reply.arrivals[-1][0] for reply in run.replies if reply.arrivals)
+        assert 0 < last <= at - before[arm]
+
+
+def _noting(arm: Arm, turns: list[Arm], go_on: Callable[[], None]) -> Callable[[], None]:
+    def noted() -> None:
+        turns.append(arm)
+        go_on()
+
+    return noted
 
 
 def test_a_prompt_without_tokens_is_a_sentence(pair: Pair) -> None:

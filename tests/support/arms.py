@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.comparison.arms import Arm
 from engine.comparison.grid import Lane
-from engine.comparison.runs import Guesses, Reply, Run
+from engine.comparison.runs import Guesses, Notice, Reply, Run, in_turn
 
 
 @dataclass
@@ -28,6 +28,9 @@ class ScriptedDriver:
 
     def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
         self.calls.append(f"settle {arm.name}")
+
+    def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
+        return in_turn(self, arms, lanes, notice)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:
         self.calls.append(arm.name)
