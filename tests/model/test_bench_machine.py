@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.machine.__main__ import KS, main
+from engine.bench.machine.__main__ import main
+from engine.bench.machine.found import KS
 from engine.synthetic.__main__ import main as synthesise
 
 

@@ -10,13 +10,16 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
 from engine.arguments import Parser
+from engine.bench.machine.found import KS, measure
+from engine.bench.machine.found import card as machine_card
 from engine.bench.suite.contenders import (
     LONGEST_PROMPT,
     Contender,
@@ -94,10 +97,19 @@ def run(parsed: argparse.Namespace, size: Size) -> Result:
     structured(pair, json_tasks(parsed.target, size.json_replies), size, result)
     concurrency(pair, prompts, size, result)
     prediction(pair, prompts[: size.prompts], size, result)
+    machine(parsed, pair, size, result)
     progress("the same over HTTP, from a fresh start")
     served = measure_served(parsed.target, parsed.draft, prompts, tokens=size.concurrent_tokens)
     result.served = asdict(served)
     return result
+
+
+def machine(parsed: argparse.Namespace, pair: Pair, size: Size, result: Result) -> None:
+    """What forwards cost here, and the speed that these costs promise."""
+    progress("what verification and drafting cost")
+    config = config_of(parsed, {"kind": "fixed", "k": max(KS)})
+    found = measure(config, pair, rounds=size.rounds + 1, prompts=2, tokens=size.tokens // 4)
+    result.machine, result.machine_lines = found.as_dict(), list(machine_card(found, pair))
 
 
 def alone(parsed: argparse.Namespace) -> int:
@@ -138,14 +150,19 @@ def beside_transformers(
 
 def load(parsed: argparse.Namespace) -> Pair:
     """Target and draft as named. Raises EngineError."""
-    return load_pair(
-        EngineConfig.model_validate(
-            {
-                "target": {"path": parsed.target, "dtype": parsed.dtype},
-                "device": parsed.device,
-                "speculation": {"proposer": {"path": parsed.draft, "dtype": parsed.dtype}},
-            }
-        )
+    return load_pair(config_of(parsed))
+
+
+def config_of(
+    parsed: argparse.Namespace, controller: Mapping[str, Any] = MappingProxyType({})
+) -> EngineConfig:
+    proposer = {"path": parsed.draft, "dtype": parsed.dtype}
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": parsed.target, "dtype": parsed.dtype},
+            "device": parsed.device,
+            "speculation": {"proposer": proposer, "controller": dict(controller)},
+        }
     )
 
 

@@ -37,7 +37,7 @@ QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=
 class Result:
     """What was measured; `as_json` is the last line of the output. Rates are tokens per second by
     contender and temperature; ratios are to K = 0 of the same round. `predicted`: rates with a
-    prediction, by its quality."""
+    prediction, by its quality. `machine`: what `foretoken bench machine` finds, and its page."""
 
     facts: dict[str, Any]
     rates: dict[str, dict[float, float]] = field(default_factory=dict)
@@ -54,6 +54,8 @@ class Result:
     concurrent: dict[str, float] = field(default_factory=dict)
     served: dict[str, float] = field(default_factory=dict)
     predicted: dict[str, dict[float, float]] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    machine_lines: list[str] = field(default_factory=list)
 
     @property
     def lossless(self) -> bool:
@@ -71,7 +73,8 @@ class Result:
 
     def as_json(self) -> str:
         wanted = {d.text: {"value": d.value, "limit": d.limit, "met": d.met} for d in demands(self)}
-        return json.dumps({**vars(self), "lossless": self.lossless, "demands": wanted})
+        found = {name: value for name, value in vars(self).items() if name != "machine_lines"}
+        return json.dumps({**found, "lossless": self.lossless, "demands": wanted})
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ def _served(served: dict[str, float]) -> Iterator[Demand]:
 def card(result: Result) -> str:
     """The result as a page of plain text."""
     return "\n".join([*_heading(result), "", *_rates(result), "", *_details(result), "",
-                      *_demands(result)])  # fmt: skip
+                      *result.machine_lines, "", *_demands(result)])  # fmt: skip
 
 
 def _heading(result: Result) -> Iterator[str]:
