@@ -41,21 +41,25 @@ def profile_at_start(
     speculation, schedule = config.speculation, config.schedule
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile([], [], 0.0, {})
-    rows = min(schedule.max_step_tokens, schedule.max_sequences)
-    alone = profile_target(target, cache, max_rows=rows)
+    sequences = min(schedule.max_step_tokens, schedule.max_sequences)
+    alone = profile_target(
+        target, cache, max_rows=schedule.max_step_tokens, max_sequences=sequences
+    )
     return Profile(
         target=alone,
-        draft=profile_draft(draft, cache, max_sequences=rows) if draft else [],
+        draft=profile_draft(draft, cache, max_sequences=sequences) if draft else [],
         host=0.0,
         batches=profile_batches(target, cache, alone, schedule),
     )
 
 
-def profile_target(runner: ModelRunner, cache: KVCache, *, max_rows: int) -> Points:
+def profile_target(
+    runner: ModelRunner, cache: KVCache, *, max_rows: int, max_sequences: int
+) -> Points:
     """(rows, seconds) of the target's forward: one sequence with growing proposals, then growing
     batches of plain rows; only what fits the cache."""
     shapes = [(1, rows) for rows in ALONE if rows <= max_rows]
-    shapes += [(n, 1) for n in _doubling(16, max_rows)]
+    shapes += [(n, 1) for n in _doubling(16, max_sequences)]
     return [
         (n * rows, _seconds(runner, cache, n, rows)) for n, rows in shapes if _fits(cache, n, rows)
     ]

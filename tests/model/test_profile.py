@@ -1,0 +1,53 @@
+"""The start-up profile: which sizes are measured under which schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from engine.config import EngineConfig
+from engine.model.batch import Segment
+from engine.model.kv_cache import KVCache
+from engine.model.runner import ModelRunner
+from engine.profile import ALONE, Profile, profile_at_start
+
+
+class _Timed:
+    """A forward takes a second, and a tenth of one for each row."""
+
+    seconds = 0.0
+
+    def forward(self, segments: Sequence[Segment]) -> None:
+        self.seconds = 1.0 + 0.1 * sum(len(segment.tokens) for segment in segments)
+
+    def wait(self) -> None:
+        pass
+
+
+class _Cache:
+    block_size, num_blocks = 16, 1000
+
+
+def _profile(**schedule: Any) -> Profile:
+    config = EngineConfig.model_validate({"target": {"path": "x"}, "schedule": schedule})
+    runner = cast(ModelRunner, _Timed())
+    return profile_at_start(config, runner, runner, cast(KVCache, _Cache()))
+
+
+def test_one_sequence_is_measured_with_guesses_too() -> None:
+    """Bug: where only one sequence may run, one row alone was measured, so that K guesses were
+    believed to cost nothing until they had been tried."""
+    found = _profile(max_sequences=1)
+    assert [rows for rows, _ in found.target] == list(ALONE)
+    assert found.batches == {1: [(rows, 1.0 + 0.1 * rows) for rows in ALONE]}
+    assert [sequences for sequences, _ in found.draft] == [1]
+
+
+def test_nothing_is_measured_that_cannot_happen() -> None:
+    """Law: no forward has more rows than a step may have, nor more sequences than may run."""
+    small = _profile(max_sequences=8, max_step_tokens=4)
+    assert [rows for rows, _ in small.target] == [1, 2, 3, 4]
+    assert set(small.batches) == {1}
+    usual = _profile(max_sequences=64, max_step_tokens=512)
+    assert max(rows for rows, _ in usual.target) == 64
+    assert set(usual.batches) == {1, 4, 16, 64}
