@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numba
+
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+
+
+def _grants_tiles() -> bool:
+    """Ask for the processor's tiles (AMX): a process may not use them before."""
+    features = llvmlite.binding.get_host_cpu_features()
+    here = (sys.platform, platform.machine()) == ("linux", "x86_64")
+    if not (here and features.get("amx-tile", False) and features.get("amx-bf16", False)):
+        return False
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
+    return refused == 0
+
+
+HAS_TILES = _grants_tiles()
 
 
 def _date() -> tuple[tuple[float, int], ...]:
-    """Of all files with compiled code. numba's own is that of one file, whoever it calls."""
+    """Of all files with compiled code. numba's own is that of one file, whoever it calls. And
+    whether there are tiles: what was kept where they were granted may run only there."""
     names = ("kernels*.py", "tiles.py", "vectors.py")
     files = [file for name in names for file in _ENGINE.glob(f"*/{name}")]
-    return tuple((stat.st_mtime, stat.st_size) for stat in (file.stat() for file in sorted(files)))
+    stats = [file.stat() for file in sorted(files)]
+    return (*((stat.st_mtime, stat.st_size) for stat in stats), (0.0, int(HAS_TILES)))
 
 
 _ENGINE = Path(__file__).parent

@@ -20,7 +20,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from engine.jit import fast
+from engine.jit import HAS_TILES, fast
+from engine.model.kernels_tiles import SIDE, product_of_tiles
 
 LANES = 16  # outputs in a vector
 VECTORS = 2  # in a panel: ten rows' sums fill most of the registers
@@ -153,6 +154,9 @@ def product_of_pairs(x: Any, words: Any, y: Any) -> None:
     """The same of rows that are rounded: `x` uint32 `[rows, in / 2]`. As many at once as follow
     from equal parts: one row alone would wait for its sums."""
     rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
+    if HAS_TILES and pairs % SIDE == 0:
+        product_of_tiles(x, words, y)
+        return
     parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
     for panel in range(words.shape[0]):
         mine, first = words[panel], panel * PANEL
