@@ -103,16 +103,17 @@ def test_odd_widths_have_no_pairs(tmp_path: Path) -> None:
 
 
 @needs_instruction
+@pytest.mark.parametrize("inputs", [52, 96])  # without whole tiles, and with
 @pytest.mark.parametrize("outputs", [1, 31, 32, 100])
-def test_a_bfloat16_product_is_right_and_the_same_in_any_company(outputs: int) -> None:
+def test_a_bfloat16_product_is_right_and_the_same_in_any_company(outputs: int, inputs: int) -> None:
     """Law: a row's bits do not depend on how many rows share the product. Rounding is torch's."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(outputs, 96, generator=generator).bfloat16()
-    rows = torch.randn(19, 96, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
+    rows = torch.randn(35, inputs, generator=generator)
     words = kernels_bfloat16.pack(weight)
 
     def product(some: torch.Tensor) -> torch.Tensor:
-        space = np.empty((len(some), 48), dtype=np.uint32)
+        space = np.empty((len(some), inputs // 2), dtype=np.uint32)
         out = np.full((len(some), kernels_bfloat16.padded(outputs)), np.nan, dtype=np.float32)
         kernels_bfloat16.product(some.numpy(), space, words, out)
         pairs = torch.from_numpy(space.view(np.int16)).view(torch.bfloat16)
@@ -122,7 +123,7 @@ def test_a_bfloat16_product_is_right_and_the_same_in_any_company(outputs: int) -
     together = product(rows)
     expected = rows.bfloat16().double() @ weight.double().t()
     assert torch.allclose(together.double(), expected, rtol=1e-5, atol=1e-4)
-    for count in range(1, 10):
+    for count in (0, *range(1, 12), 16, 17, 28):
         for first in (0, 7):
             some = rows[first : first + count].contiguous()
             assert torch.equal(product(some), together[first : first + count])
