@@ -136,8 +136,10 @@ class AdaptiveK:
 
     def _patience(self) -> int:
         """The longer the load is the same, the less a choice can change."""
-        most = _PATIENT_ON if self._k else _PATIENT_OFF
-        return min(max(_PATIENCE, self._rounds // 12), most)
+        if self._k:
+            return min(max(_PATIENCE, self._rounds // 8), _PATIENT_ON)
+        # What tells of guesses has it choose at once; without, little can change.
+        return min(max(_PATIENCE, self._rounds // 2), _PATIENT_OFF)
 
     def _learns_costs(self) -> bool:
         if self._on:
