@@ -211,7 +211,7 @@ class AdaptiveK:
         if self._explore.round == "trial":
             return True
         if len(confidences) == 1:  # without arrays
-            place = self._guesses.alive_of(confidences[0]) * (len(GRID) - 1)
+            place = self._guesses.chances_of(confidences[0])[-1] * (len(GRID) - 1)
             i = min(int(place), len(GRID) - 2)
             low, high = self._gains[depth][i : i + 2]
             return low + (place - i) * (high - low) > 0.0

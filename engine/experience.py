@@ -17,7 +17,7 @@ from engine.estimates import AcceptanceEstimate, Outcome
 
 _SAMPLE = 64  # proposals that stand for the next
 _LATEST = 8  # of a step that go into it
-_TOGETHER = 4  # outcomes that are learnt from at once
+_TOGETHER = 8  # outcomes that are learnt from at once
 _SEEN = 32  # of the sample, for the worth of one more confidence
 
 GRID = np.linspace(0.0, 1.0, 17)
@@ -69,13 +69,14 @@ class Experience:
             sure *= np.arange(most) < np.array(lengths)[:, None]
         return sure.cumprod(axis=1) if most > 1 else sure
 
-    def alive_of(self, confidences: Sequence[float]) -> float:
-        """The last of `alive`, for one sequence."""
-        alive = 1.0
+    def chances_of(self, confidences: Sequence[float]) -> list[float]:
+        """`alive`, for one sequence."""
+        alive, found = 1.0, list[float]()
         for base, confidence in zip(self.bases, confidences, strict=False):
             z = base + self.weight * min(confidence, MOST)
             alive /= 1.0 + exp(min(-z, LEAST))
-        return alive
+            found.append(alive)
+        return found
 
     def gains(self, step: float, row: float) -> Array:
         """`[depth, GRID]`: what going on after `depth` guesses is worth to a sequence, by the

@@ -5,22 +5,21 @@ what steps cost. Each proposal is taken to be cut where its guesses are worth le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
 
 import numpy as np
 
-from engine.confidence import LEAST, MOST
 from engine.controller import Confidences
 from engine.experience import Experience
 from engine.step_costs import StepCosts
 
 _NEVER = 1e-9  # a chance that is none
+_ARRAY = 48  # guesses, from which on arrays are quicker
 _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 
 
 class Forecast:
-    """As of the last `renew`. `seconds` `[rows]`: of target and host; `by_row`: the first of them
+    """As of the last `renew`. `seconds` `[rows]`: of target and host; `by_row`: the same
     as a list; `row`: seconds of one more; `rates` `[k]`: tokens per second; `each` `[k]`: tokens
     and rows per sequence; `survival` `[depth]`: that so many guesses are kept when none is cut."""
 
@@ -46,8 +45,8 @@ class Forecast:
 
     def keep(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
         """See KController: the rows with the most expected tokens at that price."""
-        if len(confidences) == 1:
-            return [self._keep_of(confidences[0], sequences, price)]
+        if sum(map(len, confidences)) <= _ARRAY:
+            return self._keep_few(confidences, sequences, price)
         alive = self._guesses.alive(confidences)
         ordered = np.sort(alive, axis=None)[::-1]
         most = len(self.seconds) - sequences - 1  # where it was not obeyed there may be more
@@ -60,20 +59,19 @@ class Forecast:
         kept: list[int] = (alive >= least).sum(1).tolist()
         return kept
 
-    def _keep_of(self, confidences: Sequence[float], begin: int, price: float) -> int:
-        """`keep` for one sequence, without arrays."""
-        seconds = self.by_row
-        bases, weight = self._guesses.bases, self._guesses.weight
-        alive, value = 1.0, 0.0
-        best, most = 0, 0.0
-        for j, confidence in enumerate(confidences):
-            z = bases[j] + weight * min(confidence, MOST)
-            alive /= 1.0 + exp(min(-z, LEAST))
-            value += alive
-            worth = value - price * (seconds[begin + j + 1] - seconds[begin])
+    def _keep_few(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
+        """`keep` without arrays: for so few numbers they are slower."""
+        chances = [self._guesses.chances_of(sure) for sure in confidences]
+        ordered = sorted((chance for each in chances for chance in each), reverse=True)
+        seconds = self.by_row[sequences:]
+        value = most = 0.0
+        least = 2.0
+        for chance, spent in zip(ordered, seconds[1:], strict=False):
+            value += chance
+            worth = value - price * (spent - seconds[0])
             if worth > most:
-                best, most = j + 1, worth
-        return best
+                least, most = chance, worth
+        return [sum(chance >= least for chance in each) for each in chances]
 
     def worth(self, survival: Sequence[float], sequences: int, k: int, *, instead: bool) -> int:
         """See KController; all but one of the `sequences` draft `k` steps."""
@@ -95,9 +93,7 @@ class Forecast:
     def _look(self, sequences: int) -> None:
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
         self.seconds, self._hope = self._costs.by_rows(sequences, most)
-        # The batch may grow to any of the same power of two before it is looked at again.
-        most_alone = (1 << sequences.bit_length()) + self._k_max
-        self.by_row: list[float] = self.seconds[:most_alone].tolist()
+        self.by_row: list[float] = self.seconds.tolist()
 
     def _predict(self, sequences: int, price: float) -> None:
         begin, step = self._costs.drafting(sequences)
