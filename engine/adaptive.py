@@ -30,6 +30,7 @@ _FEW = 24  # rounds of a batch size, after which it is known
 _PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 512  # rounds between two choices: at first, at most
 _CLOSE = 1.2  # speed-up that errors of the costs could make up
 _WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
+_HEAR_ONE, _HEAR_CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
 _LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
 _REST = 15  # rounds at K = 0 between two that are looked at
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
@@ -59,10 +60,8 @@ class AdaptiveK:
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
         self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
         self._age = self._rounds = 0  # since the last choice; since the batch was of another size
-        self._on, self._since = (
-            False,
-            0,
-        )  # whether the last round drafted; rounds since that changed
+        self._visits: dict[int, int] = {}  # rounds when it was of a size last
+        self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
         self._price = 0.0  # tokens per second: what a second is worth
         self._usual = 0.0  # seconds of a round
         self._pace = Pace()  # at K > 0
@@ -108,11 +107,17 @@ class AdaptiveK:
             self._size = size
         k = self._while_on() if self._k else self._while_off()
         self._since = self._since + 1 if (k > 0) == self._on else 0
-        self._on = self.listens = k > 0
+        self._on = k > 0
+        self.listens = self._hears() if self._on else self._learns_costs()
         if not self._on:
-            self.listens = self._learns_costs()
             self._rest()
         return k
+
+    def _hears(self) -> bool:
+        """At K > 0, of a crowd that is known a few rounds tell enough."""
+        if self._rounds < _FEW or self._explore.round != "usual":
+            return True
+        return self._since % (_HEAR_CROWD if self._sequences > 1 else _HEAR_ONE) == 0
 
     def _rest(self) -> None:
         """At K = 0, once that is known, nothing is due for some rounds."""
@@ -182,7 +187,8 @@ class AdaptiveK:
         self._age = 0
         if changed:
             self._explore.restart()
-            self._rounds = 0
+            self._visits[self._size] = self._rounds
+            self._rounds = self._visits.get(sequences.bit_length(), 0) // 2
             self._price = 0.0
             self._pace.restart()
         self._ahead.renew(sequences, self._price)

@@ -102,22 +102,19 @@ class Forecast:
         self.row = row = self._seconds_of_a_row(sequences)
         spent = begin + step * np.arange(self._k_max + 1)
         spent[0] = 0.0
+        # Nothing cut; and what is worth less than half of a row, or than a row.
+        bars = np.array((0.0, 0.5, 1.0) if price else (0.0,)) * (row * price)
+        worth = alive > bars[:, None, None]
+        each = np.ones((2, len(bars), self._k_max + 1))  # tokens, rows
+        each[0, :, 1:] += ((alive * worth).sum(1) * offered).cumsum(1)
+        each[1, :, 1:] += (worth.sum(1) * offered).cumsum(1)
         places = np.arange(len(self.seconds))
-        found = []
-        for bar in (0.0, 0.5, 1.0) if price else (0.0,):
-            worth = alive > bar * row * price
-            each = np.ones((2, self._k_max + 1))  # tokens, rows
-            each[0, 1:] += ((alive * worth).sum(0) * offered).cumsum()
-            each[1, 1:] += (worth.sum(0) * offered).cumsum()
-            seconds = np.interp(sequences * each[1], places, self._hope) + spent
-            found.append((sequences * each[0] / seconds, each))
-        rates = np.stack([rate for rate, _ in found])
-        best = rates.argmax(0)
-        every = np.arange(self._k_max + 1)
+        seconds = np.interp(sequences * each[1], places, self._hope) + spent
+        rates = sequences * each[0] / seconds
+        best, every = rates.argmax(0), np.arange(self._k_max + 1)
         self.rates = rates[best, every].tolist()
-        table = np.stack([each for _, each in found])[best, :, every]
-        self.each = [(tokens, rows) for tokens, rows in table.tolist()]
-        self.survival = np.diff(found[0][1][0]).tolist()  # nothing cut
+        self.each = [(tokens, rows) for tokens, rows in each[:, best, every].T.tolist()]
+        self.survival = np.diff(each[0, 0]).tolist()
 
     def _seconds_of_a_row(self, sequences: int) -> float:
         last = sequences * (self._k_max + 1)

@@ -157,8 +157,10 @@ class Around:
         after = lap()
         if settled:
             size = sequences.bit_length()
-            self._after[speculates, size] = after
-            if speculates:  # seldom it plans anew
+            # Seldom it plans anew, and not every step is listened to.
+            known = self._after.get((speculates, size), after)
+            self._after[speculates, size] = known + (after - known) / 16
+            if speculates:
                 before = self._chosen.get(size, 0.0)
                 self._chosen[size] = before + (self._choosing - before) / 16
         if goes_on:
