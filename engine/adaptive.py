@@ -204,7 +204,8 @@ class AdaptiveK:
         if self._stops:
             _, step = self._costs.drafting(sequences)
             price = self._price
-            gains = self._guesses.gains(price * step / sequences, price * self._ahead.row)
+            rows = price * self._ahead.row_seconds(sequences)
+            gains = self._guesses.gains(price * step / sequences, rows)
             self._gains = gains.tolist()
 
     def goes_on(self, confidences: Confidences) -> bool:

@@ -78,17 +78,20 @@ class Experience:
             found.append(alive)
         return found
 
-    def gains(self, step: float, row: float) -> Array:
+    def gains(self, step: float, rows: Array) -> Array:
         """`[depth, GRID]`: what going on after `depth` guesses is worth to a sequence, by the
         chance that all so far are right: one step more and see, or as many as pay on average. All
-        in tokens, `step` being its share of a draft step's price and `row` that of a row."""
-        see = np.maximum(GRID[:, None, None] * self.sure[:_SEEN] - row, 0.0).mean(1).T - step
+        in tokens: `step` is its share of a draft step's price, `rows` `[depth, depth]` the price of
+        each row between the one depth and the other."""
+        price = rows.diagonal(1)
+        see = np.maximum(GRID[:, None, None] * self.sure[:_SEEN] - price, 0.0).mean(1).T - step
         chances = self.sure.mean(0)
         gains = np.empty((self._k_max, len(GRID)))
         for depth in range(self._k_max):
-            ahead = np.cumprod(chances[depth:])
-            each = np.maximum(np.multiply.outer(GRID, ahead) - row, 0.0) - step
-            gains[depth] = np.maximum(np.cumsum(each, axis=1).max(1), see[depth])
+            ahead = np.multiply.outer(GRID, np.cumprod(chances[depth:]))
+            prices = rows[depth, depth + 1 :, None]
+            each = np.tril(np.maximum(ahead[:, None, :] - prices, 0.0) - step)
+            gains[depth] = np.maximum(each.sum(2).max(1), see[depth])
         return gains
 
     def remember(self, confidences: Confidences) -> None:

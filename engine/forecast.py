@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.confidence import Array
 from engine.controller import Confidences
 from engine.experience import Experience
 from engine.step_costs import StepCosts
@@ -115,6 +116,15 @@ class Forecast:
         self.rates = rates[best, every].tolist()
         self.each = [(tokens, rows) for tokens, rows in each[:, best, every].T.tolist()]
         self.survival = np.diff(each[0, 0]).tolist()
+
+    def row_seconds(self, sequences: int) -> Array:
+        """`[depth, depth]`, above the diagonal: seconds of each row between those two depths."""
+        rows = sequences * np.array([rows for _, rows in self.each])
+        begin, end = rows[:, None], np.maximum(rows, rows[:, None] + 1.0)
+        places = np.arange(len(self.seconds))
+        seconds = np.interp(end, places, self.seconds) - np.interp(begin, places, self.seconds)
+        found: Array = seconds / (end - begin)
+        return found
 
     def _seconds_of_a_row(self, sequences: int) -> float:
         last = sequences * (self._k_max + 1)

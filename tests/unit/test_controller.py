@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -338,3 +338,28 @@ def test_a_debt_of_a_crowd_does_not_blind_one_alone() -> None:
     play(controller, crowd, 400)
     alone = World(alpha=0.0, base=1e-3, draft=2e-4)
     assert any(play(controller, alone, 3000).ks[100:])
+
+
+@dataclass
+class Padded(World):
+    """Graphs are captured for multiples of `pad` rows: a forward is padded to the next one."""
+
+    pad: int = 16
+
+    def target(self, rows: int) -> float:
+        return super().target(-(-rows // self.pad) * self.pad)
+
+
+def test_a_draft_step_is_priced_by_the_rows_that_it_adds() -> None:
+    """Bug: between two draft steps a row cost what rows do on average up to the largest K. Where
+    few rows are free and many are not, drafting ended after the first step though the second filled
+    up what was paid for."""
+    world = Padded(alpha=0.75, batch=16, row=4e-4, free=48, informed=0.0)
+    assert max(range(K_MAX + 1), key=world.rate) == 2
+    controller = AdaptiveK(K_MAX)
+    target = [(rows, world.target(rows)) for rows in range(16, 16 * (K_MAX + 2), 16)]
+    controller.profile(target, [(16, world.draft)], world.host)
+    play(controller, world, 20)
+    trace = play(controller, world, 400)
+    assert share(trace.depths, lambda depth: depth == 2) > 0.9
+    assert trace.rate > 0.98 * world.rate(2)
