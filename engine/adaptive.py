@@ -73,9 +73,10 @@ class AdaptiveK:
         draft_points: Points,
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
+        padded: Sequence[int] = (),
     ) -> None:
         """Start-up costs. Without draft points there is nothing to forward."""
-        self._costs.profile(target_points, draft_points, host_seconds, batches)
+        self._costs.profile(target_points, draft_points, host_seconds, batches, padded)
         if draft_points:
             self._asks_few = True
 

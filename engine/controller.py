@@ -55,8 +55,9 @@ class StepObservation:
 
 class KController(Protocol):
     """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
-    measurements: target seconds by rows, seconds of one draft step by sequences, host seconds; and
-    for some numbers of sequences the target's by rows.
+    measurements: target seconds by rows, seconds of one draft step by sequences, host seconds; for
+    some numbers of sequences the target's by rows; and the numbers of rows that forwards are
+    padded to, rising (none: they are not).
     `reason`: why the last choice; see messages.Estimates. `listens`: whether `update` is to be told
     of the step that follows it (at K = 0, once settled, it would cost more than it tells).
     `max_speculating`: for how many sequences
@@ -88,6 +89,7 @@ class KController(Protocol):
         draft_points: Points,
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
+        padded: Sequence[int] = (),
     ) -> None: ...
 
     def choose(self, load: Load) -> int: ...
@@ -122,6 +124,7 @@ class FixedK:
         draft_points: Points,
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
+        padded: Sequence[int] = (),
     ) -> None:
         return None
 

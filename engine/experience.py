@@ -37,6 +37,11 @@ class Experience:
         self._heard_k = 0
         self._odds = [0.0] * k_max  # of the chances by depth
         self._base = np.zeros(k_max)
+        depths = np.arange(k_max)
+        self._steps = depths - depths[:, None] + 1  # [depth, last]: of drafting
+        last = depths[:, None]
+        allowed = (depths[:, None, None] <= last) & (last <= depths)
+        self._never = np.where(allowed, 0.0, np.inf)  # [depth, last row, last step]
 
     @property
     def tells(self) -> bool:
@@ -86,12 +91,13 @@ class Experience:
         price = rows.diagonal(1)
         see = np.maximum(GRID[:, None, None] * self.sure[:_SEEN] - price, 0.0).mean(1).T - step
         chances = self.sure.mean(0)
-        gains = np.empty((self._k_max, len(GRID)))
-        for depth in range(self._k_max):
-            ahead = np.multiply.outer(GRID, np.cumprod(chances[depth:]))
-            prices = rows[depth, depth + 1 :, None]
-            each = np.tril(np.maximum(ahead[:, None, :] - prices, 0.0) - step)
-            gains[depth] = np.maximum(each.sum(2).max(1), see[depth])
+        alive = np.cumprod(chances)
+        kept = np.triu(alive / (alive / chances)[:, None]).cumsum(1)  # [depth, last]: if all go on
+        # Rows up to the last that pays, and drafting to where they are cheapest.
+        steps = self._steps
+        spent = rows[:-1, None, 1:] * steps[:, :, None] + step * steps[:, None] + self._never
+        worth = GRID[:, None] * kept[:, None] - spent.min(2)[:, None]
+        gains: Array = np.maximum(worth.max(2), see)
         return gains
 
     def remember(self, confidences: Confidences) -> None:

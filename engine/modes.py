@@ -57,8 +57,9 @@ class Modes:
         draft_points: Points,
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
+        padded: Sequence[int] = (),
     ) -> None:
-        self._configured.profile(target_points, draft_points, host_seconds, batches)
+        self._configured.profile(target_points, draft_points, host_seconds, batches, padded)
 
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences

@@ -6,7 +6,6 @@ Runs on blocks that nobody holds yet; what it writes there is overwritten before
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -14,13 +13,11 @@ from engine.config import EngineConfig, ScheduleConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
+from engine.profile_sizes import BATCHES, alone, doubling
 
 CONTEXT = 64  # tokens before the timed rows
 REPEATS = 3
-ALONE = (1, 2, 3, 4, 5, 7, 9)  # rows of one sequence
-
-BUDGET_SECONDS = 1.0  # for the larger batches; on a slow machine some are left out
-BATCHES = ((4, (1, 2, 3, 5, 9)), (16, (1, 2, 3, 5)), (64, (1, 2)))  # sequences, rows of each
+BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
 
 Points = list[tuple[int, float]]
 
@@ -32,6 +29,7 @@ class Profile(NamedTuple):
     draft: Points
     host: float
     batches: dict[int, Points]
+    padded: tuple[int, ...] = ()
 
 
 def profile_at_start(
@@ -41,36 +39,37 @@ def profile_at_start(
     speculation, schedule = config.speculation, config.schedule
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile([], [], 0.0, {})
-    sequences = min(schedule.max_step_tokens, schedule.max_sequences)
-    alone = profile_target(
-        target, cache, max_rows=schedule.max_step_tokens, max_sequences=sequences
-    )
+    most = min(schedule.max_step_tokens, schedule.max_sequences)
+    single = profile_alone(target, cache, speculation.k_max, schedule)
     return Profile(
-        target=alone,
-        draft=profile_draft(draft, cache, max_sequences=sequences) if draft else [],
+        target=single + profile_plain(target, cache, 16, most),
+        draft=profile_plain(draft, cache, 1, most) if draft else [],
         host=0.0,
-        batches=profile_batches(target, cache, alone, schedule),
+        batches={1: single, **profile_batches(target, cache, schedule)} if single[1:] else {},
+        padded=target.padded,
     )
 
 
-def profile_target(
-    runner: ModelRunner, cache: KVCache, *, max_rows: int, max_sequences: int
+def profile_alone(
+    runner: ModelRunner, cache: KVCache, k_max: int, schedule: ScheduleConfig
 ) -> Points:
-    """(rows, seconds) of the target's forward: one sequence with growing proposals, then growing
-    batches of plain rows; only what fits the cache."""
-    shapes = [(1, rows) for rows in ALONE if rows <= max_rows]
-    shapes += [(n, 1) for n in _doubling(16, max_sequences)]
-    return [
-        (n * rows, _seconds(runner, cache, n, rows)) for n, rows in shapes if _fits(cache, n, rows)
-    ]
+    """(rows, seconds) of one sequence with growing proposals; only what fits the cache."""
+    sizes = [rows for rows in alone(k_max) if rows <= schedule.max_step_tokens]
+    return [(rows, _seconds(runner, cache, 1, rows)) for rows in sizes if _fits(cache, 1, rows)]
+
+
+def profile_plain(runner: ModelRunner, cache: KVCache, first: int, last: int) -> Points:
+    """(sequences, seconds) of forwards with a row of each."""
+    sizes = [n for n in doubling(first, last) if _fits(cache, n, 1)]
+    return [(n, _seconds(runner, cache, n, 1)) for n in sizes]
 
 
 def profile_batches(
-    runner: ModelRunner, cache: KVCache, alone: Points, schedule: ScheduleConfig
+    runner: ModelRunner, cache: KVCache, schedule: ScheduleConfig
 ) -> dict[int, Points]:
     """By number of sequences, (rows, seconds) with growing proposals. Attention's share is paid by
     sequence and the products' by row, so one curve does not do for all."""
-    found = {1: [(rows, seconds) for rows, seconds in alone if rows in ALONE]}
+    found: dict[int, Points] = {}
     began = time.perf_counter()
     for sequences, lengths in BATCHES:
         points: Points = []
@@ -83,22 +82,7 @@ def profile_batches(
             points.append((sequences * rows, _seconds(runner, cache, sequences, rows)))
         if len(points) > 1:
             found[sequences] = points
-    return {sequences: points for sequences, points in found.items() if len(points) > 1}
-
-
-def profile_draft(runner: ModelRunner, cache: KVCache, *, max_sequences: int) -> Points:
-    """(sequences, seconds) of one draft step."""
-    return [
-        (n, _seconds(runner, cache, n, 1))
-        for n in _doubling(1, max_sequences)
-        if _fits(cache, n, 1)
-    ]
-
-
-def _doubling(first: int, last: int) -> Iterator[int]:
-    while first <= last:
-        yield first
-        first *= 4
+    return found
 
 
 def _blocks_each(cache: KVCache, rows: int) -> int:

@@ -56,6 +56,7 @@ class Recorder:
             target_profile=_points(measured.target),
             draft_profile=_points(measured.draft),
             batch_profiles={n: _points(own) for n, own in measured.batches.items()},
+            padded=measured.padded,
         )
         limit = int(config.speculation.trace_mib * _MIB)
         self._writer = Writer(config.speculation.trace, header, max_bytes=limit)

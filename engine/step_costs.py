@@ -7,7 +7,7 @@ fades, so it follows a changing machine. Pure arithmetic over numbers that are p
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import exp, log, log2
 
 import numpy as np
@@ -229,15 +229,22 @@ class StepCosts:
         self._target = CostCurve(((1, 1e-3), (65, 2e-3)))
         self._draft = DraftCost()
         self._host, self._plain = Line(), Line()  # with guesses, and without
+        self._padded = np.empty(0)  # rows that forwards are padded to
 
     def profile(
-        self, target: Points, draft: Points, host_seconds: float, batches: Mapping[int, Points]
+        self,
+        target: Points,
+        draft: Points,
+        host_seconds: float,
+        batches: Mapping[int, Points],
+        padded: Sequence[int] = (),
     ) -> None:
         """As KController.profile. Without draft points (nothing to forward) a draft step is cheap
         until it is seen to be otherwise."""
+        self._padded = np.array(padded, dtype=float)
         if target:
-            groups = {n.bit_length(): points for n, points in batches.items()}
-            self._target.set_profile(target, groups)
+            groups = {n.bit_length(): self._filled(points) for n, points in batches.items()}
+            self._target.set_profile(self._filled(target), groups)
         if draft:
             self._draft.set_profile(draft)
         if host_seconds:
@@ -249,8 +256,25 @@ class StepCosts:
         rows never cost less."""
         rows = np.arange(most + 1.0)
         host = self._host_seconds(rows, sequences)
-        target, hope = self._target.many(rows, sequences.bit_length(), favour=_FAVOUR)
+        run = self._run(rows)
+        target, hope = self._target.many(run, sequences.bit_length(), favour=_FAVOUR)
         return np.maximum.accumulate(target + host), np.maximum.accumulate(hope + host)
+
+    def _run(self, rows: Array) -> Array:
+        """Rows that a forward runs for so many: those that fill it up cost as much as others."""
+        if not len(self._padded):
+            return rows
+        at = np.searchsorted(self._padded, rows)
+        beyond = rows > self._padded[-1]
+        return np.where(beyond, rows, self._padded[np.minimum(at, len(self._padded) - 1)])
+
+    def _filled(self, points: Points) -> Points:
+        """What was measured, by the rows that were run."""
+        found: dict[int, list[float]] = {}
+        for rows, seconds in points:
+            (run,) = self._run(np.array([rows], dtype=float)).tolist()
+            found.setdefault(int(run), []).append(seconds)
+        return [(rows, sum(seconds) / len(seconds)) for rows, seconds in found.items()]
 
     def _host_seconds(self, rows: Array, sequences: int) -> Array:
         """More for a round with guesses than for one without, besides what their rows take."""
@@ -267,7 +291,8 @@ class StepCosts:
     def learn(self, seen: StepObservation, *, fresh: bool) -> None:
         """From a pure decode step; `fresh`: the drafter had nothing to catch up with."""
         size = seen.num_sequences.bit_length()
-        self._target.update(seen.rows, size, seen.target_seconds)
+        rows = float(self._run(np.array([seen.rows], dtype=float))[0])
+        self._target.update(rows, size, seen.target_seconds)
         drafted = any(outcome.offered for outcome in seen.outcomes)
         (self._host if drafted else self._plain).update(seen.rows, seen.host_seconds)
         drafting = seen.num_sequences if seen.num_drafting is None else seen.num_drafting

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from engine.errors import TraceError
 
 Points = list[tuple[int, float]]
-Profile = tuple[Points, Points, float, dict[int, Points]]
+Profile = tuple[Points, Points, float, dict[int, Points], tuple[int, ...]]
 
 FORMAT, VERSION = "foretoken trace", 1
 LONGEST = 1e6  # seconds of anything
@@ -44,11 +45,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     target_profile: Points = []
     draft_profile: Points = []
     batch_profiles: dict[int, Points] = {}
+    padded: tuple[int, ...] = ()
 
     @property
     def profile(self) -> Profile:
         """Arguments of KController.profile."""
-        return self.target_profile, self.draft_profile, 0.0, self.batch_profiles
+        return self.target_profile, self.draft_profile, 0.0, self.batch_profiles, self.padded
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +217,8 @@ def _wrong(header: Header) -> str:
     for points in profiles:
         if len({size for size, _ in points}) < len(points):
             return "a profile has two times for a size"
+    if not all(a < b for a, b in pairwise((0, *header.padded))):
+        return "numbers of rows that forwards are padded to do not rise"
     if not all(1 <= n <= _MOST_ROWS for n in header.batch_profiles):
         return "a profile is of no sequences"
     return ""

@@ -113,6 +113,11 @@ class ModelRunner:
         return self._compiled is not None or self._chains is not None
 
     @property
+    def padded(self) -> tuple[int, ...]:
+        """Numbers of rows that forwards are padded to, rising; none: they are not."""
+        return tuple(self._forwards.sizes) if self._forwards is not None else ()
+
+    @property
     def seconds(self) -> float:
         """That the model took in its last forward. On CUDA: in those that the device has finished
         since this was last read."""

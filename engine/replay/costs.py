@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.estimates import Points
+from engine.profile_sizes import BATCHES, alone, doubling
 
 # Graphs are captured for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
 )  # fmt: skip
-# Sizes measured at start, as engine.profile does.
-PROFILED_ROWS = (1, 2, 3, 5, 9, 16, 64)
-PROFILED_SEQUENCES = (1, 4, 16, 64)
+_ALONE, _PLAIN = alone(16), tuple(doubling(16, 64))
+_SIZES = ((1, _ALONE), *BATCHES)
 
 
 class Costs(Protocol):
@@ -63,10 +64,13 @@ class Roofline:
     def host(self, rows: int, sequences: int, prompt: int = 0) -> float:
         return 0.0
 
-    def profile(self) -> tuple[Points, Points, float]:
-        """What a start-up profile of this machine says: target, draft, host."""
+    def profile(self) -> tuple[Points, Points, float, dict[int, Points], Sequence[int]]:
+        """What a start-up profile of this machine says, as engine.profile makes it: arguments of
+        KController.profile."""
         return (
-            [(rows, self.target(rows, rows, 0)) for rows in PROFILED_ROWS],
-            [(n, self.draft(n)) for n in PROFILED_SEQUENCES],
+            [(rows, self.target(rows, rows, 0)) for rows in (*_ALONE, *_PLAIN)],
+            [(n, self.draft(n)) for n in doubling(1, 64)],
             0.0,
+            {n: [(n * r, self.target(n * r, n, 0)) for r in each] for n, each in _SIZES},
+            BUCKETS,
         )

@@ -9,13 +9,17 @@ from engine.config import EngineConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
-from engine.profile import ALONE, Profile, profile_at_start
+from engine.profile import Profile, profile_at_start
+from engine.profile_sizes import alone
+
+ALONE = alone(8)  # guesses by default
 
 
 class _Timed:
     """A forward takes a second, and a tenth of one for each row."""
 
     seconds = 0.0
+    padded = (1, 2, 4, 8)
 
     def forward(self, segments: Sequence[Segment]) -> None:
         self.seconds = 1.0 + 0.1 * sum(len(segment.tokens) for segment in segments)
@@ -41,6 +45,7 @@ def test_one_sequence_is_measured_with_guesses_too() -> None:
     assert [rows for rows, _ in found.target] == list(ALONE)
     assert found.batches == {1: [(rows, 1.0 + 0.1 * rows) for rows in ALONE]}
     assert [sequences for sequences, _ in found.draft] == [1]
+    assert found.padded == _Timed.padded
 
 
 def test_nothing_is_measured_that_cannot_happen() -> None:
@@ -50,4 +55,4 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     assert set(small.batches) == {1}
     usual = _profile(max_sequences=64, max_step_tokens=512)
     assert max(rows for rows, _ in usual.target) == 64
-    assert set(usual.batches) == {1, 4, 16, 64}
+    assert set(usual.batches) == {1, 4, 8, 16, 32, 64}

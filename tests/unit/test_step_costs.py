@@ -156,3 +156,17 @@ def test_a_batch_has_the_profile_of_its_size() -> None:
     assert costs.by_rows(64, 128)[0][[64, 128]] == pytest.approx([9e-3, 9e-3])
     assert costs.by_rows(16, 36)[0][36] == pytest.approx((6e-3 + 9e-3) / 2)
     assert costs.by_rows(200, 300)[0][300] == pytest.approx(9e-3)
+
+
+def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
+    """Law: where forwards are padded, all rows up to the next captured number cost the same, by the
+    profile and by what is seen of any of them; beyond the last they cost by their number."""
+    costs = StepCosts()
+    costs.profile([(1, 1e-3), (8, 2e-3), (16, 4e-3)], [], 0.0, {}, [1, 8, 16])
+    seconds, _ = costs.by_rows(4, 32)
+    assert seconds[[2, 5, 8]] == pytest.approx([2e-3] * 3)
+    assert seconds[[9, 16, 32]] == pytest.approx([4e-3, 4e-3, 8e-3])
+    for _ in range(20):
+        costs.learn(StepObservation(4, 5, 0, 4, [], 0.0, 3e-3, 0.0, pure_decode=True), fresh=True)
+    seconds, _ = costs.by_rows(4, 32)
+    assert seconds[[2, 5, 8]] == pytest.approx([3e-3] * 3, rel=0.01)
