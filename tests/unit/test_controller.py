@@ -9,7 +9,7 @@ import pytest
 
 from engine.adaptive import AdaptiveK, build_controller
 from engine.config import SpeculationConfig
-from engine.controller import FixedK, Load, StepObservation
+from engine.controller import FixedK, KController, Load, StepObservation
 from engine.estimates import Outcome
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
 
@@ -363,3 +363,31 @@ def test_a_draft_step_is_priced_by_the_rows_that_it_adds() -> None:
     trace = play(controller, world, 400)
     assert share(trace.depths, lambda depth: depth == 2) > 0.9
     assert trace.rate > 0.98 * world.rate(2)
+
+
+@dataclass
+class Restless(World):
+    """A machine whose speed jumps, for all of a step alike; the clock that counts does not."""
+
+    slowness: float = 1.0
+
+    def round(self, controller: KController, k: int) -> StepObservation:
+        seen = super().round(controller, k)
+        if self.random.random() < 1 / 30:
+            self.slowness = self.random.choice([1.0, 1.2, 1.5, 1.8])
+        slow = self.slowness
+        return replace(
+            seen,
+            draft_seconds=slow * seen.draft_seconds,
+            target_seconds=slow * seen.target_seconds,
+            host_seconds=slow * seen.host_seconds,
+        )
+
+
+def test_a_machine_whose_speed_jumps_does_not_make_it_play_what_loses() -> None:
+    """Law: what all sizes share is no news of one of them, though K = 0 was seen in another moment
+    than K > 0."""
+    world = Restless(alpha=0.45, base=1.2e-3, row=4e-4, draft=5e-4, host=1e-4, informed=1.0)
+    assert world.rate(1) < 0.9 * world.rate(0)
+    trace = play(adaptive(world), world, 2000)
+    assert share(trace.ks[200:], lambda k: k > 0) < 0.06
