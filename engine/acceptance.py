@@ -56,8 +56,9 @@ def prompt_rows(chunk: Chunk) -> int:
     """Committed rows of the chunk whose logits are wanted for prompt log-probabilities: all of
     them, on the way through the prompt for the first time."""
     seq = chunk.seq
-    wanted = seq.params.prompt_logprobs is not None and seq.num_output == 0
-    return chunk.length if wanted else 0
+    if seq.params.prompt_logprobs is None or seq.num_output:
+        return 0
+    return chunk.length
 
 
 def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:

@@ -19,12 +19,9 @@ Confidences = Sequence[Sequence[float]]  # by sequence, of its guesses in order
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the next step faces: sequences that will sample in it, the sum of their lengths, the
-    queue behind them."""
+    """What the next step faces: how many sequences will sample in it."""
 
     num_sequences: int
-    context_tokens: int = 0
-    num_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

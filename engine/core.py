@@ -219,11 +219,7 @@ class Engine:
 
     def _schedule(self, seconds: StepSeconds, lap: Stopwatch) -> StepPlan:
         running, waiting = self._scheduler.running, self._scheduler.waiting
-        load = Load(
-            num_sequences=min(len(running) + len(waiting), self._max_sequences),
-            context_tokens=sum(seq.num_tokens for seq in running),
-            num_waiting=len(waiting),
-        )
+        load = Load(min(len(running) + len(waiting), self._max_sequences))
         self._allowance.begin(load, running)
         seconds.schedule = self._around.chose(lap())
         plan = self._scheduler.schedule(self._allowance.want)
@@ -242,33 +238,31 @@ class Engine:
             if item is None:
                 self._scheduler.commit(chunk, [], 0, seq.num_draft_computed)
                 continue
+            proposal, accepted = item.proposal, item.num_accepted
             seq.rounds += bool(item.tokens)
-            seq.proposed += item.proposal.num_candidates
-            seq.accepted += item.num_accepted
-            if item.proposal.source == PREDICTION:
-                seq.predicted += item.proposal.num_candidates
+            seq.proposed += proposal.num_candidates
+            seq.accepted += accepted
+            if proposal.source == PREDICTION:
+                seq.predicted += proposal.num_candidates
             if item.tokens:
                 before = seq.num_tokens
-                self._straighten(item, before)
-                valid = min(seq.num_draft_computed, before + item.num_accepted)
-                self._scheduler.commit(chunk, item.tokens, item.num_accepted, valid)
-                feedback.append(Feedback(seq, item.proposal, item.num_accepted, before))
+                self._straighten(seq, len(proposal), item.path[:accepted])
+                valid = min(seq.num_draft_computed, before + accepted)
+                self._scheduler.commit(chunk, item.tokens, accepted, valid)
+                feedback.append(Feedback(seq, proposal, accepted, before))
         self._proposer.update(feedback)
         for item in sampled:
             if item.finish is not None:
                 self._scheduler.finish(item.chunk.seq, item.finish)
                 self._leave(item.chunk.seq)
 
-    def _straighten(self, item: Sampled, before: int) -> None:
-        """Move the accepted path's KV to where a chain would have written it."""
-        accepted = item.path[: item.num_accepted]
+    def _straighten(self, seq: Sequence, nodes: int, accepted: list[int]) -> None:
+        """Move the KV of the accepted ones of a proposal's nodes to where a chain would have
+        written it."""
         if accepted == list(range(len(accepted))):
             return
-        size, blocks = self._pool.block_size, item.chunk.seq.blocks
-        slots = [
-            blocks[(before + i) // size] * size + (before + i) % size
-            for i in range(len(item.proposal))
-        ]
+        size, blocks, before = self._pool.block_size, seq.blocks, seq.num_tokens
+        slots = [blocks[(before + i) // size] * size + (before + i) % size for i in range(nodes)]
         self._cache.move([slots[i] for i in accepted], slots[: len(accepted)])
 
     def _emit(self, sampled: list[Sampled]) -> list[Output]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec.structs import replace
-
 from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
 from engine.errors import ConfigError
 from engine.estimates import Points
@@ -95,14 +93,10 @@ class Modes:
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played and why."""
-        said = replace(self._configured.estimates(), num_sequences=self._num_sequences)
-        if self._mode == "auto":
-            return said
-        k, rates = self._present.k_max, said.rates
-        return replace(
-            said,
-            mode=self._mode,
-            k=k,
-            reason=self.reason,
-            speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,
-        )
+        said = self._configured.estimates()
+        said.num_sequences = self._num_sequences
+        if self._mode != "auto":
+            k, rates = self._present.k_max, said.rates
+            said.mode, said.k, said.reason = self._mode, k, self.reason
+            said.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
+        return said

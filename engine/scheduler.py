@@ -119,9 +119,9 @@ class Scheduler:
         start = seq.num_computed
         length = min(seq.num_uncomputed, budget)
         end = start + length
-        k = 0
-        if end == len(seq.tokens):
-            k = max(min(want(seq), budget - length, self.room(seq) - 1), 0)
+        k = want(seq) if end == len(seq.tokens) else 0
+        if k:
+            k = max(min(k, budget - length, self.room(seq) - 1), 0)
         if not self.pool.reserve(seq, end + k):
             room = (len(seq.blocks) + self.pool.num_free) * self.pool.block_size - end
             k = min(k, max(0, room))

@@ -63,4 +63,4 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens it may still generate under max_tokens."""
-        return self.params.max_tokens - self.num_output
+        return self.params.max_tokens + self.num_prompt - len(self.tokens)

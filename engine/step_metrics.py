@@ -30,16 +30,14 @@ def measure(
 ) -> StepMetrics:
     """`gauges` with this step's sums filled in. Every sequence that sampled is counted at the
     number of its guesses that were verified: what was planned is only the most there could be."""
-    depth = max((len(s.proposal.tokens) for s in sampled), default=0)
-    most = max((s.proposal.num_candidates for s in sampled), default=0)
-    proposed_at, accepted_at, k_counts = [0] * depth, [0] * depth, [0] * (1 + most)
+    depth = max([len(s.proposal) for s in sampled], default=0)
+    counts = [s.proposal.num_candidates for s in sampled]
+    proposed_at, accepted_at = [0] * depth, [0] * depth
     by_proposer: dict[str, tuple[int, int]] = {}
-    for item in sampled:
-        proposal = item.proposal
-        count = proposal.num_candidates
-        k_counts[count] += 1
+    for item, count in zip(sampled, counts, strict=True):
         if not count:
             continue
+        proposal = item.proposal
         _count(by_proposer, item)
         for d in range(1, count + 1) if proposal.is_chain else proposal.depths()[:count]:
             proposed_at[d - 1] += 1
@@ -47,16 +45,18 @@ def measure(
             accepted_at[d] += 1
     gauges.seconds = seconds
     gauges.num_prompt_tokens = sum(
-        max(0, min(c.end, c.seq.num_prompt) - c.start) for c in plan.chunks
+        [max(0, min(c.end, c.seq.num_prompt) - c.start) for c in plan.chunks]
     )
-    gauges.num_generated_tokens = sum(len(s.tokens) for s in sampled)
+    gauges.num_generated_tokens = sum([len(s.tokens) for s in sampled])
     gauges.num_sampling = len(sampled)
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer
-    gauges.proposed_at, gauges.accepted_at, gauges.k_counts = proposed_at, accepted_at, k_counts
-    gauges.queried_tokens = sum(seq.num_prompt for seq in plan.admitted)
-    gauges.cached_tokens = sum(seq.cached_tokens or 0 for seq in plan.admitted)
+    gauges.proposed_at, gauges.accepted_at = proposed_at, accepted_at
+    gauges.k_counts = [counts.count(k) for k in range(1 + max(counts, default=0))]
+    for seq in plan.admitted:
+        gauges.queried_tokens += seq.num_prompt
+        gauges.cached_tokens += seq.cached_tokens or 0
     gauges.preemptions = len(plan.preempted)
     return gauges
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Compute positions `start .. start+length` of `seq`; if that reaches the end of the sequence
     the chunk samples, and up to `k` proposed nodes may follow it in the same forward."""
 
@@ -23,7 +23,7 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        return self.end == self.seq.num_tokens
+        return self.start + self.length == len(self.seq.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,7 @@ from torch import Tensor
 from engine.attention.interface import Span
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One sequence's part of one forward: `tokens` at KV indices `start ..`, in the block table
     `blocks`. The last `num_logits` rows meet the LM head. The trailing `len(tail_parents)` tokens
     are tree nodes (parent -1: the last token before the tail); None: a chain."""

@@ -96,6 +96,14 @@ class CompiledDecoder:
             *([(0,) * (_head_dim(config) // 32)] if rounded else []),
         )
         self._numbers = (np.float32(config.rms_norm_eps), np.float32(layers[0][0].scaling))
+        self._plane: KVPlane | None = None  # the last one, and its memory
+        self._memory: list[npt.NDArray[Any]] = []
+
+    def _memory_of(self, plane: KVPlane) -> list[npt.NDArray[Any]]:
+        """Keys and values, as compiled code takes them."""
+        if plane is not self._plane:
+            self._plane, self._memory = plane, [_plane_array(part) for part in plane.stacks[0]]
+        return self._memory
 
     def _packed(self, groups: Sequence[Sequence[Any]]) -> Words:
         """Per layer, the weights of some modules one below the other: `[layers, panels, ...]`."""
@@ -116,19 +124,20 @@ class CompiledDecoder:
         afterwards. `suits(segments)` must hold."""
         tokens: list[int] = []
         rows: list[tuple[int, int, int]] = []  # sequence, position, asked for
-        for i, segment in enumerate(segments):
-            silent = len(segment.tokens) - segment.num_logits
-            tokens += segment.tokens
-            rows += [(i, segment.start + j, int(j >= silent)) for j in range(len(segment.tokens))]
-        # Compiled code checks no bounds.
+        needed: list[tuple[Sequence[int], int]] = []
+        asked = 0
+        for i, (some, start, blocks, num_logits, _) in enumerate(segments):
+            end, silent = start + len(some), start + len(some) - num_logits
+            tokens += some
+            rows += [(i, at, int(at >= silent)) for at in range(start, end)]
+            needed.append((blocks, end))
+            asked += num_logits
+            assert end <= len(self._angles[0])  # compiled code checks no bounds
         assert min(tokens) >= 0
         assert max(tokens) < self._vocab
-        assert max(position for _, position, _ in rows) < len(self._angles[0])
-        facts = np.array(rows, dtype=np.int64)
-        asked = sum(segment.num_logits for segment in segments)
         logits = np.empty((asked, self._columns), dtype=np.float32)
-        tables = _tables([(s.blocks, s.start + len(s.tokens)) for s in segments], plane.block_size)
-        keys, values = map(_plane_array, plane.stacks[0])
+        tables, facts = _tables(needed, plane.block_size), np.array(rows, dtype=np.int64)
+        keys, values = self._memory_of(plane)
         self._arithmetic.forward(
             np.array(tokens, dtype=np.int64), facts, tables, plane.block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
@@ -152,7 +161,7 @@ class CompiledDecoder:
         positions = np.array([start.position for start in starts], dtype=np.int64)
         assert positions.max() + steps <= len(self._angles[0])
         given = np.empty((0, 0), np.float32) if noise is None else noise
-        keys, values = map(_plane_array, plane.stacks[0])
+        keys, values = self._memory_of(plane)
         tables = _tables([(s.blocks, s.position + steps) for s in starts], plane.block_size)
         self._arithmetic.chain(
             np.array(logits, order="C"), positions, tables, plane.block_size,

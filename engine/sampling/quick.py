@@ -77,7 +77,7 @@ class QuickDraws:
         return found
 
     def _usual(self, logits: Floats, asked: Seq[_Asked]) -> list[int]:
-        tokens = np.empty(sum(rows.size for _, rows, _ in asked), np.int64)
+        tokens = np.empty(sum([rows.size for _, rows, _ in asked]), np.int64)
         kernels.draw(logits, _items(asked), self._words, tokens)
         drawn: list[int] = tokens.tolist()
         return drawn

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
@@ -42,7 +41,10 @@ class Cascade:
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """As proposer.Proposer."""
-        if not all(chunk.seq.sources is None for chunk in chunks):
+        self.forward_seconds, self.agreements = 0.0, ()
+        if not any(chunk.k for chunk in chunks):
+            return [EMPTY] * len(chunks)
+        if any(chunk.seq.sources is not None for chunk in chunks):
             return self._each(chunks)
         return self._ask(chunks)
 
@@ -70,8 +72,7 @@ class Cascade:
         for chunk in chunks:
             proposal, k = self._walk(chunk) if chunk.k else (EMPTY, 0)
             proposals.append(proposal)
-            left.append(chunk if k == chunk.k else replace(chunk, k=k))
-        self.forward_seconds, self.agreements = 0.0, ()
+            left.append(chunk if k == chunk.k else chunk._replace(k=k))
         if not any(chunk.k for chunk in left):
             return proposals
         drafted = self._ask(left)
@@ -91,7 +92,7 @@ class Cascade:
             if k and name == self._main.name:
                 return EMPTY, k
             if k:
-                [proposal] = self._free[name].propose([replace(chunk, k=k)])
+                [proposal] = self._free[name].propose([chunk._replace(k=k)])
                 if len(proposal):
                     return proposal, 0
         return EMPTY, 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
@@ -24,8 +24,7 @@ class Needs:
     follows_grammar: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Feedback:
+class Feedback(NamedTuple):
     """What became of one sequence's proposal in this step, after commit. `num_tokens_before` is the
     sequence's length when it was proposed."""
 

@@ -207,7 +207,7 @@ def test_no_more_guesses_about_a_slow_grammar() -> None:
     state, seq, vocabulary = state_of(Grammar("regex", "[abx]*"), clock)
     seq.constraint = state
     allowance = Allowance(FixedK(4), "draft_model", {})
-    allowance.begin(Load(num_sequences=1, context_tokens=1))
+    allowance.begin(Load(num_sequences=1))
     assert allowance.want(seq) == 4
     clock.step = 1.0
     state.allowed(vocabulary.tokenize_str("a"))
