@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,19 @@ class Start:
 
     blocks: Sequence[int]
     position: int
+
+
+class Memory(NamedTuple):
+    """A plane of one stack as compiled code takes it: bfloat16 by words of two."""
+
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+    block_size: int
+
+    @classmethod
+    def of(cls, plane: KVPlane) -> Memory:
+        keys, values = map(_plane_array, plane.stacks[0])
+        return cls(keys, values, plane.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +109,6 @@ class CompiledDecoder:
             *([(0,) * (_head_dim(config) // 32)] if rounded else []),
         )
         self._numbers = (np.float32(config.rms_norm_eps), np.float32(layers[0][0].scaling))
-        self._plane: KVPlane | None = None  # the last one, and its memory
-        self._memory: list[npt.NDArray[Any]] = []
-
-    def _memory_of(self, plane: KVPlane) -> list[npt.NDArray[Any]]:
-        """Keys and values, as compiled code takes them."""
-        if plane is not self._plane:
-            self._plane, self._memory = plane, [_plane_array(part) for part in plane.stacks[0]]
-        return self._memory
 
     def _packed(self, groups: Sequence[Sequence[Any]]) -> Words:
         """Per layer, the weights of some modules one below the other: `[layers, panels, ...]`."""
@@ -117,10 +122,10 @@ class CompiledDecoder:
 
     def __call__(self, segments: Sequence[Segment], plane: KVPlane) -> Tensor:
         """`table` as a tensor."""
-        return torch.from_numpy(self.table(segments, plane))
+        return torch.from_numpy(self.table(segments, Memory.of(plane)))
 
-    def table(self, segments: Sequence[Segment], plane: KVPlane) -> Floats:
-        """Logits float32 `[asked rows, vocab]` in segment order; keys and values are in `plane`
+    def table(self, segments: Sequence[Segment], memory: Memory) -> Floats:
+        """Logits float32 `[asked rows, vocab]` in segment order; keys and values are in `memory`
         afterwards. `suits(segments)` must hold."""
         tokens: list[int] = []
         rows: list[tuple[int, int, int]] = []  # sequence, position, asked for
@@ -136,10 +141,10 @@ class CompiledDecoder:
         assert min(tokens) >= 0
         assert max(tokens) < self._vocab
         logits = np.empty((asked, self._columns), dtype=np.float32)
-        tables, facts = _tables(needed, plane.block_size), np.array(rows, dtype=np.int64)
-        keys, values = self._memory_of(plane)
+        keys, values, block_size = memory
+        tables, facts = _tables(needed, block_size), np.array(rows, dtype=np.int64)
         self._arithmetic.forward(
-            np.array(tokens, dtype=np.int64), facts, tables, plane.block_size,
+            np.array(tokens, dtype=np.int64), facts, tables, block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
         )  # fmt: skip
         return logits[:, : self._vocab]
@@ -148,7 +153,7 @@ class CompiledDecoder:
         self,
         logits: Floats,
         starts: Sequence[Start],
-        plane: KVPlane,
+        memory: Memory,
         *,
         steps: int,
         scales: Sequence[float],
@@ -161,21 +166,21 @@ class CompiledDecoder:
         positions = np.array([start.position for start in starts], dtype=np.int64)
         assert positions.max() + steps <= len(self._angles[0])
         given = np.empty((0, 0), np.float32) if noise is None else noise
-        keys, values = self._memory_of(plane)
-        tables = _tables([(s.blocks, s.position + steps) for s in starts], plane.block_size)
+        keys, values, block_size = memory
+        tables = _tables([(s.blocks, s.position + steps) for s in starts], block_size)
         self._arithmetic.chain(
-            np.array(logits, order="C"), positions, tables, plane.block_size,
+            np.array(logits, order="C"), positions, tables, block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values,
             np.array(scales, dtype=np.float32), np.ascontiguousarray(given), tokens,
             leads,
         )  # fmt: skip
         return tokens.tolist(), leads.tolist()
 
-    def warm(self, plane: KVPlane, *, chains: bool = True) -> None:
+    def warm(self, memory: Memory, *, chains: bool = True) -> None:
         """Compile, or read the kept code, before anybody waits. Writes to the first block."""
-        logits = self.table([Segment([0], 0, [0], 1)], plane)
+        logits = self.table([Segment([0], 0, [0], 1)], memory)
         if chains:
-            self.chain(logits, [Start([0], 1)], plane, steps=2, scales=[1.0], noise=None)
+            self.chain(logits, [Start([0], 1)], memory, steps=2, scales=[1.0], noise=None)
 
 
 def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:
@@ -239,7 +244,7 @@ def _bits(weight: Tensor) -> npt.NDArray[np.uint16]:
 
 
 def _plane_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """Keys or values as compiled code takes them: bfloat16 by words of two."""
+    """Keys or values, see Memory."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint32).numpy()
     return tensor.numpy()

@@ -20,7 +20,7 @@ from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
 from engine.model.batch import Batch, Segment, Unseen
 from engine.model.chain_graphs import ChainGraphs, read_chains
-from engine.model.compiled import MOST_ROWS, Floats, Start
+from engine.model.compiled import MOST_ROWS, Floats, Memory, Start
 from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
@@ -97,7 +97,8 @@ class ModelRunner:
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
         self._compiled = model.compiled
         if self._compiled is not None:
-            self._compiled.warm(self._plane, chains=model.role == "draft")
+            self._memory = Memory.of(self._plane)
+            self._compiled.warm(self._memory, chains=model.role == "draft")
         self._forwards: ForwardGraphs | None = None
         self._chains: ChainGraphs | None = None
         if graphs is not None and isinstance(self.backend, StagingBackend):
@@ -139,7 +140,7 @@ class ModelRunner:
         seen = unseen is None
         if seen and self._compiled is not None and self._compiled.suits(segments):
             self._timer.begin()
-            table = self._compiled.table(segments, self._plane)
+            table = self._compiled.table(segments, self._memory)
             self._timer.end()
             return ModelOutput(table)
         with torch.inference_mode():
@@ -182,7 +183,7 @@ class ModelRunner:
             return None
         self._timer.begin()
         found = self._compiled.chain(
-            logits, starts, self._plane, steps=steps, scales=scales, noise=noise
+            logits, starts, self._memory, steps=steps, scales=scales, noise=noise
         )
         self._timer.end()
         return found
