@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
+from operator import attrgetter
 from typing import Any, get_args
 
 from prometheus_client import (
@@ -26,13 +28,27 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.messages import CheckOutcome, Estimates, Mode, StepMetrics
+from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine_client import EngineState
 from server.kept import Kept
 from server.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
 from server.regret import Regret
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STEPS_AT_ONCE = 16  # counted together: half the work of one by one, and no pause that is noticed
+SUMS = {  # counter -> field of StepMetrics
+    "generation_tokens_total": "num_generated_tokens",
+    "prefill_tokens_total": "num_prompt_tokens",
+    "prefix_cache_queried_tokens_total": "queried_tokens",
+    "prefix_cache_hit_tokens_total": "cached_tokens",
+    "preemptions_total": "preemptions",
+    "spec_decode_num_drafts_total": "num_sampling",
+}
+SUMS_EACH = {  # counter by position or K -> field of StepMetrics, a list
+    "spec_decode_num_draft_tokens_per_pos_total": "proposed_at",
+    "spec_decode_num_accepted_tokens_per_pos_total": "accepted_at",
+    "spec_decode_chosen_k_total": "k_counts",
+}
 
 
 @dataclass(frozen=True)
@@ -68,8 +84,9 @@ class Tally(Collector):
 class Metrics:
     """Not thread-safe by need: everything happens in the event loop.
 
-    Steps add to plain sums, which `render` hands to prometheus_client: its locks and checks took as
-    long as the rest of a step's way through the front end.
+    Steps are counted several at a time, into plain sums, which `render` hands to prometheus_client:
+    its locks and checks, and then sums for each step alone, took as long as the rest of its way
+    through the front end.
     """
 
     def __init__(self) -> None:
@@ -91,44 +108,30 @@ class Metrics:
         self._levels: dict[str, float] = {}  # not yet in a gauge
         self._state: EngineState | None = None
         self._mode: Mode | None = None
-        self.regret, self.kept = Regret(), Kept()
+        self._steps: list[StepMetrics] = []  # not yet counted
+        self._regret, self._kept = Regret(), Kept()
 
     def render(self) -> bytes:
         """The exposition format, of CONTENT_TYPE."""
+        self._count_steps()
         self._hand_over()
         return generate_latest(self._registry)
 
     def observe_step(self, metrics: StepMetrics) -> None:
         """One step, or an idle heartbeat (whose sums are zero)."""
-        levels = self._levels
-        levels["requests_running"] = metrics.num_running
-        levels["requests_waiting"] = metrics.num_waiting
-        levels["kv_cache_usage_ratio"] = (
-            metrics.blocks_used / metrics.blocks_total if metrics.blocks_total else 0.0
-        )
-        for name, amount in (
-            ("generation_tokens_total", metrics.num_generated_tokens),
-            ("prefill_tokens_total", metrics.num_prompt_tokens),
-            ("prefix_cache_queried_tokens_total", metrics.queried_tokens),
-            ("prefix_cache_hit_tokens_total", metrics.cached_tokens),
-            ("preemptions_total", metrics.preemptions),
-            ("spec_decode_num_drafts_total", metrics.num_sampling),
-        ):
-            self._add(name, amount)
-        for proposer, (proposed, accepted) in metrics.by_proposer.items():
-            for name, amount in (
-                ("spec_decode_num_draft_tokens_total", proposed),
-                ("spec_decode_num_accepted_tokens_total", accepted),
-                ("spec_decode_num_wasted_tokens_total", proposed - accepted),
-            ):
-                self._add(name, amount, proposer)
-        self._add_each("spec_decode_num_draft_tokens_per_pos_total", metrics.proposed_at)
-        self._add_each("spec_decode_num_accepted_tokens_per_pos_total", metrics.accepted_at)
-        self.kept.observe(metrics.proposed_at, metrics.accepted_at)
-        self._add_each("spec_decode_chosen_k_total", metrics.k_counts)
-        if metrics.num_sampling or metrics.num_prompt_tokens:
-            self._observe_seconds(metrics)
-        self._observe_estimates(metrics.estimates, metrics)
+        self._steps.append(metrics)
+        if len(self._steps) == STEPS_AT_ONCE:
+            self._count_steps()
+
+    @property
+    def regret(self) -> Regret:
+        self._count_steps()
+        return self._regret
+
+    @property
+    def kept(self) -> Kept:
+        self._count_steps()
+        return self._kept
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
         """`count` tokens arrived together, `gap_seconds` after the delivery before. Not for the
@@ -154,6 +157,7 @@ class Metrics:
 
     def set_engine_state(self, state: EngineState) -> None:
         """The engine's state changed; `starting` after `lost` is a restart."""
+        self._count_steps()  # which say how much ran
         if self._state == "lost" and state == "starting":
             self._counters["engine_restarts_total"].inc()
         self._state = state
@@ -175,31 +179,58 @@ class Metrics:
         for name, value in self._levels.items():
             self._gauges[name].set(value)
         self._sums, self._levels = {}, {}
-        self._gauges["spec_decode_estimated_regret_ratio"].set(self.regret.value)
+        self._gauges["spec_decode_estimated_regret_ratio"].set(self._regret.value)
 
-    def _add_each(self, name: str, amounts: list[int]) -> None:
-        for index, amount in enumerate(amounts):
-            self._add(name, amount, str(index))
+    def _count_steps(self) -> None:
+        if not self._steps:
+            return
+        steps, self._steps = self._steps, []
+        for name, field in SUMS.items():
+            self._add(name, sum(map(attrgetter(field), steps)))
+        for name, field in SUMS_EACH.items():
+            columns = zip_longest(*map(attrgetter(field), steps), fillvalue=0)
+            for index, column in enumerate(columns):
+                self._add(name, sum(column), str(index))
+        self._count_proposers(steps)
+        self._count_seconds([s for s in steps if s.num_sampling or s.num_prompt_tokens])
+        for step in steps:
+            self._kept.observe(step.proposed_at, step.accepted_at)
+            if step.num_sampling:
+                self._regret.observe(step.estimates, step.num_generated_tokens)
+        for reason, count in Counts(s.estimates.reason for s in steps if s.num_sampling).items():
+            self._add("spec_decode_decisions_total", count, reason)
+        self._show(steps[-1])
 
-    def _observe_seconds(self, metrics: StepMetrics) -> None:
-        seconds = metrics.seconds
-        drafting, verifying = seconds.propose_forward, seconds.verify_forward
-        self._add("steps_total", 1)
+    def _count_proposers(self, steps: Sequence[StepMetrics]) -> None:
+        for step in steps:
+            for proposer, (proposed, accepted) in step.by_proposer.items():
+                self._add("spec_decode_num_draft_tokens_total", proposed, proposer)
+                self._add("spec_decode_num_accepted_tokens_total", accepted, proposer)
+                self._add("spec_decode_num_wasted_tokens_total", proposed - accepted, proposer)
+
+    def _count_seconds(self, steps: Sequence[StepMetrics]) -> None:
+        seconds = [step.seconds for step in steps]
+        drafting = sum(s.propose_forward for s in seconds)
+        verifying = sum(s.verify_forward for s in seconds)
+        self._add("steps_total", len(steps))
         self._add("step_seconds_total", drafting + verifying, "forward")
         whole = 0.0
         for part in PARTS[:-1]:
-            value = getattr(seconds, part)
+            value = sum(map(attrgetter(part), seconds))
             whole += value
             self._add("step_seconds_total", value, part)
         rest = max(0.0, whole - drafting - verifying)
         for share, value in zip(SHARES, (drafting, verifying, rest), strict=True):
             self._add("spec_decode_seconds_total", value, share)
 
-    def _observe_estimates(self, estimates: Estimates, metrics: StepMetrics) -> None:
-        if metrics.num_sampling:
-            self._add("spec_decode_decisions_total", 1, estimates.reason)
-            self.regret.observe(estimates, metrics.num_generated_tokens)
-        self._levels["spec_decode_estimated_speedup_ratio"] = estimates.speedup
+    def _show(self, last: StepMetrics) -> None:
+        """The gauges, after the last step."""
+        levels, estimates = self._levels, last.estimates
+        levels["requests_running"] = last.num_running
+        levels["requests_waiting"] = last.num_waiting
+        usage = last.blocks_used / last.blocks_total if last.blocks_total else 0.0
+        levels["kv_cache_usage_ratio"] = usage
+        levels["spec_decode_estimated_speedup_ratio"] = estimates.speedup
         if estimates.mode != self._mode:
             self._mode = estimates.mode
             for mode in get_args(Mode):

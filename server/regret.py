@@ -11,14 +11,16 @@ from __future__ import annotations
 from engine.messages import Estimates
 
 MEMORY_STEPS = 512
+HEAVY = 1e100  # weights are scaled down beyond it
 
 
 class Regret:
     """`value`: seconds as chosen / seconds at the best single K, minus 1. 0 without estimates."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
-        self._keep = 1.0 - 1.0 / memory_steps
-        self._fixed: list[float] = []  # [k]: seconds, fading
+        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
+        self._weight = 1.0  # of the last step: they grow, instead of all sums fading
+        self._fixed: list[float] = []  # [k]: weighted seconds
         self._chosen = 0.0
 
     def observe(self, estimates: Estimates, num_tokens: int) -> None:
@@ -28,11 +30,14 @@ class Regret:
             return
         if len(rates) != len(self._fixed):  # another bound on K: an engine of another kind
             self._fixed, self._chosen = [0.0] * len(rates), 0.0
-        self._fixed = [
-            seconds * self._keep + num_tokens / rate
-            for seconds, rate in zip(self._fixed, rates, strict=True)
-        ]
-        self._chosen = self._chosen * self._keep + num_tokens / rates[k]
+        self._weight *= self._growth
+        fixed, amount = self._fixed, num_tokens * self._weight
+        for i, rate in enumerate(rates):
+            fixed[i] += amount / rate
+        self._chosen += amount / rates[k]
+        if self._weight > HEAVY:
+            self._fixed = [seconds / self._weight for seconds in fixed]
+            self._chosen, self._weight = self._chosen / self._weight, 1.0
 
     @property
     def value(self) -> float:

@@ -28,3 +28,11 @@ def test_what_is_long_ago_is_forgotten() -> None:
 
 def test_nothing_yet() -> None:
     assert Kept().shares == []
+
+
+def test_weights_that_grow_are_scaled_down() -> None:
+    """Law: however long a server runs, shares stay those of the last steps."""
+    kept = Kept(2)
+    for _ in range(2000):  # weights double, which alone would overflow
+        kept.observe([8, 4], [2, 1])
+    assert kept.shares == pytest.approx([0.25, 0.25])
