@@ -40,11 +40,13 @@ def repeat_prompt(tokens: Sequence[int], num_prompt: int) -> int:
 
 @dataclass
 class Running:
-    """One sequence; `emitted`: clock readings of its steps."""
+    """One sequence. Clock readings: `submitted`, when the front end handed it over; `received`,
+    after the step that was under way; `emitted`, of its steps."""
 
     submit: Submit
     tokens: list[int]
     received: float
+    submitted: float
     rounds: int = 0
     proposed: int = 0
     emitted: list[float] = field(default_factory=list)
@@ -85,7 +87,9 @@ class ScriptedEngine:
         return bool(self.running or self.ended)
 
     def add(self, submit: Submit) -> None:
-        self.running[submit.id] = Running(submit, list(submit.prompt), time.monotonic())
+        now = time.monotonic()
+        submitted = now - max(time.time() - submit.arrival, 0.0)
+        self.running[submit.id] = Running(submit, list(submit.prompt), now, submitted)
 
     def abort(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -200,7 +204,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(file: TextIO, running: Running) -> None:
-    line = {"id": running.submit.id, "received": running.received, "emitted": running.emitted}
+    line = {
+        "id": running.submit.id,
+        "submitted": running.submitted,
+        "received": running.received,
+        "emitted": running.emitted,
+    }
     file.write(json.dumps(line) + "\n")
     file.flush()
 

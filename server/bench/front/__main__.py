@@ -2,14 +2,14 @@
 
 Three scenes for completions and chat: one stream alone, with a step of a millisecond; many streams
 at a given rate; and the same with an engine that goes as fast as it can. Added time to the first
-token is the client's, less the engine's own between the request's arrival and its first output. The
-server is held to one core; its engine and this client have the others.
+token is the client's, less the engine's own from when it was handed the request to its first output
+(it may be in the middle of a step, whose end is no matter of the front end's). The server is held
+to one core; its engine and this client have the others.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from engine.arguments import Parser
 from engine.errors import EngineError
+from server import loop
 from server.bench.front.findings import HEAD, Finding, find, row
 from server.bench.front.load import PATHS, Kind, streams
 from server.bench.front.process import Server, running
@@ -97,7 +98,7 @@ def _measure(parsed: argparse.Namespace) -> list[Finding]:
             with running(step_seconds=step, tokens_per_step=per_step, times=times) as server:
                 _pin(server, cores)
                 for kind in PATHS:
-                    finding = asyncio.run(_scene(server, scene, kind, count, parsed, times))
+                    finding = loop.run(_scene(server, scene, kind, count, parsed, times))
                     findings.append(finding)
                     say.write(f"{row(finding)}\n")
                     say.flush()

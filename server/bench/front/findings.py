@@ -53,7 +53,7 @@ def find(
         if not events or events[-1][1].get("usage", {}).get("completion_tokens") != tokens:
             raise EngineError(f"a reply has not the {tokens} tokens that were asked for")
         own = engine[events[0][1]["id"] + "-0"]
-        added.append(events[0][0] - reply.asked - (own["emitted"][0] - own["received"]))
+        added.append(events[0][0] - reply.asked - (own["emitted"][0] - own["submitted"]))
         num_events += len(events)
         if len(events) == len(own["emitted"]):
             hops += [c - e for (c, _), e in zip(events, own["emitted"], strict=True)]
