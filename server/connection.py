@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from uvicorn._types import ASGI3Application
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from server.api.errors import ApiError
+from server.api.event_stream import WRITE
 
 
 class Connection(HttpToolsProtocol):
@@ -60,6 +62,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
+        extensions[WRITE] = partial(_write_chunk, cycle)
         old = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, _without_chunks(app, cycle) if old else app)
 
@@ -91,6 +95,14 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _write_chunk(cycle: RequestResponseCycle, body: bytes) -> bool:
+    """`api.event_stream.WRITE`: what `cycle.send` does with a piece of a body in chunks."""
+    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    return True
 
 
 def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:

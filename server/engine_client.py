@@ -148,8 +148,13 @@ class EngineClient:
             case Outputs():
                 self.estimates = event.metrics.estimates
                 self.on_metrics(event.metrics)
+                # First tokens first: somebody waits for them, and their streams' own way is longer.
                 for output in event.items:
-                    self._deliver(output)
+                    if output.cached_tokens is not None:
+                        self._deliver(output)
+                for output in event.items:
+                    if output.cached_tokens is None:
+                        self._deliver(output)
         on_event(event)
 
     def _deliver(self, output: Output) -> None:

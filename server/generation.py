@@ -10,7 +10,6 @@ SplitMix64 started there (Steele, Lea, Flood 2014), so any single choice can be 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -23,6 +22,7 @@ from engine.errors import EngineError
 from engine.messages import Output, SamplingParams, Submit, TokenLogprobs
 from server.choice import Choice, Delta, Echo, GenerationFailed
 from server.engine_client import EngineHandle
+from server.mailbox import Wake
 from server.metrics import Metrics, RequestTimes
 from server.metrics_table import Finish
 from server.tokenizer import Tokenizer
@@ -116,7 +116,10 @@ class Generation:
         self._clock = clock
         self._began = clock()
         self._first_token: float | None = None  # when the first token of any choice came
-        self._arrivals: dict[Choice, float] = {}  # when tokens last came
+        self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
+        self._wake = Wake()
+        self._open: list[Choice] = []  # not finished
+        self._failure: Exception | None = None  # to be raised when what came before it was taken
         self._failed = self._ended = False
 
     def start(self, *, arrival: float) -> None:
@@ -157,7 +160,9 @@ class Generation:
             show_logprobs=spec.show_logprobs,
             show_tokens=spec.show_tokens,
         )
+        stream.wake(self._wake)
         self.choices.append(choice)
+        self._open.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """As `batches`, one by one."""
@@ -173,43 +178,51 @@ class Generation:
         Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; either ends
         the whole call.
         """
-        wake = asyncio.Event()
-        for choice in self.choices:
-            choice.stream.wake(wake)
         try:
-            while pending := [choice for choice in self.choices if choice.finish is None]:
-                await wake.wait()
-                wake.clear()
-                deltas, failure = self._take(pending)
-                if deltas:
+            while self._open:
+                await self.news()
+                if deltas := self.take():
                     yield deltas
-                if failure is not None:
-                    raise failure
-        except Exception as error:
-            self._failed = True
-            if isinstance(error, GenerationFailed) and error.bad_request:
-                error.param = self.spec.grammar_param
-            raise
         finally:
             self.close()
 
-    def _take(self, pending: Sequence[Choice]) -> tuple[list[Delta], Exception | None]:
-        """What has arrived for these choices, and what then went wrong with one of them."""
-        deltas = list[Delta]()
+    async def news(self) -> None:
+        """Returns when `take` may have something."""
+        await self._wake.wait()
+
+    def take(self) -> list[Delta]:
+        """What came since the last time; the caller closes. Raises as `batches`, but only once what
+        came before the failure has been taken."""
+        self._wake.clear()
+        deltas, ended = list[Delta](), False
         try:
-            for choice in pending:
-                if not choice.stream.has_news:
-                    continue
-                output = choice.stream.take()
-                self._observe(choice, output)
-                delta = choice.feed(output)
-                if choice.finish is not None and output.finish is None:
-                    self._client.abort([choice.stream.id])  # a stop string; the engine goes on
-                if delta is not None:
+            if self._failure is not None:
+                raise self._failure
+            for choice in self._open:
+                if choice.stream.has_news and (delta := self._feed(choice)) is not None:
                     deltas.append(delta)
+                    ended = ended or delta.finish is not None
         except Exception as error:
-            return deltas, error
-        return deltas, None
+            self._fail(error)
+            if not deltas:
+                raise
+            self._wake.set()
+        if ended:
+            self._open = [choice for choice in self._open if choice.finish is None]
+        return deltas
+
+    def _feed(self, choice: Choice) -> Delta | None:
+        output = choice.stream.take()
+        self._observe(choice, output)
+        delta = choice.feed(output)
+        if choice.finish is not None and output.finish is None:
+            self._client.abort([choice.stream.id])  # a stop string; the engine goes on
+        return delta
+
+    def _fail(self, error: Exception) -> None:
+        self._failure, self._failed = error, True
+        if isinstance(error, GenerationFailed) and error.bad_request:
+            error.param = self.spec.grammar_param
 
     def close(self) -> None:
         """Abort every choice that is still open in the engine. May be called any number of times,
@@ -225,12 +238,12 @@ class Generation:
         if not output.tokens:
             return
         now = self._clock()
-        if choice in self._arrivals:
-            gap = now - self._arrivals[choice]
-            self._metrics.observe_tokens(len(output.tokens), gap_seconds=gap)
+        before = self._arrivals.get(choice.index)
+        if before is not None:
+            self._metrics.observe_tokens(len(output.tokens), gap_seconds=now - before)
         elif self._first_token is None:
             self._first_token = now
-        self._arrivals[choice] = now
+        self._arrivals[choice.index] = now
 
     def _times(self) -> RequestTimes:
         finish: Finish = "abort"
@@ -248,7 +261,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
+        return not self._open
 
     @property
     def wanted(self) -> list[Choice]:

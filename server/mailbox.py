@@ -1,4 +1,5 @@
-"""Stream: one request's mailbox between the engine's events and whoever reads them."""
+"""Stream: one request's mailbox between the engine's events and whoever reads them, and the Wake
+on which its reader sleeps."""
 
 from __future__ import annotations
 
@@ -9,6 +10,34 @@ import msgspec
 
 from engine.errors import EngineLost
 from engine.messages import Output
+
+
+class Wake:
+    """asyncio.Event for one waiter at a time: there is a sleep and a waking for each token of a
+    stream, and keeping a queue of waiters took as long as writing its event."""
+
+    __slots__ = ("_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._set = False
+
+    async def wait(self) -> None:
+        """Returns once it is set, and leaves it so."""
+        while not self._set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
 
 class Stream:
@@ -24,14 +53,14 @@ class Stream:
         self._failure: str | None = None
         self._ended = False  # the last thing that will ever arrive has arrived
         self._exhausted = False  # and was handed to the reader
-        self._wake = asyncio.Event()
+        self._wake = Wake()
 
     @property
     def has_news(self) -> bool:
         """Whether `take` may be called."""
         return bool(self._arrived) or self._failure is not None
 
-    def wake(self, event: asyncio.Event) -> None:
+    def wake(self, event: Wake) -> None:
         """From now on set this event when something arrives: a reader of several streams sleeps
         on one event for all of them, and clears it before it looks."""
         self._wake = event

@@ -1,4 +1,4 @@
-"""From the messages of a chat to the token ids of its prompt, in a worker thread.
+"""From the messages of a chat to the token ids of its prompt, if long in a worker thread.
 
 Templates are programs of the model's author and the only ones that are run; a request may set those
 of their variables that the operator allows (`server.chat_template_kwargs`).
@@ -6,13 +6,12 @@ of their variables that the operator allows (`server.chat_template_kwargs`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.messages import Ready
 from server.api.errors import ApiError, invalid
-from server.api.intake import check_size
+from server.api.intake import SHORT, check_size, off_loop
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.conversation import render, token_ids
@@ -43,7 +42,19 @@ async def chat_ids(
         check_size(services, rendered.text, ready=ready, param="messages")
         return token_ids(services.tokenizer, rendered, add_special_tokens=add_special_tokens)
 
-    return await asyncio.to_thread(work)
+    size = _size(messages) if tools is None else SHORT + 1
+    return await off_loop(work, size=size)
+
+
+def _size(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters; more than SHORT where it is not plain text alone, or as soon as it is."""
+    size = 0
+    for message in messages:
+        for value in message.values():
+            size += len(value) if isinstance(value, str) else 0 if value is None else SHORT + 1
+        if size > SHORT:
+            break
+    return size
 
 
 def template_variables(services: Services, request: ChatRequest) -> dict[str, Any]:

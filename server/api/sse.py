@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from json.encoder import encode_basestring as quote  # which json.dumps comes to
 from typing import Any, Protocol
 
 from sse_starlette import ServerSentEvent
@@ -26,7 +26,6 @@ from server.choice import Delta
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-_quote = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class ChunkShape(Protocol):
@@ -61,14 +60,15 @@ async def events(
     call: Call, shape: ChunkShape, first: Mapping[str, Any]
 ) -> AsyncGenerator[bytes, None]:
     """One or several whole events each: what came together leaves together."""
-    chunks = _Chunks(call, shape, {"seed": call.seed, **first})
+    chunks, generation = _Chunks(call, shape, {"seed": call.seed, **first}), call.generation
     try:
         if opening := chunks.opening():
             yield opening
-        async with aclosing(call.generation.batches()) as batches:
-            async for deltas in batches:
-                if piece := chunks.of(deltas):
-                    yield piece
+        # As `generation.batches`, whose frames would be gone through for each token, too.
+        while not generation.finished:
+            await generation.news()
+            if piece := chunks.of(generation.take()):
+                yield piece
         yield chunks.ending() + DONE
     except EngineError as error:
         logger.warning("%s ended with an error: %s", call.id, error)
@@ -76,6 +76,8 @@ async def events(
     except Exception as error:
         logger.exception("%s ended with an internal error", call.id)
         yield as_event(as_api_error(error).body)
+    finally:
+        generation.close()
 
 
 class _Chunks:
@@ -108,7 +110,7 @@ class _Chunks:
         if self._first or around is None or delta.says_more or not delta.text:
             return None
         before, after = around
-        return (before + _quote(delta.text) + after).encode()
+        return f"{before}{quote(delta.text)}{after}".encode()
 
     def _written(self, index: int) -> tuple[str, str] | None:
         """A whole event before and after the text."""

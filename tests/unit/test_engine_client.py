@@ -29,7 +29,7 @@ from engine.messages import (
     TokenLogprobs,
 )
 from server.engine_client import EVENTS_AT_ONCE, EngineClient
-from server.mailbox import Stream
+from server.mailbox import Stream, Wake
 from tests.support.fake_client import make_ready
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
@@ -389,7 +389,7 @@ def test_one_event_wakes_the_reader_of_many_streams() -> None:
     after the last tokens neither."""
 
     async def scenario() -> None:
-        streams, wake = [Stream("a"), Stream("b")], asyncio.Event()
+        streams, wake = [Stream("a"), Stream("b")], Wake()
         streams[0].put(Output(id="a", tokens=[1]))
         for stream in streams:
             stream.wake(wake)
@@ -404,5 +404,49 @@ def test_one_event_wakes_the_reader_of_many_streams() -> None:
         assert wake.is_set()
         with pytest.raises(EngineLost, match="lost"):
             streams[1].take()
+
+    asyncio.run(scenario())
+
+
+def test_a_wake_is_never_slept_through() -> None:
+    """Law: set before or during the wait, it is the same; a reader that was cancelled leaves no
+    trace."""
+
+    async def scenario() -> None:
+        wake = Wake()
+        cancelled = asyncio.create_task(wake.wait())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        wake.set()
+        await wake.wait()
+        wake.clear()
+        waiting = asyncio.create_task(wake.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        wake.set()
+        wake.set()
+        await waiting
+        assert wake.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_first_tokens_are_handed_out_first(tmp_path: Path) -> None:
+    """Law: of one step's outputs those that begin a reply go ahead, the others keep their order."""
+
+    async def read(stream: Stream, order: list[str]) -> None:
+        order.append((await stream.next()).id)
+
+    async def scenario() -> None:
+        client, order = EngineClient(), list[str]()
+        async with connected(tmp_path, client) as (peer, _):
+            streams = [client.submit(Submit(id, [1], PARAMS, 3.0)) for id in "abc"]
+            readers = [asyncio.create_task(read(stream, order)) for stream in streams]
+            await asyncio.sleep(0)
+            items = [Output(id="a"), Output(id="b", cached_tokens=0), Output(id="c")]
+            await peer.send(Outputs(items, StepMetrics()))
+            await asyncio.wait_for(asyncio.gather(*readers), 10)
+        assert order == ["b", "a", "c"]
 
     asyncio.run(scenario())
