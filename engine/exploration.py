@@ -13,7 +13,7 @@ _BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 _TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16
 _SHARE = 0.01  # of the time may be lost by trying
-_MOST_OWED = 20.0  # usual rounds: no more is ever paid off
+_MOST_OWED = 10.0  # usual rounds: no more is ever paid off, of either
 
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
 
@@ -24,21 +24,22 @@ class Exploration:
 
     def __init__(self) -> None:
         self.round: Round = "usual"
-        self._owed = 0.0  # seconds
+        # Seconds, of probes and of the others: a trial for all must not keep from probing a few.
+        self._owed = {True: 0.0, False: 0.0}
         self.restart()
 
-    def restart(self) -> None:
-        """Another batch size: look soon."""
+    def restart(self, *, known: bool = False) -> None:
+        """Another batch size: look soon. One that is `known` needs no trial at once."""
         self._interval, self._after = PROBE_FIRST, _BASELINE_FIRST
         self._idle = 0  # rounds at K = 0 since the last probe
-        self._probes = 0
+        self._probes = 1 if known else _TRIAL  # since the last trial, that included
         self._left = 0  # more rounds of a trial, or of a baseline
         self._spell = 1  # rounds of the last baseline
         self._busy = self._since = 0  # rounds at K > 0; and since the last baseline
 
     def forgive(self) -> None:
         """A spell in which nothing was tried paid for all."""
-        self._owed = 0.0
+        self._owed = {True: 0.0, False: 0.0}
 
     def while_off(self, seconds: float, *, alone: bool) -> Round:
         """A probe asks a few sequences for a guess. A trial plays K > 0 for all, for some rounds:
@@ -48,11 +49,13 @@ class Exploration:
         self.round = "usual"
         if self._left:
             self._left, self.round = self._left - 1, "trial"
-        elif self._idle >= self._interval and self._owed <= 0.0:
-            self._probes += 1
-            self.round = "probe"
-            if alone or self._probes % _TRIAL == 1:
-                self._left, self.round = _TRIAL_ROUNDS - 1, "trial"
+        elif self._idle >= self._interval:
+            if (alone or self._probes >= _TRIAL) and self._owed[False] <= 0.0:
+                self._probes, self.round = 1, "trial"
+                self._left = _TRIAL_ROUNDS - 1
+            elif not alone and self._owed[True] <= 0.0:
+                self._probes += 1
+                self.round = "probe"
         return self.round
 
     def while_on(self, seconds: float, *, close: bool, varies: bool) -> Round:
@@ -64,7 +67,7 @@ class Exploration:
         self.round = "usual"
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
-        elif self._since >= self._after and self._owed <= 0.0:
+        elif self._since >= self._after and self._owed[False] <= 0.0:
             self.round, self._spell = "baseline", 1
             if close and self._after > _BASELINE_FIRST:
                 self._left, self._spell = _BASELINE_ROUNDS - 1, _BASELINE_ROUNDS
@@ -101,12 +104,15 @@ class Exploration:
         """The round is; `asked`: somebody was asked for a guess; `lost`: seconds that it took
         beyond those in which its tokens come in usual rounds, of `usual` seconds each."""
         if self.round != "usual":
-            self._owed = min(self._owed + max(lost, 0.0), _MOST_OWED * usual)
+            kind = self.round == "probe"
+            self._owed[kind] = min(self._owed[kind] + max(lost, 0.0), _MOST_OWED * usual)
         if self.asks and asked:
             self._idle, self._interval = 0, min(2 * self._interval, PROBE_LAST)
         self.round = "usual"
 
     def _pay(self, seconds: float, rounds: int = 1) -> None:
         """What is owed from dearer rounds is no more than what can be owed of these."""
-        owed = min(self._owed, _MOST_OWED * seconds)
-        self._owed = max(owed - _SHARE * seconds * rounds, 0.0)
+        both = all(owed > 0.0 for owed in self._owed.values())
+        paid = _SHARE * seconds * rounds / (2 if both else 1)
+        for kind, owed in self._owed.items():
+            self._owed[kind] = max(min(owed, _MOST_OWED * seconds) - paid, 0.0)
