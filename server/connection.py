@@ -34,6 +34,7 @@ class Connection(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _has_head = False  # of the request whose body may still be on its way
     _head_size = 0  # bytes that came in while a head was not complete
+    _answered: RequestResponseCycle | None = None  # `cycle` is the last that was asked for
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,6 +53,10 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._disarm()
+        self.pipeline.clear()
+        if (cycle := self._answered) is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
         self._has_head = True
@@ -62,6 +67,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
         extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
         extensions[WRITE] = partial(_write_chunk, cycle)
         old = cycle.scope["http_version"] == "1.0"
@@ -69,7 +75,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no request, which is plain text."""
-        if self._is_idle or not self.cycle.response_started:
+        if self._is_idle or self._answered is None or not self._answered.response_started:
             error = ApiError(400, "this is no valid HTTP/1.1 request", code="invalid_http")
             body = json.dumps(error.body).encode()
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "

@@ -1,4 +1,4 @@
-"""Clients that do not get to the point."""
+"""Clients that do not get to the point, and such as ask for more than they wait for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.connection import Connection
+from tests.support.fake_client import FakeClient, make_ready
+from tests.support.serving import MODEL, serve
 
 
 class Hasty(Connection):
@@ -128,3 +130,37 @@ def test_an_old_client_gets_no_chunks() -> None:
     assert b"chunked" not in head.lower()
     known = dialogue(request, until_closed=False, http=Connection)
     assert b"content-length: 2" in asyncio.run(asyncio.wait_for(known, 30))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_whoever_asks_twice_and_leaves_is_missed(stream: bool) -> None:
+    """uvicorn told only the last of several pipelined requests that their client was gone: the
+    first one's generation went on, up to a write into a closed connection if it streamed."""
+    client = FakeClient(ready=make_ready(max_model_len=1_000_000))
+    fields = {"max_tokens": 900_000, "ignore_eos": True, "stream": stream}
+    body = json.dumps({"model": MODEL, "prompt": "a", **fields})
+    request = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    with serve(client) as served:
+        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as asking:
+            asking.sendall(2 * request.encode())
+            served.until(lambda: client.inflight == 1)
+        served.until(lambda: client.inflight == 0)
+    assert client.aborted == [submit.id for submit in client.submitted]
+    assert len(client.submitted) == 1
+
+
+def test_what_is_no_http_does_not_get_into_an_answer() -> None:
+    """Behind a second request: the envelope was written between the pieces of the first answer."""
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.3)
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    talk = dialogue(
+        request, request + b"\x00\r\n\r\n", until_closed=True, http=Connection, app=slow
+    )
+    said = asyncio.run(asyncio.wait_for(talk, 30))
+    assert said.startswith(b"HTTP/1.1 200")
+    assert b"invalid_http" not in said
