@@ -189,7 +189,7 @@ class AdaptiveK:
         if changed:
             self._visits[self._size] = self._rounds
             self._rounds = self._visits.get(sequences.bit_length(), 0) // 2
-            self._explore.restart(known=self._rounds >= _FEW)
+            self._explore.restart()
             self._price = 0.0
             self._pace.restart()
         self._ahead.renew(sequences, self._price)

@@ -9,7 +9,8 @@ from typing import Literal
 
 PROBE_FIRST, PROBE_LAST = 16, 48  # rounds between probes while K is 0, at least
 _TRIAL = 8  # one probe in so many is a trial of K > 0, the first of a batch size included
-_BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at 0, at least
+_BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at 0, at least;
+_BASELINE_CLOSE = 128  # where little is lost by it
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 _TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16
 _SHARE = 0.01  # of the time may be lost by trying
@@ -28,11 +29,11 @@ class Exploration:
         self._owed = {True: 0.0, False: 0.0}
         self.restart()
 
-    def restart(self, *, known: bool = False) -> None:
-        """Another batch size: look soon. One that is `known` needs no trial at once."""
+    def restart(self) -> None:
+        """Another batch size: look soon."""
         self._interval, self._after = PROBE_FIRST, _BASELINE_FIRST
         self._idle = 0  # rounds at K = 0 since the last probe
-        self._probes = 1 if known else _TRIAL  # since the last trial, that included
+        self._probes = _TRIAL  # since the last trial, that included: one is due
         self._left = 0  # more rounds of a trial, or of a baseline
         self._spell = 1  # rounds of the last baseline
         self._busy = self._since = 0  # rounds at K > 0; and since the last baseline
@@ -71,7 +72,8 @@ class Exploration:
             self.round, self._spell = "baseline", 1
             if close and self._after > _BASELINE_FIRST:
                 self._left, self._spell = _BASELINE_ROUNDS - 1, _BASELINE_ROUNDS
-            self._since, self._after = 0, min(8 * self._after, _BASELINE)
+            most = _BASELINE_CLOSE if close else _BASELINE
+            self._since, self._after = 0, min(8 * self._after, most)
         elif self._busy % _NEIGHBOUR == 0 and not varies:
             self.round = "above" if self._busy % (2 * _NEIGHBOUR) else "below"
         return self.round
