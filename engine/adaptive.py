@@ -269,6 +269,8 @@ class AdaptiveK:
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe
         self._explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
+        if probe and changes != self._guesses.acceptance.changes:
+            self._explore.suspect()
 
     def _lost(self, seen: StepObservation) -> float:
         """Seconds that the step took beyond those in which its tokens come in usual steps."""

@@ -61,7 +61,7 @@ class Calibration:
         self._confidences += confidences[:_MOST]
         self._hits += hits[:_MOST]
         if len(self._hits) >= (_BATCH if self._seen < _FEW else _LARGE):
-            self._fit()
+            self.fit()
             self._pause = _PAUSE
 
     def line(self) -> tuple[float, float, float]:
@@ -70,7 +70,10 @@ class Calibration:
         weight = w2 / self._variance**0.5
         return w0 - weight * self._mean, w1, weight
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
+        """With what was gathered: after a look back, which may have seen another world."""
+        if not self._hits:
+            return
         confidences = np.minimum(np.array(self._confidences), MOST)
         self._spread(confidences)
         count = len(confidences)

@@ -110,12 +110,16 @@ class Experience:
             self._consider()
         self._heard_k = k
         self._heard += outcomes if k else ()
-        if len(self._heard) >= _TOGETHER or any(len(each) > 1 for each in seen.agreements):
+        looked_back = any(len(each) > 1 for each in seen.agreements)
+        if len(self._heard) >= _TOGETHER or looked_back:
             self._consider()
         if seen.agreements:
             self.acceptance.agree([[hit for _, hit in each] for each in seen.agreements])
-        if (seen.confidences or seen.agreements) and self._calibration.wants():
+        wanted = self._calibration.wants()
+        if looked_back or ((seen.confidences or seen.agreements) and wanted):
             self._calibrate(seen)
+        if looked_back:
+            self._calibration.fit()
 
     def _consider(self) -> None:
         self.acceptance.update(self._heard_k, self._heard)

@@ -38,6 +38,10 @@ class Exploration:
         self._spell = 1  # rounds of the last baseline
         self._busy = self._since = 0  # rounds at K > 0; and since the last baseline
 
+    def suspect(self) -> None:
+        """Guesses fare in another way than they did: the next look is a trial, and soon."""
+        self._probes, self._idle = _TRIAL, self._interval
+
     def forgive(self) -> None:
         """A spell in which nothing was tried paid for all."""
         self._owed = {True: 0.0, False: 0.0}
