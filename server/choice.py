@@ -1,8 +1,8 @@
-"""Choice: one engine request seen as text. Owns its detokenizer, stop strings, counts, logprobs.
+"""Choice: one engine request seen as text. Owns its detokenizer, stop strings, counts
+(`usage`), logprobs (`logprobs`) and provenance.
 
 Text rule: the token that ended the sequence (EOS or one of stop_token_ids) has no text and no
-logprobs entry unless `include_stop`, but it is counted. Logprobs rule: an entry is handed out
-with the text it belongs to, so entries of text that a stop string cut away never leave.
+logprobs entry unless `include_stop`, but it is counted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Literal
 from engine.errors import EngineError, EngineLost
 from engine.messages import Output, TokenLogprobs
 from server.detokenizer import Detokenizer, StopStrings
+from server.generation_spec import Echo
+from server.logprobs import HeldLogprobs, TextLogprobs
 from server.mailbox import Stream
 from server.provenance import Origin, Provenance
 from server.tokenizer import Tokenizer
+from server.usage import Counts
 
-PREDICTION = "prediction"
 Finish = Literal["stop", "length"]
 
 
@@ -31,35 +33,6 @@ class GenerationFailed(EngineError):
         super().__init__(message)
         self.bad_request = bad_request
         self.param: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A token as text and bytes, with its log-probability under the model itself."""
-
-    token: str
-    bytes: bytes
-    logprob: float | None  # None: the first token of a prompt, which nothing precedes
-
-
-@dataclass(frozen=True, slots=True)
-class TextLogprobs:
-    """One position: the token taken, the likeliest ones, and where its text begins (characters
-    from the begin of the choice's text, echo included)."""
-
-    chosen: Alternative
-    top: list[Alternative]
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt as the begin of a completion: its text, the ids for its logprobs, and how many
-    alternatives each shows (None: no logprobs)."""
-
-    text: str
-    tokens: Sequence[int]
-    alternatives: int | None = None
 
 
 @dataclass(slots=True)  # making a frozen one takes thrice as long, and this is one per token
@@ -106,9 +79,7 @@ class Choice:
         self.index = index
         self.stream = stream
         self.finish: Finish | None = None
-        self.num_tokens = self.cached_tokens = self.proposed = self.accepted = self.rounds = 0
-        self.predicted = self.mispredicted = 0  # see generation.Usage
-        self._predicted = 0  # guessed from the prediction
+        self.counts = Counts()
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
@@ -123,7 +94,7 @@ class Choice:
         self._show_tokens = show_tokens
         self._provenance = Provenance() if provenance else None
         self._is_plain = self._stops is None and not (provenance or show_tokens)
-        self._held: list[TextLogprobs] = []  # entries whose text is not out yet
+        self._held = HeldLogprobs(tokenizer)
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
         self._closed = False
@@ -146,12 +117,12 @@ class Choice:
             raise GenerationFailed(sentence, bad_request=output.bad_request)
         if output.finish == "abort":
             raise EngineLost("the engine ended this request before it was finished")
-        self._count(output)
-        before = self.num_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        before = self.counts.tokens
         text = self._begin(output) + self._take(output)
-        tokens = output.tokens[: self.num_tokens - before]
-        self._count_guesses(output, len(tokens))
-        self._count_predicted(output, len(tokens))
+        tokens = output.tokens[: self.counts.tokens - before]
+        self.counts.take(output, self.stream.steps, len(tokens), stopped=self._hit)
         if output.logprobs is not None:
             self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
         if output.finish is not None and not self._hit:
@@ -169,10 +140,7 @@ class Choice:
 
     def _feed_plain(self, output: Output) -> Delta | None:
         """As `feed`, for nearly every step of nearly every request."""
-        count = len(output.tokens)
-        self.num_tokens += count
-        self.rounds, self.proposed = output.rounds, output.proposed
-        self.accepted += min(output.accepted - self.accepted, count)
+        self.counts.take_plain(output)
         text = self._detokenizer.push(output.tokens)
         if not text:
             return None
@@ -183,35 +151,11 @@ class Choice:
     def mean_logprob(self) -> float:
         """Per counted token, under the model itself, if the engine was asked for log-probabilities.
         Without a token it is 0."""
-        return self._logprob / max(self.num_tokens, 1)
+        return self._logprob / max(self.counts.tokens, 1)
 
     @property
     def _hit(self) -> bool:
         return self._stops is not None and self._stops.hit is not None
-
-    def _count(self, output: Output) -> None:
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
-        self.cached_tokens = output.cached_tokens or self.cached_tokens
-
-    def _count_guesses(self, output: Output, taken: int) -> None:
-        """Up to the step in which the last of the `taken` tokens was drawn: how far the engine gets
-        before it hears of a stop string depends on time."""
-        for step in self.stream.steps or (output,):
-            self.rounds, self.proposed = step.rounds, step.proposed
-            self.accepted += min(step.accepted - self.accepted, taken)  # they are its first tokens
-            self._predicted = step.predicted
-            taken -= len(step.tokens)
-            if self._hit and taken <= 0:
-                return
-
-    def _count_predicted(self, output: Output, taken: int) -> None:
-        """Of the tokens that arrived, the first `taken` are in the completion."""
-        for source, count in output.sources or ():
-            if source == PREDICTION:
-                self.predicted += min(count, taken)
-            taken = max(taken - count, 0)
-        self.mispredicted = self._predicted - self.predicted
 
     def _begin(self, output: Output) -> str:
         """The echoed prompt, once, with its logprobs when the first Output brings them."""
@@ -219,18 +163,13 @@ class Choice:
             return ""
         echo, self._echo = self._echo, None
         if output.prompt_logprobs is not None and echo.alternatives is not None:
-            places = Detokenizer(self._tokenizer, skip_special_tokens=True)
-            offset = 0
-            for token, entry in zip(echo.tokens, output.prompt_logprobs, strict=True):
+            positions = echo.positions(self._tokenizer)
+            scored = zip(echo.tokens, output.prompt_logprobs, positions, strict=True)
+            for token, entry, at in scored:
                 if entry is not None:
                     top = entry.top[: echo.alternatives]
                     entry = TokenLogprobs(token, entry.logprob, top, entry.rank)
-                self._held.append(self._entry(token, entry, min(offset, len(echo.text))))
-                piece = places.push([token])
-                if self._tokenizer.is_special(token):  # written out in the prompt, or added to it
-                    name = token_text(self._tokenizer.token_bytes(token))
-                    piece = name if echo.text.startswith(name, offset) else ""
-                offset += len(piece)
+                self._held.add(token, entry, position=at)
         self._position = len(echo.text)
         return echo.text
 
@@ -242,21 +181,21 @@ class Choice:
         visible = tokens[:-1] if ended and tokens else tokens
         logprobs = output.logprobs if self._show_logprobs else None
         if self._stops is None and logprobs is None and self._provenance is None:
-            self.num_tokens += len(tokens)
+            self.counts.tokens += len(tokens)
             return self._detokenizer.push(visible)
         text = ""
         sources = _each(output.sources) if self._provenance is not None else None
         for i, token in enumerate(visible):
             if logprobs is not None:
-                self._held.append(self._entry(token, logprobs[i], self._position))
+                self._held.add(token, logprobs[i], position=self._position)
             piece = self._detokenizer.push([token])
             if self._provenance is not None and sources is not None:
                 self._provenance.add(next(sources), piece, position=self._position)
-            text += self._push(piece, self.num_tokens + 1)
-            self.num_tokens += 1
+            text += self._push(piece, self.counts.tokens + 1)
+            self.counts.tokens += 1
             if self._hit:
                 return text
-        self.num_tokens += len(tokens) - len(visible)
+        self.counts.tokens += len(tokens) - len(visible)
         return text
 
     def _push(self, piece: str, num_tokens: int) -> str:
@@ -269,7 +208,7 @@ class Choice:
         rest = self._detokenizer.flush()
         if self._provenance is not None:
             self._provenance.append(rest)
-        text = self._push(rest, self.num_tokens)
+        text = self._push(rest, self.counts.tokens)
         return text if self._stops is None or self._hit else text + self._stops.flush()
 
     def _release(self, *, asked: bool) -> list[TextLogprobs] | None:
@@ -277,13 +216,8 @@ class Choice:
         if not (asked or self._held):
             return None
         if self._stops is None or (self.finish is not None and not self._hit):
-            out, self._held = self._held, []
-            return out
-        size = 0
-        while size < len(self._held) and self._held[size].offset < self._emitted:
-            size += 1
-        out, self._held = self._held[:size], self._held[size:]
-        return out
+            return self._held.release_all()
+        return self._held.release(self._emitted)
 
     def _origins(self) -> list[Origin] | None:
         if self._provenance is None:
@@ -291,16 +225,6 @@ class Choice:
         if self.finish is not None:
             return self._provenance.end(self._emitted, cut=self._hit)
         return self._provenance.release(self._emitted, incomplete=self._detokenizer.incomplete)
-
-    def _entry(self, token: int, entry: TokenLogprobs | None, offset: int) -> TextLogprobs:
-        if entry is None:
-            return TextLogprobs(self._alternative(token, None), [], offset)
-        top = [self._alternative(t, logprob) for t, logprob in entry.top]
-        return TextLogprobs(self._alternative(token, entry.logprob), top, offset)
-
-    def _alternative(self, token: int, logprob: float | None) -> Alternative:
-        raw = self._tokenizer.token_bytes(token)
-        return Alternative(token_text(raw), raw, logprob)
 
 
 def _says_only_tokens(output: Output) -> bool:
@@ -319,11 +243,3 @@ def _each(runs: list[tuple[str, int]] | None) -> Iterator[str]:
     """Who guessed each token; an engine that was asked says it of all of them."""
     assert runs is not None
     return chain.from_iterable(repeat(source, count) for source, count in runs)
-
-
-def token_text(raw: bytes) -> str:
-    """A token's text; a part of a character is shown as OpenAI does, `bytes:` and its bytes."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

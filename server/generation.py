@@ -3,9 +3,6 @@
 Promises: every engine request ends here once, by its finish, by a stop string or by `close`, which
 is synchronous so that it may run while being cancelled; text never splits a character and never
 shows a part of a stop string. Leaves HTTP shapes to `server.api`, scheduling to the engine.
-
-Seeds: choice 0 of every prompt uses the request's seed itself, choice i the i-th output of
-SplitMix64 started there (Steele, Lea, Flood 2014), so any single choice can be replayed with n=1.
 """
 
 from __future__ import annotations
@@ -13,87 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
-
-from engine.errors import EngineError
-from engine.messages import Output, SamplingParams, Submit, TokenLogprobs
-from server.choice import Choice, Delta, Echo, GenerationFailed
+from engine.messages import Output, TokenLogprobs
+from server.choice import Choice, Delta, GenerationFailed
 from server.engine_client import EngineHandle
+from server.generation_spec import GenerationSpec
 from server.mailbox import Wake
 from server.metrics import Metrics, RequestTimes
 from server.metrics_table import Finish
 from server.tokenizer import Tokenizer
-
-MASK = 2**64 - 1
-
-
-class ContextLengthExceeded(EngineError):
-    """Prompt plus requested output do not fit the model's context; a caller's error."""
-
-    def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-@dataclass(frozen=True, slots=True)
-class Guessing:
-    """Who may guess for a request, and how many tokens at most in a step."""
-
-    enabled: bool = False
-    max_draft: int | Literal["auto"] = 0
-    proposers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSpec:
-    """What to generate. `params` are those of choice 0; the others differ in the seed alone (and
-    score the prompt again only to echo it). `context`: the most tokens that prompt and output may
-    have; `max_tokens` is clipped to it. `n` are wanted of the `best_of` (at least `n`) that are
-    generated for each prompt. `echoes`: per prompt, the text that the completion begins with; None:
-    no echo. `show_logprobs`: of generated tokens, to the client; `show_tokens`: their ids."""
-
-    id: str
-    prompts: Sequence[Sequence[int]]
-    params: SamplingParams
-    context: int
-    n: int = 1
-    best_of: int = 1
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
-    echoes: Sequence[Echo] | None = None
-    show_logprobs: bool = True
-    show_tokens: bool = False
-    guessing: Guessing = Guessing()  # what `params` come to in this engine
-    grammar_param: str | None = None  # the field that the grammar came of
-
-    @property
-    def fan_out(self) -> int:
-        """Sequences per prompt."""
-        return max(self.n, self.best_of)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens in and out of one call, and how speculation went. A prompt counts once however many
-    choices it has; completion tokens count up to the one that completed a stop string.
-
-    `predicted`: completion tokens that came of the caller's prediction, i.e. were guessed from it
-    and drawn by the target too. `mispredicted`: guessed from it and not in the completion."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    proposed: int
-    accepted: int
-    rounds: int
-    predicted: int = 0
-    mispredicted: int = 0
-    guessing: Guessing = Guessing()
+from server.usage import Usage, usage_of
 
 
 class Generation:
@@ -125,27 +51,17 @@ class Generation:
     def start(self, *, arrival: float) -> None:
         """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
         try:
-            for prompt_index in range(len(self.spec.prompts)):
-                for i in range(self.spec.fan_out):
-                    self._submit(prompt_index, i, arrival)
+            for index in range(len(self.spec.prompts) * self.spec.fan_out):
+                self._submit(index, arrival)
         except BaseException:
             self._failed = True
             self.close()
             raise
 
-    def _submit(self, prompt_index: int, i: int, arrival: float) -> None:
+    def _submit(self, index: int, arrival: float) -> None:
         spec = self.spec
-        index = prompt_index * spec.fan_out + i
-        prompt = list(spec.prompts[prompt_index])
-        max_tokens = min(spec.params.max_tokens, spec.context - len(prompt))
-        params = msgspec.structs.replace(
-            spec.params,
-            seed=choice_seed(spec.params.seed, i),
-            max_tokens=max_tokens,
-            min_tokens=min(spec.params.min_tokens, max_tokens),
-            prompt_logprobs=spec.params.prompt_logprobs if i == 0 or spec.echoes else None,
-        )
-        stream = self._client.submit(Submit(f"{spec.id}-{index}", prompt, params, arrival))
+        submit = spec.submit(index, arrival=arrival)
+        stream = self._client.submit(submit)
         choice = Choice(
             index,
             stream,
@@ -154,9 +70,9 @@ class Generation:
             include_stop=spec.include_stop,
             skip_special_tokens=spec.skip_special_tokens,
             shown_tokens=spec.shown_tokens,
-            min_tokens=params.min_tokens,
-            provenance=params.provenance,
-            echo=None if spec.echoes is None else spec.echoes[prompt_index],
+            min_tokens=submit.params.min_tokens,
+            provenance=submit.params.provenance,
+            echo=None if spec.echoes is None else spec.echoes[index // spec.fan_out],
             show_logprobs=spec.show_logprobs,
             show_tokens=spec.show_tokens,
         )
@@ -254,7 +170,7 @@ class Generation:
         first = None if self._first_token is None else self._first_token - self._began
         return RequestTimes(
             finish=finish,
-            prompt_tokens=sum(map(len, self.spec.prompts)),
+            prompt_tokens=self.spec.prompt_tokens,
             first_token_seconds=first,
             total_seconds=self._clock() - self._began,
         )
@@ -284,25 +200,9 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Counts so far; final once `finished`."""
-        firsts = self.choices[:: self.spec.fan_out]
-        return Usage(
-            prompt_tokens=sum(map(len, self.spec.prompts)),
-            completion_tokens=sum(choice.num_tokens for choice in self.choices),
-            cached_tokens=sum(choice.cached_tokens for choice in firsts),
-            proposed=sum(choice.proposed for choice in self.choices),
-            accepted=sum(choice.accepted for choice in self.choices),
-            rounds=sum(choice.rounds for choice in self.choices),
-            predicted=sum(choice.predicted for choice in self.choices),
-            mispredicted=sum(choice.mispredicted for choice in self.choices),
+        return usage_of(
+            [choice.counts for choice in self.choices],
+            prompt_tokens=self.spec.prompt_tokens,
             guessing=self.spec.guessing,
+            per=self.spec.fan_out,
         )
-
-
-def choice_seed(seed: int, i: int) -> int:
-    """Seed of choice i, 64 bits: the seed itself for i = 0, else SplitMix64's i-th output."""
-    if i == 0:
-        return seed & MASK
-    z = (seed + i * 0x9E3779B97F4A7C15) & MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)

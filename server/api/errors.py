@@ -13,10 +13,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from engine.errors import EngineLost
+from engine.errors import EngineError, EngineLost
 from server.admission import QueueFull
 from server.choice import GenerationFailed
-from server.generation import ContextLengthExceeded
 from server.metrics import Metrics
 from server.metrics_table import Rejection
 from server.tokenizer import ChatTemplateError
@@ -56,6 +55,14 @@ class ApiError(Exception):
             "code": self.code,
         }
         return {"error": error}
+
+
+class ContextLengthExceeded(EngineError):
+    """Prompt plus requested output do not fit the model's context; a caller's error."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class NotReady(EngineLost):

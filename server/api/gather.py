@@ -11,8 +11,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
 from server.api.errors import ClientGone
-from server.choice import Finish, TextLogprobs
+from server.choice import Finish
 from server.generation import Generation
+from server.logprobs import TextLogprobs
 from server.provenance import Origin
 
 T = TypeVar("T")

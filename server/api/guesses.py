@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.messages import Ready, SamplingParams, Speculation, proposers_of
-from server.api.errors import invalid
+from server.api.errors import ContextLengthExceeded, invalid
 from server.api.schema_guesses import SpeculationWish
-from server.generation import ContextLengthExceeded, Guessing
+from server.generation_spec import Guessing
 
 
 def engine_wish(wish: SpeculationWish | None, ready: Ready) -> Speculation | None:

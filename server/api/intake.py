@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.messages import Grammar, Ready
-from server.api.errors import invalid
+from server.api.errors import ContextLengthExceeded, invalid
 from server.api.explain import check_settings
 from server.api.guesses import check_prediction, effective, engine_wish
 from server.api.params import check_ids, check_length, sampling_params
 from server.api.schema import CommonRequest
 from server.api.services import Services
-from server.choice import Echo
-from server.generation import ContextLengthExceeded, Generation, GenerationSpec
+from server.generation import Generation
+from server.generation_spec import Echo, GenerationSpec
 
 T = TypeVar("T")
 SHORT = 1024  # characters: tokenised in half a millisecond or so

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.messages import TokenLogprobs
-from server.choice import Alternative, TextLogprobs, token_text
+from server.logprobs import Alternative, TextLogprobs, token_text
 from server.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # stands for minus infinity, which JSON does not have

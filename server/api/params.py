@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.messages import Ready, SamplingParams
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, ContextLengthExceeded, invalid
 from server.api.guesses import engine_wish
 from server.api.schema import CommonRequest
-from server.generation import MASK, ContextLengthExceeded
+from server.generation_spec import MASK
 
 GREEDY_BELOW = 1e-4
 

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from server.api.errors import ApiError, as_api_error
+from server.api.errors import ApiError, ContextLengthExceeded, as_api_error
 from server.choice import GenerationFailed
-from server.generation import ContextLengthExceeded
 from server.tokenizer import ChatTemplateError
 
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")

@@ -14,14 +14,14 @@ from fastapi.responses import JSONResponse, Response
 from engine.messages import Ready
 from server.api.body import parse_json, read_body
 from server.api.chat import prompt_ids
+from server.api.errors import ContextLengthExceeded
 from server.api.intake import encode
 from server.api.params import check_prompt_ids
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest, read_tokenize
 from server.api.services import Services
-from server.choice import token_text
-from server.generation import ContextLengthExceeded
+from server.logprobs import token_text
 
 
 def tokenize_router(services: Services) -> APIRouter:

@@ -80,7 +80,7 @@ class Task:
         for token in text:
             self.choice.feed(Output(id=self.submit.id, tokens=[token]))
             if self.choice.finish is not None:
-                self.limit(self.choice.num_tokens)
+                self.limit(self.choice.counts.tokens)
                 return
 
 

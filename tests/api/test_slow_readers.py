@@ -19,7 +19,8 @@ from server.api.completions import CompletionChunks
 from server.api.event_stream import EventStream
 from server.api.intake import Call
 from server.api.sse import events
-from server.generation import Generation, GenerationSpec
+from server.generation import Generation
+from server.generation_spec import GenerationSpec
 from server.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready

@@ -14,7 +14,8 @@ from server.api.completions import CompletionChunks
 from server.api.intake import Call
 from server.api.sse import ChunkShape, events
 from server.choice import Delta
-from server.generation import Generation, GenerationSpec
+from server.generation import Generation
+from server.generation_spec import GenerationSpec
 from server.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, listed_script, make_ready

@@ -12,8 +12,10 @@ import pytest
 from engine.errors import EngineLost
 from engine.messages import SamplingParams
 from server.admission import Admission, QueueFull
-from server.choice import Delta, Echo, GenerationFailed, token_text
-from server.generation import Generation, GenerationSpec, choice_seed
+from server.choice import Delta, GenerationFailed
+from server.generation import Generation
+from server.generation_spec import Echo, GenerationSpec, choice_seed
+from server.logprobs import token_text
 from server.metrics import Metrics
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient, Script, listed_script, make_ready

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from engine.messages import Output, TokenLogprobs
-from server.choice import Choice, Delta, Echo
+from server.choice import Choice, Delta
+from server.generation_spec import Echo
 from server.mailbox import Stream
 from tests.support.byte_tokenizer import EOS, IM_END, ByteTokenizer
 
