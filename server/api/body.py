@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from server.api.duplicates import duplicate_key, given_twice
 from server.api.errors import ApiError, ClientGone, invalid
 from server.api.limits import MAX_VALUES
 
@@ -54,8 +55,8 @@ async def read_body(http: HttpRequest, limit: int) -> bytes:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is. Raises ApiError (400) for anything else, for too many values, and
-    for the character NUL anywhere in it."""
+    """The object that a body is. Raises ApiError (400) for anything else, for too many values, for
+    the character NUL and for a key given twice, wherever they stand in it."""
     if num_values(body) > MAX_VALUES:
         raise ApiError(
             400, f"the body holds more than {MAX_VALUES} JSON values", code="too_many_values"
@@ -71,6 +72,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
         path = _nul(data, "")
         if path is not None:
             raise invalid(path, f"`{path}` holds the character NUL (U+0000), which is no text")
+    path = duplicate_key(body, data)
+    if path is not None:
+        raise given_twice(path)
     return data
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.messages import Grammar
 from server.api.body import num_values
+from server.api.duplicates import duplicate_key, given_twice
 from server.api.errors import ApiError, invalid
 from server.api.explain import shown
 from server.api.limits import MAX_CHOICES, MAX_DESCRIPTION, MAX_SCHEMA_NAME, MAX_VALUES
@@ -98,12 +99,16 @@ def _schema(value: Any, path: str) -> Grammar:
 def _json(value: Any, path: str) -> Grammar:
     """A schema, or its text, as vLLM takes it."""
     if isinstance(value, str):
-        if num_values(value.encode()) > MAX_VALUES:
+        text = value.encode()
+        if num_values(text) > MAX_VALUES:
             raise invalid(path, f"`{path}` holds more than {MAX_VALUES} JSON values")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise invalid(path, f"`{path}` is no valid JSON") from None
+        twice = duplicate_key(text, value) if isinstance(value, dict) else None
+        if twice is not None:
+            raise given_twice(f"{path}.{twice}")
     return _schema(value, path)
 
 

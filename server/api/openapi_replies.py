@@ -190,7 +190,7 @@ REPLIES: Mapping[str, Schema] = {
             "proposer": STRING,
             "k_max": COUNT,
             "k": COUNT,
-            "reason": enum(*get_args(Reason)),
+            "reason": or_null(enum(*get_args(Reason))),
             "explanation": STRING,
             "num_sequences": COUNT,
             "acceptance": or_null(NUMBER),

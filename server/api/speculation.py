@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, get_args
 
@@ -104,28 +104,36 @@ def _k(mode: Mode, k: object, k_max: int) -> int:
 
 
 def _present(services: Services, ready: Ready) -> dict[str, Any]:
-    """The mode as it was set, the rest as of the last step."""
+    """The mode as it was set and what it settles; the rest as of the last step. `reason` is null
+    where nobody has chosen yet in the present mode."""
     said = services.client.speculation
     last = services.client.estimates or Estimates()
     estimated = bool(last.rates)
     obeyed = last.mode == said.mode and (said.mode != "fixed" or last.k == said.k)
+    settled = None if said.mode == "auto" else said.mode
+    k = last.k if said.mode == "auto" else said.k
     return {
         "object": "speculation",
         "mode": said.mode,
         "controller": ready.controller,
         "proposer": ready.proposer,
         "k_max": ready.k_max,
-        "k": last.k if said.mode == "auto" else said.k,
-        "reason": last.reason,
+        "k": k,
+        "reason": last.reason if obeyed else settled,
         "explanation": why(last) if obeyed else f"From the next step on K is {told(said)}.",
         "num_sequences": last.num_sequences,
         "acceptance": _figure(last.acceptance) if estimated else None,
         "kept": [_figure(share) for share in services.metrics.kept.shares],
         "survival": [_figure(chance) for chance in last.survival],
         "tokens_per_second": [_figure(rate) for rate in last.rates],
-        "speedup": _figure(last.speedup) if estimated else None,
+        "speedup": _figure(last.speedup if obeyed else _speedup(last, k)) if estimated else None,
         "regret": _figure(services.metrics.regret.value) if estimated else None,
     }
+
+
+def _speedup(last: Estimates, k: int) -> float:
+    rates = last.rates
+    return rates[k] / rates[0] if k < len(rates) and rates[0] else nan
 
 
 def told(said: SetSpeculation) -> str:

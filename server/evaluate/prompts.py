@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.errors import EngineError
+from server.api.duplicates import duplicate_key
 
 Endpoint = Literal["chat", "completions"]
 URLS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -86,6 +87,9 @@ def _object(where: str, line: str) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise PromptsError(f"{where} is not a JSON object, as the first line is")
+    twice = duplicate_key(line.encode(), found)
+    if twice is not None:
+        raise PromptsError(f"{where}: `{twice}` is given twice")
     return found
 
 

@@ -61,6 +61,30 @@ def test_a_switch_reaches_the_engine(
 
 
 @pytest.mark.parametrize(
+    ("before", "said", "told"),
+    [
+        (Estimates(k=2, reason="pays"), {"mode": "off"}, ("off", 0, 1.0)),
+        (Estimates(k=2, reason="pays"), {"mode": "fixed", "k": 1}, ("fixed", 1, 1.5)),
+        (Estimates(k=2, reason="pays"), {"mode": "fixed", "k": 4}, ("fixed", 4, None)),
+        (Estimates(mode="off"), {"mode": "fixed", "k": 2}, ("fixed", 2, 1.25)),
+        (Estimates(mode="off"), {"mode": "auto"}, (None, 0, 1.0)),
+        (Estimates(mode="fixed", k=1, reason="fixed"), {"mode": "off"}, ("off", 0, 1.0)),
+        (Estimates(k=2, reason="pays", speedup=1.25), {"mode": "auto"}, ("pays", 2, 1.25)),
+    ],
+)
+def test_a_switch_while_nothing_runs_is_told_whole(
+    http: httpx.Client, served: Served, before: Estimates, said: dict[str, Any], told: Any
+) -> None:
+    """Bug: the reason, and the speed-up, were those of the last step, in the mode before."""
+    before.rates = [100.0, 150.0, 125.0]
+    served.client.estimates = before
+    http.post("/speculation", json=said)
+    now = http.get("/speculation").json()
+    served.client.estimates = None
+    assert (now["reason"], now["k"], now["speedup"]) == told
+
+
+@pytest.mark.parametrize(
     ("said", "param", "word"),
     [
         ({}, "mode", "required"),

@@ -85,6 +85,7 @@ def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
         ((batch(""),), ["line 1", "`custom_id`"]),
         ((batch("x", prompt="y"),), ["line 1", "unknown field `prompt`"]),
         (({"text": "a"},), ["line 1", "neither `prompt` nor `messages`"]),
+        (('{"prompt": "a", "n": 1, "n": 2}',), ["line 1", "`n` is given twice"]),
         (({"prompt": "a", **CHAT},), ["line 1", "both `prompt` and `messages`"]),
         (('[{"prompt": "a"}]',), ["one JSON list"]),
         (("a", "b\0"), ["line 2", "NUL"]),
