@@ -24,10 +24,10 @@ from engine.experience import GRID, Experience
 from engine.exploration import Exploration
 from engine.forecast import Forecast, Pace
 from engine.messages import Estimates, Reason
+from engine.spells import Spells
 from engine.step_costs import StepCosts
 
-_FEW = 24  # rounds of a batch size, after which it is known
-_PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 512  # rounds between two choices: at first, at most
+_CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _CLOSE = 1.2  # speed-up that errors of the costs could make up
 _WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
 _HEAR_ONE, _HEAR_CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
@@ -59,8 +59,7 @@ class AdaptiveK:
         self._k = 0
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
         self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
-        self._age = self._rounds = 0  # since the last choice; since the batch was of another size
-        self._visits: dict[int, int] = {}  # rounds when it was of a size last
+        self._spells = Spells()
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
         self._price = 0.0  # tokens per second: what a second is worth
         self._usual = 0.0  # seconds of a round
@@ -101,9 +100,8 @@ class AdaptiveK:
             return 0
         self._wake()
         self._sequences = sequences
-        self._age += 1
-        self._rounds += 1
-        if size != self._size or self._age >= self._patience():
+        self._spells.go()
+        if size != self._size or self._spells.is_due(on=self._k > 0):
             self._plan(sequences, changed=size != self._size)
             self._size = size
         k = self._while_on() if self._k else self._while_off()
@@ -116,21 +114,20 @@ class AdaptiveK:
 
     def _hears(self) -> bool:
         """At K > 0, of a crowd that is known a few rounds tell enough."""
-        if self._rounds < _FEW or self._explore.round != "usual":
+        if not self._spells.is_known or self._explore.round != "usual":
             return True
         return self._since % (_HEAR_CROWD if self._sequences > 1 else _HEAR_ONE) == 0
 
     def _rest(self) -> None:
         """At K = 0, once that is known, nothing is due for some rounds."""
         self._drafted = False
-        if self._rounds >= _FEW and self._explore.round == "usual":
+        if self._spells.is_known and self._explore.round == "usual":
             self._rests = _REST
 
     def _wake(self) -> None:
         """Count the rounds that it rested."""
         if self._rested:
-            self._age += self._rested
-            self._rounds += self._rested
+            self._spells.go(self._rested)
             self._since += self._rested
             self._explore.rest(self._rested, self._usual)
         self._rests = self._rested = 0
@@ -140,20 +137,13 @@ class AdaptiveK:
         self._size = -1
         self._explore.forgive()
 
-    def _patience(self) -> int:
-        """The longer the load is the same, the less a choice can change."""
-        if self._k:
-            return min(max(_PATIENCE, self._rounds // 8), _PATIENT_ON)
-        # What tells of guesses has it choose at once; without, little can change.
-        return min(max(_PATIENCE, self._rounds // 2), _PATIENT_OFF)
-
     def _learns_costs(self) -> bool:
         if self._on:
             if self._explore.round == "trial" and self._since < _WARM_ON:
                 return False
         elif self._since < _WARM and not self._explore.is_alone:
             return False
-        if self._rounds < _FEW or not self._on or self._explore.round != "usual":
+        if not self._spells.is_known or not self._on or self._explore.round != "usual":
             return True
         return self._since % _LEARN_ON == 0
 
@@ -185,18 +175,20 @@ class AdaptiveK:
 
     def _plan(self, sequences: int, *, changed: bool) -> None:
         """Choose anew."""
-        self._age = 0
+        self._spells.choose()
         if changed:
-            self._visits[self._size] = self._rounds
-            self._rounds = self._visits.get(sequences.bit_length(), 0) // 2
+            self._spells.resize(self._size, sequences.bit_length())
             self._explore.restart()
             self._price = 0.0
             self._pace.restart()
         self._ahead.renew(sequences, self._price)
         rates = self._ahead.rates
         best = max(range(len(rates)), key=rates.__getitem__)
+        if best and not self._k and not changed and rates[best] < _CLEAR * rates[0]:
+            best = 0
         if (best > 0) != (self._k > 0):
-            self._explore.turned()
+            known = self._spells.turn()
+            self._explore.turned(back=best > 0 and known)
             self._pace.restart()
         self._k = best
         seen = self._pace.blend(rates[self._k]) if self._k else 0.0
@@ -255,12 +247,12 @@ class AdaptiveK:
         changes = self._guesses.acceptance.changes
         self._guesses.learn(k, outcomes, seen)
         if changes != self._guesses.acceptance.changes:
-            self._age, self._rounds = _PATIENT_OFF, 0  # choose anew at once
+            self._spells.forget()
             self._pace.restart()
         if self._explore.asks:
             self._guesses.look_back(seen)
             if self._explore.tells:
-                self._age = _PATIENT_OFF
+                self._spells.call()
         if seen.pure_decode and seen.num_sequences:
             if self._learns_costs():
                 self._costs.learn(seen, fresh=self._drafted)

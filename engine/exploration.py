@@ -92,9 +92,13 @@ class Exploration:
         """Whether this round is a baseline of one round."""
         return self.round == "baseline" and self._spell == 1
 
-    def turned(self) -> None:
-        """On or off: whatever was being tried is over."""
+    def turned(self, *, back: bool) -> None:
+        """Whatever was being tried is over. `back` from off, what K = 0 costs is known, and what
+        the trials took has found something."""
         self._left = 0
+        if back:
+            self._since, self._after = 0, max(self._after, 8 * _BASELINE_FIRST)
+            self._owed[False] = 0.0
 
     @property
     def asks(self) -> bool:

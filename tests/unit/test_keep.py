@@ -141,7 +141,7 @@ def test_probes_come_back_from_off() -> None:
     assert min(set(gaps) - {1}) >= 16
     world.alpha = 0.95
     trace = play(controller, world, 100)
-    assert sorted(trace.depths[-9:])[4] > 1  # a baseline may be among them
+    assert min(trace.depths[-3:]) > 1
 
 
 def test_a_trial_is_drafted_and_verified_as_it_was_meant() -> None:
