@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from engine.chances import FEW
 from engine.config import SpeculationConfig
 from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
 from engine.estimates import Points
@@ -100,6 +99,7 @@ class AdaptiveK:
             return 0
         self._wake()
         self._sequences = sequences
+        self._guesses.chances.restart()
         self._spells.go()
         if size != self._size or self._spells.is_due(on=self._k > 0):
             self._plan(sequences, changed=size != self._size)
@@ -210,13 +210,15 @@ class AdaptiveK:
             return True
         if self._explore.round == "trial":
             return True
-        if len(confidences) == 1:  # without arrays
-            place = self._guesses.chances_of(confidences[0])[-1] * (len(GRID) - 1)
+        if self._sequences > FEW:  # of so many the mean confidence tells no more than K does
+            return depth < self._k
+        gains = self._gains[depth]
+        worth = 0.0
+        for found in self._guesses.chances.lists(confidences):
+            place = found[-1] * (len(GRID) - 1)
             i = min(int(place), len(GRID) - 2)
-            low, high = self._gains[depth][i : i + 2]
-            return low + (place - i) * (high - low) > 0.0
-        alive = self._guesses.alive(confidences)[:, -1]
-        return bool(np.interp(alive, GRID, self._gains[depth]).sum() > 0)
+            worth += gains[i] + (place - i) * (gains[i + 1] - gains[i])
+        return worth > 0.0
 
     def keep(self, confidences: Confidences) -> list[int]:
         """The rows with the most expected tokens at the present price."""
@@ -224,7 +226,9 @@ class AdaptiveK:
             self._guesses.remember(confidences)
         if self._explore.round == "trial":
             return [len(sure) for sure in confidences]
-        return self._ahead.keep(confidences, self._sequences, self._price)
+        kept = self._ahead.keep(confidences, self._sequences, self._price)
+        self._guesses.chances.restart()
+        return kept
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """The length with the most expected tokens per second for the batch, whose other sequences

@@ -62,11 +62,11 @@ class KController(Protocol):
     which others chose.
 
     Where each draft step is a forward of its own, `goes_on` is asked between them, with the
-    confidences so far of those who might have more. `keep`: how many of each drafted sequence's
-    guesses, from its first, are worth a row of the target. `worth` prices guesses that cost nothing
-    to make, for one sequence of the same step: given their chances to be kept (each with all before
-    it), how many pay; 0 also where the main proposer, if it may be asked `instead`, is the better
-    choice."""
+    confidences so far of those who might have more. `keep`, last in a round: how many of each
+    drafted sequence's guesses, from its first, are worth a row of the target. `worth` prices
+    guesses that cost nothing to make, for one sequence of the same step: given their chances to be
+    kept (each with all before it), how many pay; 0 also where the main proposer, if it may be asked
+    `instead`, is the better choice."""
 
     name: str
     k_max: int

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from math import exp
 
 import numpy as np
 
-from engine.confidence import LEAST, MOST, Array, Calibration
+from engine.chances import Chances
+from engine.confidence import Array, Calibration
 from engine.controller import Confidences, StepObservation
 from engine.estimates import AcceptanceEstimate, Outcome
 
@@ -29,14 +29,13 @@ class Experience:
     def __init__(self, k_max: int) -> None:
         self.acceptance = AcceptanceEstimate(k_max)
         self.sure = np.zeros((1, k_max))  # `[sample, depth]`: that a guess is right
-        self.bases, self.weight = [0.0] * k_max, 0.0  # log-odds = base + weight * confidence
+        self.chances = Chances(k_max)  # of the round's proposals
         self._k_max = k_max
         self._calibration = Calibration()
         self._sample = deque[Sequence[float]](maxlen=_SAMPLE)  # confidences
         self._heard: list[Outcome] = []  # of rounds at one K, to be learnt from together
         self._heard_k = 0
         self._odds = [0.0] * k_max  # of the chances by depth
-        self._base = np.zeros(k_max)
         depths = np.arange(k_max)
         self._steps = depths - depths[:, None] + 1  # [depth, last]: of drafting
         last = depths[:, None]
@@ -53,35 +52,12 @@ class Experience:
         self._consider()
         chances = np.array(self.acceptance.chances())
         odds = np.log(chances / (1.0 - chances))
-        base, slope, self.weight = self._calibration.line()
-        self._base = base + slope * odds
-        self.bases, self._odds = self._base.tolist(), odds.tolist()
+        base, slope, weight = self._calibration.line()
+        self.chances.trust((base + slope * odds).tolist(), weight)
+        self._odds = odds.tolist()
         nothing = [np.nan] * self._k_max
         sample = np.array([[*sure, *nothing[len(sure) :]] for sure in self._sample or [()]])
         self.sure = np.where(np.isnan(sample), chances, self._calibration.sure(odds, sample))
-
-    def alive(self, confidences: Confidences) -> Array:
-        """`[sequences, most]`: that a guess and all before it are right; 0 where there is none."""
-        lengths = [len(sure) for sure in confidences]
-        most = max(lengths)
-        ragged = min(lengths) < most
-        if ragged:
-            confidences = [[*sure, *[0.0] * (most - len(sure))] for sure in confidences]
-        table = np.minimum(np.array(confidences, dtype=float), MOST)
-        z = self._base[:most] + self.weight * table
-        sure: Array = 1.0 / (1.0 + np.exp(np.minimum(-z, LEAST)))
-        if ragged:
-            sure *= np.arange(most) < np.array(lengths)[:, None]
-        return sure.cumprod(axis=1) if most > 1 else sure
-
-    def chances_of(self, confidences: Sequence[float]) -> list[float]:
-        """`alive`, for one sequence."""
-        alive, found = 1.0, list[float]()
-        for base, confidence in zip(self.bases, confidences, strict=False):
-            z = base + self.weight * min(confidence, MOST)
-            alive /= 1.0 + exp(min(-z, LEAST))
-            found.append(alive)
-        return found
 
     def gains(self, step: float, rows: Array) -> Array:
         """`[depth, GRID]`: what going on after `depth` guesses is worth to a sequence, by the

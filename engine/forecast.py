@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.chances import FEW
 from engine.confidence import Array
 from engine.controller import Confidences
 from engine.experience import Experience
 from engine.step_costs import StepCosts
 
 _NEVER = 1e-9  # a chance that is none
-_ARRAY = 48  # guesses, from which on arrays are quicker
 _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 
@@ -46,9 +46,9 @@ class Forecast:
 
     def keep(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
         """See KController: the rows with the most expected tokens at that price."""
-        if sum(map(len, confidences)) <= _ARRAY:
+        if len(confidences) <= FEW:
             return self._keep_few(confidences, sequences, price)
-        alive = self._guesses.alive(confidences)
+        alive = self._guesses.chances.table(confidences)
         ordered = np.sort(alive, axis=None)[::-1]
         most = len(self.seconds) - sequences - 1  # where it was not obeyed there may be more
         ordered = ordered[: min(int(np.count_nonzero(ordered > _NEVER)), most)]
@@ -62,7 +62,7 @@ class Forecast:
 
     def _keep_few(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
         """`keep` without arrays: for so few numbers they are slower."""
-        chances = [self._guesses.chances_of(sure) for sure in confidences]
+        chances = self._guesses.chances.lists(confidences)
         ordered = sorted((chance for each in chances for chance in each), reverse=True)
         seconds = self.by_row[sequences:]
         value = most = 0.0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.adaptive import AdaptiveK
+from engine.chances import FEW
 from engine.controller import Load
 from tests.support.controller_world import K_MAX, World, adaptive, play
 
@@ -24,8 +25,9 @@ def trained(batch: int, *, row: float = 4e-4, draft: float = 1e-4, rounds: int =
 
 def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[int]) -> float:
     """Expected tokens of these lengths, less the price of their rows."""
-    alive = controller._guesses.alive(confidences)
-    tokens = sum(float(row[:n].sum()) for row, n in zip(alive, lengths, strict=True))
+    alive = controller._guesses.chances.lists(confidences)
+    controller._guesses.chances.restart()
+    tokens = sum(sum(row[:n]) for row, n in zip(alive, lengths, strict=True))
     seconds, begin = controller._ahead.seconds, len(confidences)
     return tokens - controller._price * float(seconds[begin + sum(lengths)] - seconds[begin])
 
@@ -52,7 +54,7 @@ def test_one_sequence_is_judged_like_one_among_none() -> None:
     controller, rng = trained(1), random.Random(5)
     for _ in range(200):
         sure = [rng.gauss(2.5, 1.5) for _ in range(rng.randint(1, K_MAX))]
-        assert controller.keep([sure]) == controller.keep([sure, []])[:1]
+        assert controller.keep([sure]) == controller.keep([sure, *[[]] * FEW])[:1]
 
 
 def test_a_sure_guess_is_kept_where_a_doubtful_one_is_not() -> None:
@@ -77,6 +79,7 @@ def test_drafting_ends_at_the_bound_and_where_nothing_can_pay() -> None:
     controller = trained(2)
     assert controller.goes_on([[6.0], [6.0]])
     assert not controller.goes_on([[9.0] * K_MAX] * 2)
+    controller.keep([[6.0], [6.0]])
     assert not controller.goes_on([[-9.0], [-9.0]])
     dear = World(alpha=0.6, batch=2, draft=0.5, informed=1.5)
     without = adaptive(dear, stops=True)
@@ -92,6 +95,7 @@ def test_a_sure_draft_goes_deeper() -> None:
         depth = 1
         while controller.goes_on([[confidence] * depth]):
             depth += 1
+        controller.keep([[confidence] * depth])
         depths.append(depth)
     assert depths == sorted(depths)
     assert depths[0] < depths[2] == K_MAX
@@ -105,7 +109,7 @@ def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) 
     world = World(alpha=alpha, batch=batch, row=2e-4, free=8, informed=0.0)
     controller = adaptive(world, stops=stops)
     trace = play(controller, world, 800)
-    assert controller._guesses.weight < 0.25
+    assert controller._guesses.chances.weight < 0.25
     assert trace.rate > 0.93 * world.best_rate
 
 
