@@ -43,12 +43,22 @@ _DATE = _date()
 
 def fast(function: Callable[..., Any]) -> Any:
     """Compiled at the first call, or kept from before as long as no file with compiled code has
-    changed. Where nothing can be written, the code is not kept."""
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"contract", "reassoc", "nsz"},
-    }
+    changed. Where nothing can be written, the code is not kept. Sums may be taken in any order."""
+    return _compiled(function, {"contract", "reassoc", "nsz"})
+
+
+def exactly(function: Callable[..., Any]) -> Any:
+    """As `fast`, but each operation is rounded as written."""
+    return _compiled(function, set())
+
+
+def fusing(function: Callable[..., Any]) -> Any:
+    """As `exactly`, but a product may be added without being rounded first."""
+    return _compiled(function, {"contract"})
+
+
+def _compiled(function: Callable[..., Any], freedoms: set[str]) -> Any:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": freedoms}
     try:
         compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no place for the cache

@@ -25,10 +25,14 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import KVPlane
+from engine.messages import SamplingParams
 from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
 from engine.model.batch import Segment, is_chain
 from engine.model.fused import FAMILIES, is_plain
 from engine.model.panels import Words, is_exact
+from engine.sampling.kernels import NOT_FINITE
+from engine.sampling.noise import words_of
+from engine.sampling.plain import Plain, plain_of
 
 MOST_ROWS = 64  # in one forward in float32, or of a larger model; at 128 torch costs the same
 SMALL = 1 << 24  # parameters; below, bfloat16 takes any number of rows, and targets are compiled
@@ -39,8 +43,7 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Where a sequence's next token will stand, and the blocks that hold it and what follows."""
 
     blocks: Sequence[int]
@@ -90,6 +93,7 @@ class CompiledDecoder:
         self._arithmetic = _ROUNDED if rounded else _EXACT
         self._vocab = int(head.shape[0])
         self._columns = self._arithmetic.padded(self._vocab)
+        self._words = words_of(self._vocab)
         self._weights = (
             _bits(body.embed_tokens.weight) if rounded else _array(body.embed_tokens.weight),
             _stack([layer.input_layernorm.weight for layer in body.layers]),
@@ -155,24 +159,24 @@ class CompiledDecoder:
         starts: Sequence[Start],
         memory: Memory,
         *,
-        steps: int,
-        scales: Sequence[float],
-        noise: Floats | None,
+        steps: Sequence[int],
+        plains: Sequence[Plain],
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """`steps` tokens for each sequence, see `engine.model.runner.ModelRunner.chain`."""
+        """What follows each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape == (len(starts), self._vocab)
-        tokens = np.empty((len(starts), steps), dtype=np.int64)
-        leads = np.empty((len(starts), steps), dtype=np.float32)
-        positions = np.array([start.position for start in starts], dtype=np.int64)
-        assert positions.max() + steps <= len(self._angles[0])
-        given = np.empty((0, 0), np.float32) if noise is None else noise
+        items, needed = list[tuple[int, ...]](), list[tuple[Sequence[int], int]]()
+        asked = zip(starts, steps, plains, strict=True)
+        for i, ((blocks, position), count, plain) in enumerate(asked):
+            assert position + count <= len(self._angles[0])
+            items.append((i, count, position, *plain.words))
+            needed.append((blocks, position + count))
+        tokens = np.full((len(starts), max(steps)), NOT_FINITE, dtype=np.int64)
+        leads = np.empty(tokens.shape, dtype=np.float32)
         keys, values, block_size = memory
-        tables = _tables([(s.blocks, s.position + steps) for s in starts], block_size)
+        tables = _tables(needed, block_size)
         self._arithmetic.chain(
-            np.array(logits, order="C"), positions, tables, block_size,
-            self._weights, self._angles, self._shape, self._numbers, keys, values,
-            np.array(scales, dtype=np.float32), np.ascontiguousarray(given), tokens,
-            leads,
+            logits, np.array(items, dtype=np.int64), self._words, tables, block_size,
+            self._weights, self._angles, self._shape, self._numbers, keys, values, tokens, leads,
         )  # fmt: skip
         return tokens.tolist(), leads.tolist()
 
@@ -180,7 +184,8 @@ class CompiledDecoder:
         """Compile, or read the kept code, before anybody waits. Writes to the first block."""
         logits = self.table([Segment([0], 0, [0], 1)], memory)
         if chains:
-            self.chain(logits, [Start([0], 1)], memory, steps=2, scales=[1.0], noise=None)
+            plain = plain_of(SamplingParams(seed=0, max_tokens=2))
+            self.chain(logits, [Start([0], 1)], memory, steps=[2], plains=[plain])
 
 
 def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:

@@ -27,6 +27,7 @@ from numba.extending import intrinsic
 
 from engine.jit import fast
 from engine.model.panels import LANES, PANEL, VECTORS
+from engine.sampling.kernels_draws import guess, space_for
 
 ROWS_AT_ONCE = 4  # rows whose sums fit the registers
 
@@ -253,44 +254,47 @@ def _gate(wide: Any, inner: Any, out: Any) -> None:
 
 
 @fast
-def choose(logits: Any, scales: Any, noise: Any, step: Any, out: Any, leads: Any) -> None:
-    """One step of `chain`: each sequence's token and lead, into `[:, step]`."""
-    count, steps = out.shape
-    for i in range(count):
-        best, second, token = np.float32(-np.inf), np.float32(-np.inf), -1
-        for v in range(logits.shape[1]):
-            x = logits[i, v]
-            if len(noise):
-                x = x * scales[i] + noise[i * steps + step, v]
-            if x > second:
-                second = x
-                if x > best:
-                    best, second, token = x, best, v
-        out[i, step] = token if np.isfinite(best) else -1
-        leads[i, step] = best - second
+def choose(
+    logits: Any, items: Any, words: Any, step: Any, space: Any, rows: Any, out: Any, leads: Any
+) -> Any:  # fmt: skip
+    """One step of `chain`: the token and the lead of each sequence in `rows`, whose row of `logits`
+    is the first, second, ..., into `[:, step]`. How many want another; they are the first ones of
+    `rows` afterwards."""
+    live = 0
+    for i in range(len(rows)):
+        mine = rows[i]
+        item = items[mine]
+        token, lead = guess(logits[i], words, item, item[2] + step, space)
+        out[mine, step], leads[mine, step] = token, lead
+        if token >= 0 and step + 1 < item[1]:
+            rows[live] = mine
+            live += 1
+    return live
 
 
 @fast
 def chain(
-    logits: Any, starts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
-    shape: Any, numbers: Any, keys: Any, values: Any, scales: Any, noise: Any, out: Any,
-    leads: Any,
+    logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, out: Any, leads: Any,
 ) -> None:  # fmt: skip
-    """`out` `[sequences, steps]`: tokens, each the likeliest under `logits * scale + noise`, the
-    next step's logits being those after it; -1 where nothing is finite. `leads`, of the same shape:
-    how far its score lies above the next. `logits` `[sequences, vocab]` are written over; `starts`:
-    positions of the first tokens; `noise` `[sequences * steps, vocab]`, or empty: without noise and
-    scale. The last token is not run."""
-    count, steps = out.shape
-    facts = np.ones((count, 3), np.int64)
+    """`out` `[sequences, steps]`: tokens, each what sampling.kernels_draws.guess says, the next
+    step's logits being those after it; NOT_FINITE is the last. `leads`, of the same shape, are of
+    these. `logits` `[sequences, vocab]`; `items`, `words` as of kernels_draws.draw, of rows that
+    follow each other in a chain. The last token is not run."""
+    count, vocab = logits.shape
+    rows, facts = np.arange(count), np.ones((count, 3), np.int64)
+    tokens, space = np.empty(count, np.int64), space_for(vocab)
     wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
-    for step in range(steps):
-        choose(logits, scales, noise, step, out, leads)
-        for i in range(count):
-            facts[i, 0], facts[i, 1] = i, starts[i] + step
-        if step + 1 < steps:
-            forward(
-                np.maximum(out[:, step], 0), facts, tables, block_size, weights, angles,
-                shape, numbers, keys, values, wide,
-            )  # fmt: skip
-            logits[:] = wide[:, : logits.shape[1]]
+    wide[:, :vocab] = logits
+    for step in range(out.shape[1]):
+        live = choose(wide[:, :vocab], items, words, step, space, rows, out, leads)
+        if live == 0:
+            return
+        rows = rows[:live]
+        for i in range(live):
+            tokens[i] = out[rows[i], step]
+            facts[i, 0], facts[i, 1] = rows[i], items[rows[i], 2] + step
+        forward(
+            tokens[:live], facts[:live], tables, block_size, weights, angles, shape, numbers,
+            keys, values, wide[:live],
+        )  # fmt: skip

@@ -18,6 +18,7 @@ from engine.model.kernels import choose
 from engine.model.kernels_attention import attend, exp, rounded
 from engine.model.kernels_bfloat16 import LANES, PANEL, product_of_pairs
 from engine.model.kernels_pages import ROWS_AT_ONCE
+from engine.sampling.kernels_draws import space_for
 
 TILE = 64  # rows that go through all layers together: their numbers stay in the caches
 
@@ -209,21 +210,24 @@ def _gate(wide: Any, inner: Any, words: Any) -> None:
 
 @fast
 def chain(
-    logits: Any, starts: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
-    shape: Any, numbers: Any, keys: Any, values: Any, scales: Any, noise: Any, out: Any,
-    leads: Any,
+    logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, out: Any, leads: Any,
 ) -> None:  # fmt: skip
     """As `engine.model.kernels.chain`."""
-    count, steps = out.shape
-    facts = np.ones((count, 3), np.int64)
+    count, vocab = logits.shape
+    rows, facts = np.arange(count), np.ones((count, 3), np.int64)
+    tokens, space = np.empty(count, np.int64), space_for(vocab)
     wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
-    for step in range(steps):
-        choose(logits, scales, noise, step, out, leads)
-        for i in range(count):
-            facts[i, 0], facts[i, 1] = i, starts[i] + step
-        if step + 1 < steps:
-            forward(
-                np.maximum(out[:, step], 0), facts, tables, block_size, weights, angles,
-                shape, numbers, keys, values, wide,
-            )  # fmt: skip
-            logits[:] = wide[:, : logits.shape[1]]
+    wide[:, :vocab] = logits
+    for step in range(out.shape[1]):
+        live = choose(wide[:, :vocab], items, words, step, space, rows, out, leads)
+        if live == 0:
+            return
+        rows = rows[:live]
+        for i in range(live):
+            tokens[i] = out[rows[i], step]
+            facts[i, 0], facts[i, 1] = rows[i], items[rows[i], 2] + step
+        forward(
+            tokens[:live], facts[:live], tables, block_size, weights, angles, shape, numbers,
+            keys, values, wide[:live],
+        )  # fmt: skip

@@ -19,13 +19,14 @@ from engine.attention.choice import choose_backend
 from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
 from engine.model.batch import Batch, Segment, Unseen
-from engine.model.chain_graphs import ChainGraphs, read_chains
+from engine.model.chain_graphs import ChainGraphs, Found, read_chains
 from engine.model.compiled import MOST_ROWS, Floats, Memory, Start
 from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.timing import DeviceTimer, HostTimer, Timer
 from engine.sampling.noise import Key
+from engine.sampling.plain import Plain
 
 
 class ModelOutput:
@@ -164,29 +165,27 @@ class ModelRunner:
 
     def chain(
         self,
-        logits: Floats,
+        output: ModelOutput,
         starts: Sequence[Start],
         *,
-        steps: int,
-        scales: Sequence[float],
-        noise: Floats | None,
-    ) -> tuple[list[list[int]], list[list[float]]] | None:
-        """`steps` tokens for each sequence in one call: the likeliest under `logits * scale +
-        noise`, the logits of the next step being those after it; -1 where nothing is finite. And
-        how far each one's score lies above the next. The keys and values of all but the last are in
-        the cache afterwards. None if this model cannot.
-
-        `logits` `[sequences, vocab]` follow each sequence's last token; `noise` `[sequences *
-        steps, vocab]`, or None for neither noise nor scale.
-        """
-        if self._compiled is None or len(starts) > MOST_ROWS:
-            return None
+        steps: Sequence[int],
+        plains: Sequence[Plain],
+    ) -> Found:
+        """So many tokens for each sequence in one call, drawn as the sequence asks, the logits of
+        the next step being those after it; NOT_FINITE from where nothing can be drawn. And how far
+        each one's score lies above the next. The keys and values of all but the last are in the
+        cache afterwards. `draws_chains` must hold. `output`, one row for each, follows its last
+        token; what stands behind a sequence's last token means nothing."""
+        assert self._compiled is not None
         self._timer.begin()
-        found = self._compiled.chain(
-            logits, starts, self._memory, steps=steps, scales=scales, noise=noise
-        )
+        found = self._compiled.chain(output.table, starts, self._memory, steps=steps, plains=plains)
         self._timer.end()
         return found
+
+    def draws_chains(self, sequences: int) -> bool:
+        """Whether `chain` can, of so many."""
+        compiled = self._compiled
+        return compiled is not None and (compiled.takes_all_rows or sequences <= MOST_ROWS)
 
     def fits_chain(self, starts: Sequence[Start], steps: int) -> bool:
         """Whether `unseen_chain` can, of these."""
@@ -220,7 +219,7 @@ class ModelRunner:
         steps: int,
         scales: Sequence[float],
         keys: Callable[[], Sequence[Key | None]],
-    ) -> tuple[list[list[int]], list[list[float]]] | None:
+    ) -> Found | None:
         """The same, told in one copy from the device; None if it does not fit."""
         if not self.fits_chain(starts, steps):
             return None

@@ -1,11 +1,9 @@
-"""Draws under top_k, top_p and min_p in compiled code. As `engine.sampling.kernels`: what is close
-to call, at an edge of a filter too, is left to the long way (`engine.sampling.filters`).
+"""Whether a token stays under top_k, top_p and min_p, in compiled code: yes, no, or too close to
+call (`engine.sampling.filters` knows).
 
-A filter keeps what stands before an edge in the order of likelihood. So nothing is sorted: the
-token with the best score stays if few enough tokens, and little enough mass, lie above it;
-otherwise neither it nor what lies below it does, and the next best is asked.
-
-Nothing here calls compiled code of another file: numba's cache looks at one file's date only.
+A filter keeps what stands before an edge in the order of likelihood. So nothing is sorted: a token
+stays if few enough tokens and little enough mass lie above it; otherwise neither it nor what lies
+below it does.
 """
 
 from __future__ import annotations
@@ -14,18 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from engine.sampling.kernels import CLOSE, SHIFTED, UNSURE, exactly, float_of, summing
+from engine.jit import exactly, fusing
+from engine.sampling.kernels import float_of
 
-MOST_RANKED = 128  # of top_k; more go the long way
+REMOVED, STAYS, DOUBT = 0, 1, 2
+MOST_RANKED = 128  # of top_k, where top_p is asked for as well; beyond, there is doubt
 
+_REACHES = (2, 4, 8, 16)  # below the largest logit
 _EDGE = 2e-5  # of all mass: more than sums in float32 can differ
-_TRIES = 64  # tokens beyond an edge that may score best
-_BLOCK = 64  # summed in float32
+_LANES = 256  # sums in float32 that are summed in float64
 
 
-@exactly
+@fusing
 def _exp(x: Any) -> Any:
-    """Of float32 from -87 to 0, about 1 ulp; 0 below."""
+    """Of float32 from -88 to 0, about 1 ulp; 0 below -87."""
     whole = np.floor(x * np.float32(1.44269504089) + np.float32(0.5))
     r = x - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
     p = np.float32(1.9875691500e-4)
@@ -39,37 +39,27 @@ def _exp(x: Any) -> Any:
     return p * float_of(np.int32(np.int32(power + np.int32(127)) << 23))
 
 
-@summing
-def _mass_above(scaled: Any, bar: Any, mass: Any) -> Any:
-    """The sum of `mass` where the row lies above `bar`; blocks in float32, their sum in float64."""
+@exactly
+def _mass_above(row: Any, scale: Any, bar: Any, mass: Any) -> Any:
+    """The sum of `mass` where the scaled row lies above `bar`."""
+    sums = np.zeros(_LANES, np.float32)
     total = 0.0
-    for first in range(0, len(scaled), _BLOCK):
-        part = np.float32(0)
-        for v in range(first, min(first + _BLOCK, len(scaled))):
-            part += mass[v] if scaled[v] > bar else np.float32(0)
-        total += np.float64(part)
+    for first in range(0, len(row), _LANES):
+        some, masses = row[first : first + _LANES], mass[first : first + _LANES]
+        for i in range(len(some)):
+            sums[i] += masses[i] if some[i] * scale > bar else np.float32(0)
+    for i in range(_LANES):
+        total += np.float64(sums[i])
     return total
 
 
 @exactly
-def _two_best(scores: Any) -> Any:
-    """Where the largest stands, and the second largest."""
-    token, best, second = 0, scores[0], np.float32(-np.inf)
-    for v in range(1, len(scores)):
-        if scores[v] > second:
-            second = scores[v]
-            if second > best:
-                token, best, second = v, second, best
-    return token, second
-
-
-@exactly
-def _largest(scaled: Any, found: Any) -> None:
-    """`found`: as many of the largest of the row, largest first."""
+def _largest(row: Any, scale: Any, found: Any) -> None:
+    """`found`: as many of the largest of the scaled row, largest first."""
     found[:] = np.float32(-np.inf)
     last = len(found) - 1
-    for v in range(len(scaled)):
-        x = scaled[v]
+    for v in range(len(row)):
+        x = row[v] * scale
         if x > found[last]:
             i = last
             while i > 0 and found[i - 1] < x:
@@ -79,61 +69,114 @@ def _largest(scaled: Any, found: Any) -> None:
 
 
 @exactly
-def _count_equal(scaled: Any, value: Any) -> Any:
-    count = 0
-    for v in range(len(scaled)):
-        count += scaled[v] == value
+def _ranks(row: Any, scale: Any, mine: Any) -> Any:
+    """How many of the scaled row lie above this one, and how many are equal to it."""
+    above = equal = np.int32(0)
+    for v in range(len(row)):
+        x = row[v] * scale
+        above += np.int32(x > mine)
+        equal += np.int32(x == mine)
+    return above, equal
+
+
+@exactly
+def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
+    """`mass` `[vocab]` of each token, relative to that of the largest, `most`; all that top_k (0 is
+    off) leaves of it."""
+    whole, sums = 0.0, np.zeros(_LANES, np.float32)
+    for first in range(0, len(row), _LANES):
+        some, masses = row[first : first + _LANES], mass[first : first + _LANES]
+        for i in range(len(some)):
+            x = some[i] * scale - most
+            masses[i] = _exp(x if x > np.float32(-88) else np.float32(-88))
+            sums[i] += masses[i]
+    if not 0 < top_k < len(row):
+        for i in range(_LANES):
+            whole += np.float64(sums[i])
+    elif top_k <= MOST_RANKED:
+        ranked = np.empty(top_k, np.float32)
+        _largest(row, scale, ranked)
+        for i in range(top_k):
+            whole += np.float64(_exp(max(ranked[i] - most, np.float32(-88))))
+    return whole
+
+
+@exactly
+def _gather(row: Any, scale: Any, bar: Any, peaks: Any, found: Any) -> Any:
+    """`found`: what lies above `bar`. How many; one more than there is room for ends it."""
+    count, groups = 0, len(peaks)
+    for group in range(groups):
+        if peaks[group] <= bar:
+            continue
+        for at in range(group, len(row), groups):
+            x = row[at] * scale
+            if x > bar:
+                if count == len(found):
+                    return count + 1
+                found[count] = x
+                count += 1
     return count
 
 
 @exactly
-def _draw(scaled: Any, scores: Any, ends: Any, fields: Any, mass: Any) -> Any:
-    """`scores` are written over."""
-    most, least = ends
-    if not np.isfinite(most):
-        return UNSURE
-    for v in range(len(scaled)):
-        mass[v] = _exp(scaled[v] - most)
-    close = CLOSE + SHIFTED * max(abs(most), abs(least))
-    top_k = int(fields[0]) if fields[0] < len(scaled) else 0
-    top_p, floor = fields[1], most + fields[2]
-    bar, whole = np.float32(-np.inf), 0.0
-    if top_k > 0:
-        ranked = np.empty(top_k, np.float32)
-        _largest(scaled, ranked)
-        bar = ranked[top_k - 1]
-        for i in range(top_k):
-            whole += np.float64(_exp(ranked[i] - most))
-    elif top_p < 1:
-        whole = _mass_above(scaled, bar, mass)
-    edge = (_EDGE + 1e-6 * abs(np.float64(most))) * whole
-    for _ in range(_TRIES):
-        token, second = _two_best(scores)
-        mine = scaled[token]
-        if _count_equal(scaled, mine) > 1 or (mine < most and abs(mine - floor) <= close):
-            return UNSURE
-        stays = mine == most or (mine >= bar and mine >= floor)
-        if stays and top_p < 1 and mine < most:
-            above = _mass_above(scaled, mine, mass) - top_p * whole
-            if abs(above) <= edge:
-                return UNSURE
-            stays = above < 0
-        if stays:
-            return token if scores[token] - second > close else UNSURE
-        for v in range(len(scaled)):
-            scores[v] = scores[v] if scaled[v] > mine else np.float32(-np.inf)
-    return UNSURE
+def _sort(numbers: Any) -> None:
+    """Largest first."""
+    for i in range(1, len(numbers)):
+        x, at = numbers[i], i
+        while at > 0 and numbers[at - 1] < x:
+            numbers[at] = numbers[at - 1]
+            at -= 1
+        numbers[at] = x
 
 
 @exactly
-def draw_filtered(
-    scaled: Any, scores: Any, ends: Any, counts: Any, fields: Any, tokens: Any
-) -> None:  # fmt: skip
-    """`tokens` int64 of these rows, of kernels.prepare; UNSURE instead of some. `counts` `[n]` rows
-    have `fields` float64 `[n, 3]`: top_k (0 is off), top_p, and the logarithm of min_p."""
-    mass = np.empty(scaled.shape[1], np.float32)
-    at = 0
-    for i in range(len(counts)):
-        for _ in range(counts[i]):
-            tokens[at] = _draw(scaled[at], scores[at], ends[at], fields[i], mass)
-            at += 1
+def cut_of(row: Any, scale: Any, most: Any, fields: Any, peaks: Any, whole: Any) -> Any:
+    """Whatever is as large as this, or smaller, is removed by top_k or top_p for sure; -inf where
+    too many stay to say. `peaks` of groups of the row, whose members are as far apart as there are
+    groups; others as of `stays`."""
+    found = np.empty(MOST_RANKED, np.float32)
+    top_k = fields[0] if 0 < fields[0] < len(row) else len(row)
+    top_p = (fields[1] + _EDGE + 1e-6 * abs(np.float64(most))) if fields[1] < 1 else np.inf
+    for reach in _REACHES:
+        bar = most - np.float32(reach)
+        count = _gather(row, scale, bar, peaks, found)
+        if count > len(found):
+            break
+        _sort(found[:count])
+        above = 0.0
+        for i in range(count):
+            above += np.float64(_exp(found[i] - most))
+            if above >= top_p * whole or i + 1 >= top_k:
+                last = found[i]
+                while i < count and found[i] == last:
+                    i += 1
+                return found[i] if i < count else bar
+    return np.float32(-np.inf)
+
+
+@exactly
+def stays(
+    row: Any, scale: Any, mine: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
+) -> Any:  # fmt: skip
+    """Of a token whose scaled logit is `mine`, the largest being `most`. `fields`: top_k (0 is
+    off), top_p, the logarithm of min_p; `mass` and `whole` of `whole_of` if there is a top_p;
+    `close`: what rounding may move."""
+    top_k, top_p, floor = fields
+    above, equal = _ranks(row, scale, mine)
+    if equal > 1:
+        return DOUBT
+    if mine == most:
+        return STAYS
+    floor += np.float64(most)
+    if abs(mine - floor) <= close:
+        return DOUBT
+    if mine < floor or 0 < top_k <= above:
+        return REMOVED
+    if top_p < 1:
+        if MOST_RANKED < top_k < len(row):
+            return DOUBT
+        more = _mass_above(row, scale, mine, mass) - top_p * whole
+        if abs(more) <= (_EDGE + 1e-6 * abs(np.float64(most))) * whole:
+            return DOUBT
+        return STAYS if more < 0 else REMOVED
+    return STAYS

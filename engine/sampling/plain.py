@@ -9,20 +9,20 @@ from typing import NamedTuple
 from engine.messages import SamplingParams
 
 _LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
-_PARTS, _WORDS = Struct("<Qf"), Struct("<qi")
+_PARTS, _WORDS = Struct("<Qfxxxxqdd"), Struct("<qixxxxqqq")
 
 
 class Plain(NamedTuple):
     """What a row is drawn with when its fields ask for nothing else. `scale` multiplies the logits,
     0 stands for greedy; of `floor`, the logarithm of min_p, minus infinity is off, as is 0 of
-    `top_k`. `words`: the seed and the scale as compiled code takes them, the bits of each in an
-    int64."""
+    `top_k`. `words`: the seed, the scale as float32, top_k, top_p and floor as compiled code takes
+    them, the bits of each in an int64."""
 
     scale: float
     top_k: int
     top_p: float
     floor: float
-    words: tuple[int, int]
+    words: tuple[int, int, int, int, int]
 
     @property
     def is_filtered(self) -> bool:
@@ -34,8 +34,9 @@ def plain_of(params: SamplingParams) -> Plain:
     """Of a request's seed, temperature and filters."""
     scale = scale_at(params.temperature) if params.temperature else 0.0
     floor = log(params.min_p) if params.min_p else -inf
-    seed, bits = _WORDS.unpack(_PARTS.pack(params.seed, scale))
-    return Plain(scale, params.top_k, params.top_p, floor, (seed, bits))
+    top_k, top_p = params.top_k, params.top_p
+    bits = _PARTS.pack(params.seed, scale, top_k, top_p, floor)
+    return Plain(scale, top_k, top_p, floor, _WORDS.unpack(bits))
 
 
 def scale_at(temperature: float) -> float:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from engine.model.batch import Segment
-from engine.model.compiled import Floats, Start
+from engine.model.chain_graphs import Found
+from engine.model.compiled import Start
 from engine.model.runner import ModelOutput
-from engine.sampling.logits import LogitsProcessor
 from engine.sampling.noise import Key
+from engine.sampling.plain import Plain
 from engine.speculation.drafts import Draft
 from engine.speculation.hindsight import rows_to_judge
 
@@ -31,15 +32,11 @@ class Runner(Protocol):
 
     def forward(self, segments: Seq[Segment]) -> ModelOutput: ...
 
+    def draws_chains(self, sequences: int) -> bool: ...
+
     def chain(
-        self,
-        logits: Floats,
-        starts: Seq[Start],
-        *,
-        steps: int,
-        scales: Seq[float],
-        noise: Floats | None,
-    ) -> tuple[list[list[int]], list[list[float]]] | None: ...
+        self, output: ModelOutput, starts: Seq[Start], *, steps: Seq[int], plains: Seq[Plain]
+    ) -> Found: ...
 
     def keyed_chain(
         self,
@@ -49,7 +46,7 @@ class Runner(Protocol):
         steps: int,
         scales: Seq[float],
         keys: Callable[[], Seq[Key | None]],
-    ) -> tuple[list[list[int]], list[list[float]]] | None: ...
+    ) -> Found | None: ...
 
     def fits_chain(self, starts: Seq[Start], steps: int) -> bool: ...
 
@@ -68,13 +65,10 @@ class DraftForwards:
     """`vocab_size` is the target's; rows of the draft beyond it are cut off. `seconds` since they
     were last set to 0."""
 
-    def __init__(
-        self, runner: Runner, processor: LogitsProcessor, *, vocab_size: int, max_step_tokens: int
-    ) -> None:
+    def __init__(self, runner: Runner, *, vocab_size: int, max_step_tokens: int) -> None:
         assert max_step_tokens > 0
         self.seconds = 0.0
         self._runner = runner
-        self._processor = processor
         self._vocab_size = vocab_size
         self._max_step_tokens = max_step_tokens
 
@@ -87,9 +81,9 @@ class DraftForwards:
         room = self._max_step_tokens
         counts: list[int] = []
         for draft in drafts:
-            seq, scale = draft.seq, self._processor.scale_of(draft.seq)
+            seq = draft.seq
             start, end = min(seq.num_draft_computed, seq.num_tokens - 1), seq.num_tokens
-            counts.append(0 if draft.tokens else rows_to_judge(seq, start, scale))
+            counts.append(0 if draft.tokens else rows_to_judge(seq, start, draft.plain))
             tokens = seq.tokens[start:] + draft.tokens
             first, end, draft.run = start, end + len(draft.tokens), len(draft.tokens)
             silent = end - 1 - counts[-1]  # positions below it are not asked for logits

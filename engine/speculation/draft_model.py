@@ -30,7 +30,7 @@ from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.quick import Rows
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
 from engine.speculation.draft_forwards import DraftForwards, Runner
@@ -84,7 +84,7 @@ class DraftModelProposer:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._forwards = DraftForwards(
-            runner, processor, vocab_size=vocab_size, max_step_tokens=max_step_tokens
+            runner, vocab_size=vocab_size, max_step_tokens=max_step_tokens
         )
         self._goes_on = goes_on
         self._draws = draws
@@ -94,16 +94,17 @@ class DraftModelProposer:
         would stop the sequence, where nothing could be drawn, and where `goes_on` says that more
         do not pay. Blocks for `num_tokens + k` positions must be reserved."""
         self.agreements, self._forwards.seconds = (), 0.0
-        drafts = drafts_of(chunks)
+        drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
             draft.follow_grammar()
         live = [draft for draft in drafts.values() if draft.wants_more]
         if live:
             output = self._judged(live, *self._forwards.catch_up(live))
-            if not self._draw_chains(live, output):
-                if not isinstance(self._draws, DeviceDraws):
-                    self._sampler.prefetch(output.logits, noise_keys(live))
-                self._draw(live, output)
+            live, output = self._draw_chains(live, output)
+        if live:
+            if not isinstance(self._draws, DeviceDraws):
+                self._sampler.prefetch(output.logits, noise_keys(live))
+            self._draw(live, output)
         while live := [draft for draft in live if draft.wants_more]:
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
                 break
@@ -127,7 +128,7 @@ class DraftModelProposer:
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
         """`propose` without a word to the host: what `finish` makes proposals of, once it was told.
         None, with nothing done, where one graph of the drafter cannot do all of it."""
-        drafts = list(drafts_of(chunks).values())
+        drafts = list(drafts_of(chunks, self._processor.plain).values())
         draws = self._draws
         if not drafts or not isinstance(draws, DeviceDraws) or not self._fits_one_call(drafts):
             return None
@@ -138,30 +139,31 @@ class DraftModelProposer:
         output, counts = self._forwards.catch_up(drafts)
         judged, last = parts([draft.seq for draft in drafts], counts)
         told = [draws.enqueue(output.logits, judged)] if judged else []
-        scales = [self._processor.scale_of(draft.seq) or 1.0 for draft in drafts]
         found = self._runner.unseen_chain(
             output.take(last) if judged else output,
-            starts, steps=steps, scales=scales, keys=chain_keys(drafts),
+            starts, steps=steps, scales=_scales(drafts), keys=chain_keys(drafts),
         )  # fmt: skip
         return InFlight(drafts, steps, judged, [*told, found])
 
     def finish(self, flight: InFlight, told: Seq[list[float]]) -> list[Proposal]:
         """Of each sequence that `begin` drafted for, in order. `told`: the numbers of the tensors
         in `flight.told`."""
-        self.forward_seconds = self._forwards.seconds + self._runner.seconds
         self.agreements = ()
         if flight.judged:
             count = len(told[0]) // 2
             self.agreements = agreements(flight.judged, told[0][:count], told[0][count:])
         table = np.array(told[-1]).reshape(2, flight.steps, len(flight.drafts))
         self._take_chains(flight.drafts, read_chains(table.tolist()))
+        self.forward_seconds = self._forwards.seconds
         return [draft.proposal(self.name) for draft in flight.drafts]
 
     def _judged(self, drafts: list[Draft], output: ModelOutput, counts: list[int]) -> ModelOutput:
         """`[drafts, vocab]` logits after each one's last token; the others are judged."""
-        seqs = [draft.seq for draft in drafts]
-        scales = [self._processor.scale_of(seq) for seq in seqs]
-        output, self.agreements = judge(output, seqs, counts, scales, self._sampler, self._draws)
+        if any(counts):
+            seqs, scales = [draft.seq for draft in drafts], _scales(drafts)
+            output, self.agreements = judge(
+                output, seqs, counts, scales, self._sampler, self._draws
+            )
         return output
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
@@ -178,33 +180,47 @@ class DraftModelProposer:
             draft.take(token, lead, self._processor.eos_ids)
             draft.follow_grammar()
 
-    def _draw_chains(self, drafts: list[Draft], output: ModelOutput) -> bool:
-        """All that is left of the proposals in one call, if the fields of all these requests allow
-        it and the model can. Draws what `_draw` and `_extend` would in turn."""
-        if not self._fits_one_call(drafts):
-            return False
-        steps, starts = drafts[0].k, starts_of(drafts)
-        factors = [self._processor.scale_of(draft.seq) or 1.0 for draft in drafts]
-        keys = partial(chain_keys, drafts)
-        found = self._runner.keyed_chain(output, starts, steps=steps, scales=factors, keys=keys)
-        if found is None and isinstance(self._draws, QuickDraws):
-            roots = [(draft.seq, draft.seq.num_tokens) for draft in drafts]
-            noise = self._draws.noise(roots, steps)
+    def _draw_chains(
+        self, drafts: list[Draft], output: ModelOutput
+    ) -> tuple[list[Draft], ModelOutput]:
+        """All that is left of proposals in one call, where the requests' fields allow it and the
+        model can: what `_draw` and `extend` would draw in turn. Whose are left, and their rows."""
+        if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
+            usual = [i for i, draft in enumerate(drafts) if draft.plain is not None]
+            if not usual:
+                return drafts, output
+            mine = drafts if len(usual) == len(drafts) else [drafts[i] for i in usual]
             found = self._runner.chain(
-                output.table, starts, steps=steps, scales=factors, noise=noise
+                output if mine is drafts else output.take(usual),
+                starts_of(mine),
+                steps=[draft.k for draft in mine],
+                plains=[draft.plain for draft in mine if draft.plain is not None],
             )
-        if found is None:
-            return False
-        self._forwards.seconds += self._runner.seconds
-        self._take_chains(drafts, found)
-        return True
+            self._take_chains(mine, found)
+            left = [i for i, draft in enumerate(drafts) if draft.plain is None]
+            return [drafts[i] for i in left], output.take(left) if left else output
+        if self._fits_one_call(drafts):
+            keys = partial(chain_keys, drafts)
+            told = self._runner.keyed_chain(
+                output, starts_of(drafts), steps=drafts[0].k, scales=_scales(drafts), keys=keys
+            )
+            if told is not None:
+                self._take_chains(drafts, told)
+                return [], output
+        return drafts, output
 
     def _fits_one_call(self, drafts: list[Draft]) -> bool:
-        """By the requests' fields, and by what was guessed already."""
+        """On a device that draws itself: by the requests' fields, and what was guessed already."""
         usual = self._runner.vocab_size == self._vocab_size
-        usual = usual and all(self._processor.scale_of(d.seq) is not None for d in drafts)
+        usual = usual and all(d.plain is not None and not d.plain.is_filtered for d in drafts)
         return usual and all(not d.tokens and d.k == drafts[0].k for d in drafts)
 
     def _take_chains(self, drafts: list[Draft], found: Found) -> None:
+        self._forwards.seconds += self._runner.seconds
         for draft, tokens, leads in zip(drafts, *found, strict=True):
             draft.take_chain(tokens, leads, self._processor.eos_ids)
+
+
+def _scales(drafts: list[Draft]) -> list[float]:
+    """What multiplies the logits of each."""
+    return [(draft.plain.scale if draft.plain is not None else 0.0) or 1.0 for draft in drafts]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from engine.model.compiled import Start
 from engine.sampling.noise import Key
+from engine.sampling.plain import Plain
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE
 from engine.sequence import Sequence
 from engine.speculation.proposal import Proposal, chain
@@ -20,6 +21,7 @@ class Draft:
 
     seq: Sequence
     k: int
+    plain: Plain | None = None  # how its tokens are drawn, if that is all that there is to it
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)  # one for each of `tokens`
     forced: set[int] = field(default_factory=set)  # places in `tokens` that its grammar filled
@@ -61,18 +63,24 @@ class Draft:
 
     def take_chain(self, tokens: Seq[int], leads: Seq[float], eos_ids: Collection[int]) -> None:
         """All that a drafter guessed in one call, up to the end; it has run all but the last."""
-        for token, lead in zip(tokens, leads, strict=True):
-            self.take(token, lead, eos_ids)
-            if self.ended:
+        params = self.seq.params
+        stops = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+        count = 0
+        for token in tokens[: self.k]:
+            if token == NOT_FINITE:
                 break
-        self.seq.num_draft_computed += max(len(self.tokens) - 1, 0)
+            count += 1
+            if token in stops:
+                break
+        self.tokens, self.confidences = list(tokens[:count]), list(leads[:count])
+        self.seq.num_draft_computed += max(count - 1, 0)
         self.ended = True
 
 
-def drafts_of(chunks: Seq[Chunk]) -> dict[int, Draft]:
+def drafts_of(chunks: Seq[Chunk], plain: Callable[[Sequence], Plain | None]) -> dict[int, Draft]:
     """By chunk, of those that may guess."""
     return {
-        index: Draft(chunk.seq, chunk.k)
+        index: Draft(chunk.seq, chunk.k, plain(chunk.seq))
         for index, chunk in enumerate(chunks)
         if chunk.k > 0 and chunk.samples
     }

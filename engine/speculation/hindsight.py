@@ -18,6 +18,7 @@ from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.draws import Draws
 from engine.sampling.noise import Key
+from engine.sampling.plain import Plain
 from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
@@ -26,9 +27,9 @@ from engine.speculation.proposer import Agreement
 MOST_ROWS = 32  # of a sequence, the latest; so that logits stay small
 
 
-def rows_to_judge(seq: Sequence, start: int, scale: float | None) -> int:
+def rows_to_judge(seq: Sequence, start: int, plain: Plain | None) -> int:
     """Of the positions from `start` to the last but one, how many predict a generated token."""
-    if scale is None:
+    if plain is None or plain.is_filtered:
         return 0
     missed = seq.num_tokens - 1 - max(start, seq.num_prompt - 1)
     return min(max(missed, 0), MOST_ROWS)
@@ -38,7 +39,7 @@ def judge(
     output: ModelOutput,
     seqs: Seq[Sequence],
     counts: Seq[int],
-    scales: Seq[float | None],
+    scales: Seq[float],
     sampler: Sampler,
     draws: Draws | None = None,
 ) -> tuple[ModelOutput, list[Agreement]]:
@@ -48,12 +49,12 @@ def judge(
     if not any(counts):
         return output, []
     asked, last = parts(seqs, counts)
+    told = None
     if isinstance(draws, QuickDraws):
-        tokens, leads = draws.judge(output.table, asked)
-    elif isinstance(draws, DeviceDraws) and (told := draws.guess(output.logits, asked)):
-        tokens, leads = told
-    else:
-        tokens, leads = _drawn(output.logits, asked, [s or 1.0 for s in scales], counts, sampler)
+        told = draws.guess(output.table, asked)
+    elif isinstance(draws, DeviceDraws):
+        told = draws.guess(output.logits, asked)
+    tokens, leads = told or _drawn(output.logits, asked, scales, counts, sampler)
     return output.take(last), agreements(asked, tokens, leads)
 
 

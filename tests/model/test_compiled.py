@@ -117,8 +117,8 @@ class Stepwise:
     def keyed_chain(self, *_given: object, **_more: object) -> None:
         """It cannot either."""
 
-    def chain(self, *_given: object, **_more: object) -> None:
-        return None
+    def draws_chains(self, sequences: int) -> bool:
+        return False
 
 
 MIXES: dict[str, list[dict[str, Any]]] = {
@@ -126,15 +126,17 @@ MIXES: dict[str, list[dict[str, Any]]] = {
     "sampled": [{"temperature": 1.0}, {"temperature": 0.6}, {"temperature": 0.6}],
     "both": [{"temperature": 0.0}, {"temperature": 1.3}],
     "ends": [{"ignore_eos": False}, {"stop_token_ids": tuple(range(0, 128, 9))}],
-    "not usual": [{"top_p": 0.9}, {"temperature": 0.8}],
-    "not usual either": [{"frequency_penalty": 1.0}, {"min_tokens": 99}],
+    "filtered": [{"top_p": 0.9}, {"top_k": 5, "top_p": 0.8}, {"min_p": 0.1, "temperature": 2.0}],
+    "not usual": [{"frequency_penalty": 1.0}, {"min_tokens": 99}],
+    "in company": [{"temperature": 0.8}, {"frequency_penalty": 1.0}, {"temperature": 0.0}],
 }
 
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path: Path) -> None:
     """Law: all guesses in one call are the guesses made one by one, and leave the same behind,
-    through rounds of acceptance, rejection and an end."""
+    through rounds of acceptance, rejection and an end, however many each one wants. (The call was
+    not made without `draws`, so for long this compared steps with steps.)"""
     loaded, rng = load(tmp_path, initializer_range=0.3), random.Random(5)
     proposers: list[DraftModelProposer] = []
     groups: list[list[Sequence]] = []
@@ -152,7 +154,9 @@ def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path:
         groups.append([sequence(i, fields) for i, fields in enumerate(mix)])
     for _ in range(6):
         answers = [
-            proposer.propose([Chunk(seq, seq.num_tokens - 1, 1, 5) for seq in group])
+            proposer.propose(
+                [Chunk(seq, seq.num_tokens - 1, 1, 5 - i) for i, seq in enumerate(group)]
+            )
             for proposer, group in zip(proposers, groups, strict=True)
         ]
         assert [p.tokens for p in answers[0]] == [p.tokens for p in answers[1]]

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from engine.model.batch import Segment
+from engine.model.chain_graphs import Found
 from engine.model.runner import ModelOutput
 
 MISSING = -1
@@ -41,8 +42,12 @@ class FakeRunner:
         empty = torch.empty(0, self.vocab_size)
         return ModelOutput(torch.stack(rows) if rows else empty)
 
-    def chain(self, *_given: object, **_more: object) -> None:
+    def draws_chains(self, sequences: int) -> bool:
         """It cannot: every forward is asked for by itself."""
+        return False
+
+    def chain(self, *_given: object, **_more: object) -> Found:
+        raise NotImplementedError
 
     def keyed_chain(self, *_given: object, **_more: object) -> None:
         """Nor this."""
