@@ -9,7 +9,7 @@ from engine.acceptance import Sampled
 from engine.allowance import MainOutcomes
 from engine.controller import StepObservation
 from engine.messages import StepMetrics, StepSeconds
-from engine.speculation.proposal import GRAMMAR
+from engine.speculation.proposal import GRAMMAR, Proposal
 from engine.speculation.proposer import Agreement
 from engine.step_plan import StepPlan
 
@@ -37,11 +37,11 @@ def measure(
     for item, count in zip(sampled, counts, strict=True):
         if not count:
             continue
-        proposal = item.proposal
-        _count(by_proposer, item)
-        for d in range(1, count + 1) if proposal.is_chain else proposal.depths()[:count]:
-            proposed_at[d - 1] += 1
-        for d in range(item.num_accepted):
+        proposal, accepted = item.proposal, item.num_accepted
+        _count(by_proposer, item, accepted)
+        for d in range(count) if proposal.is_chain else _places(proposal, count):
+            proposed_at[d] += 1
+        for d in range(accepted):
             accepted_at[d] += 1
     gauges.seconds = seconds
     gauges.num_prompt_tokens = sum(
@@ -61,17 +61,24 @@ def measure(
     return gauges
 
 
-def _count(by_proposer: dict[str, tuple[int, int]], item: Sampled) -> None:
+def _places(proposal: Proposal, count: int) -> list[int]:
+    """How many stand above each of its first nodes."""
+    return [depth - 1 for depth in proposal.depths()[:count]]
+
+
+def _count(by_proposer: dict[str, tuple[int, int]], item: Sampled, accepted: int) -> None:
     """Add the guesses of one sequence, proposed and accepted, to those who made them."""
-    proposal = item.proposal
-    own = proposal.num_candidates - len(proposal.forced)
-    forced = sum(node in proposal.forced for node in item.path[: item.num_accepted])
-    pairs = {proposal.source: (own, item.num_accepted - forced)}
+    proposal, own = item.proposal, item.proposal.num_candidates
     if proposal.forced:
-        pairs[GRAMMAR] = len(proposal.forced), forced
-    for name, (more, kept) in pairs.items():
-        proposed, accepted = by_proposer.get(name, (0, 0))
-        by_proposer[name] = proposed + more, accepted + kept
+        forced = sum(node in proposal.forced for node in item.path[:accepted])
+        _add(by_proposer, GRAMMAR, len(proposal.forced), forced)
+        own, accepted = own - len(proposal.forced), accepted - forced
+    _add(by_proposer, proposal.source, own, accepted)
+
+
+def _add(by_proposer: dict[str, tuple[int, int]], name: str, proposed: int, accepted: int) -> None:
+    before, kept = by_proposer.get(name, (0, 0))
+    by_proposer[name] = before + proposed, kept + accepted
 
 
 def observation(

@@ -156,6 +156,7 @@ class CompiledDecoder:
     def chain(
         self,
         logits: Floats,
+        rows: Sequence[int],
         starts: Sequence[Start],
         memory: Memory,
         *,
@@ -163,12 +164,12 @@ class CompiledDecoder:
         plains: Sequence[Plain],
     ) -> tuple[list[list[int]], list[list[float]]]:
         """What follows each sequence, see `engine.model.runner.ModelRunner.chain`."""
-        assert logits.shape == (len(starts), self._vocab)
+        assert logits.shape[1] == self._vocab
+        assert max(rows) < len(logits)
         items, needed = list[tuple[int, ...]](), list[tuple[Sequence[int], int]]()
-        asked = zip(starts, steps, plains, strict=True)
-        for i, ((blocks, position), count, plain) in enumerate(asked):
+        for row, (blocks, position), count, plain in zip(rows, starts, steps, plains, strict=True):
             assert position + count <= len(self._angles[0])
-            items.append((i, count, position, *plain.words))
+            items.append((row, count, position, *plain.words))
             needed.append((blocks, position + count))
         tokens = np.full((len(starts), max(steps)), NOT_FINITE, dtype=np.int64)
         leads = np.empty(tokens.shape, dtype=np.float32)
@@ -185,7 +186,7 @@ class CompiledDecoder:
         logits = self.table([Segment([0], 0, [0], 1)], memory)
         if chains:
             plain = plain_of(SamplingParams(seed=0, max_tokens=2))
-            self.chain(logits, [Start([0], 1)], memory, steps=[2], plains=[plain])
+            self.chain(logits, [0], [Start([0], 1)], memory, steps=[2], plains=[plain])
 
 
 def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:

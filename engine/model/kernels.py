@@ -279,13 +279,14 @@ def chain(
 ) -> None:  # fmt: skip
     """`out` `[sequences, steps]`: tokens, each what sampling.kernels_draws.guess says, the next
     step's logits being those after it; NOT_FINITE is the last. `leads`, of the same shape, are of
-    these. `logits` `[sequences, vocab]`; `items`, `words` as of kernels_draws.draw, of rows that
-    follow each other in a chain. The last token is not run."""
-    count, vocab = logits.shape
+    these. `logits` `[any, vocab]`; `items`, `words` as of kernels_draws.draw, the first row being
+    the one before all, the others those that follow. The last token is not run."""
+    count, vocab = len(items), logits.shape[1]
     rows, facts = np.arange(count), np.ones((count, 3), np.int64)
     tokens, space = np.empty(count, np.int64), space_for(vocab)
     wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
-    wide[:, :vocab] = logits
+    for i in range(count):
+        wide[i, :vocab] = logits[items[i, 0]]
     for step in range(out.shape[1]):
         live = choose(wide[:, :vocab], items, words, step, space, rows, out, leads)
         if live == 0:

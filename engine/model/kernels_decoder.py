@@ -214,11 +214,12 @@ def chain(
     shape: Any, numbers: Any, keys: Any, values: Any, out: Any, leads: Any,
 ) -> None:  # fmt: skip
     """As `engine.model.kernels.chain`."""
-    count, vocab = logits.shape
+    count, vocab = len(items), logits.shape[1]
     rows, facts = np.arange(count), np.ones((count, 3), np.int64)
     tokens, space = np.empty(count, np.int64), space_for(vocab)
     wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
-    wide[:, :vocab] = logits
+    for i in range(count):
+        wide[i, :vocab] = logits[items[i, 0]]
     for step in range(out.shape[1]):
         live = choose(wide[:, :vocab], items, words, step, space, rows, out, leads)
         if live == 0:

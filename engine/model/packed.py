@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import PreparedAttention
+from engine.jit import HAS_TILES
 from engine.model import kernels, kernels_bfloat16, panels
 from engine.model.fused import LONGEST_TABLE, is_plain
 from engine.model.kernels_rows import add_and_normalise, gate_rows, normalise, rotate
@@ -33,6 +34,7 @@ from engine.model.kernels_rows import add_and_normalise, gate_rows, normalise, r
 SMALLEST = 1 << 24  # parameters; fewer may stay in the processor's caches
 MOST_THREADS = 2  # with more, torch's products read faster together than ours alone
 MOST_ROWS = {torch.float32: 64, torch.bfloat16: 32}  # beyond, torch's large products are as fast
+MOST_ROWS_OF_TILES = 128  # the same, against torch on one thread, in bfloat16
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -82,7 +84,7 @@ class PackedDecoder:
         head = model.get_output_embeddings().weight
         self._plain = plain
         self._dtype: torch.dtype = head.dtype
-        self._most_rows = MOST_ROWS[self._dtype]
+        self._most_rows = _most_rows(self._dtype)
         self._arithmetic = _ROUNDED if self._dtype == torch.bfloat16 else _EXACT
         self._embed = body.embed_tokens
         self._layers = [self._pack(layer) for layer in body.layers]
@@ -178,6 +180,12 @@ def packed_decoder(model: Any, plain: Call, *, smallest: int = SMALLEST) -> Pack
     if dtype == torch.float32 and not all(panels.is_exact(p) for p in parameters):
         return None
     return PackedDecoder(model, plain)
+
+
+def _most_rows(dtype: torch.dtype) -> int:
+    """Of a forward that is not torch's."""
+    tiles = dtype == torch.bfloat16 and HAS_TILES and torch.get_num_threads() == 1
+    return MOST_ROWS_OF_TILES if tiles else MOST_ROWS[dtype]
 
 
 def _is_even(model: Any) -> bool:

@@ -166,6 +166,7 @@ class ModelRunner:
     def chain(
         self,
         output: ModelOutput,
+        rows: Sequence[int],
         starts: Sequence[Start],
         *,
         steps: Sequence[int],
@@ -174,11 +175,13 @@ class ModelRunner:
         """So many tokens for each sequence in one call, drawn as the sequence asks, the logits of
         the next step being those after it; NOT_FINITE from where nothing can be drawn. And how far
         each one's score lies above the next. The keys and values of all but the last are in the
-        cache afterwards. `draws_chains` must hold. `output`, one row for each, follows its last
-        token; what stands behind a sequence's last token means nothing."""
+        cache afterwards. `draws_chains` must hold. `rows` of `output`, one for each, follow its
+        last token; what stands behind a sequence's last token means nothing."""
         assert self._compiled is not None
         self._timer.begin()
-        found = self._compiled.chain(output.table, starts, self._memory, steps=steps, plains=plains)
+        found = self._compiled.chain(
+            output.table, rows, starts, self._memory, steps=steps, plains=plains
+        )
         self._timer.end()
         return found
 

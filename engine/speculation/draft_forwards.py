@@ -35,7 +35,13 @@ class Runner(Protocol):
     def draws_chains(self, sequences: int) -> bool: ...
 
     def chain(
-        self, output: ModelOutput, starts: Seq[Start], *, steps: Seq[int], plains: Seq[Plain]
+        self,
+        output: ModelOutput,
+        rows: Seq[int],
+        starts: Seq[Start],
+        *,
+        steps: Seq[int],
+        plains: Seq[Plain],
     ) -> Found: ...
 
     def keyed_chain(
@@ -89,14 +95,11 @@ class DraftForwards:
             silent = end - 1 - counts[-1]  # positions below it are not asked for logits
             while start < end:
                 stop = min(start + room, end)
-                segments.append(
-                    Segment(
-                        tokens=self._known(tokens[start - first : stop - first]),
-                        start=start,
-                        blocks=seq.blocks,
-                        num_logits=max(stop - max(start, silent), 0),
-                    )
+                some, asked = (
+                    tokens[start - first : stop - first],
+                    max(stop - max(start, silent), 0),
                 )
+                segments.append(Segment(self._known(some), start, seq.blocks, asked))
                 room -= stop - start
                 start = stop
                 if room == 0:

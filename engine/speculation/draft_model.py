@@ -30,6 +30,7 @@ from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.plain import Plain
 from engine.sampling.quick import Rows
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
@@ -99,8 +100,9 @@ class DraftModelProposer:
             draft.follow_grammar()
         live = [draft for draft in drafts.values() if draft.wants_more]
         if live:
-            output = self._judged(live, *self._forwards.catch_up(live))
-            live, output = self._draw_chains(live, output)
+            output, counts = self._forwards.catch_up(live)
+            last = self._judge(live, output, counts)
+            live, output = self._draw_chains(live, output, last)
         if live:
             if not isinstance(self._draws, DeviceDraws):
                 self._sampler.prefetch(output.logits, noise_keys(live))
@@ -157,14 +159,13 @@ class DraftModelProposer:
         self.forward_seconds = self._forwards.seconds
         return [draft.proposal(self.name) for draft in flight.drafts]
 
-    def _judged(self, drafts: list[Draft], output: ModelOutput, counts: list[int]) -> ModelOutput:
-        """`[drafts, vocab]` logits after each one's last token; the others are judged."""
-        if any(counts):
-            seqs, scales = [draft.seq for draft in drafts], _scales(drafts)
-            output, self.agreements = judge(
-                output, seqs, counts, scales, self._sampler, self._draws
-            )
-        return output
+    def _judge(self, drafts: list[Draft], output: ModelOutput, counts: list[int]) -> Seq[int]:
+        """The row after each one's last token; the others are judged."""
+        if not any(counts):
+            return range(len(drafts))
+        seqs, scales = [draft.seq for draft in drafts], _scales(drafts)
+        last, self.agreements = judge(output, seqs, counts, scales, self._sampler, self._draws)
+        return last
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
         """One more token for each; a row that nothing can be drawn from ends its chain."""
@@ -181,33 +182,41 @@ class DraftModelProposer:
             draft.follow_grammar()
 
     def _draw_chains(
-        self, drafts: list[Draft], output: ModelOutput
+        self, drafts: list[Draft], output: ModelOutput, last: Seq[int]
     ) -> tuple[list[Draft], ModelOutput]:
         """All that is left of proposals in one call, where the requests' fields allow it and the
         model can: what `_draw` and `extend` would draw in turn. Whose are left, and their rows."""
+        left, rows = drafts, last
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
-            usual = [i for i, draft in enumerate(drafts) if draft.plain is not None]
-            if not usual:
-                return drafts, output
-            mine = drafts if len(usual) == len(drafts) else [drafts[i] for i in usual]
-            found = self._runner.chain(
-                output if mine is drafts else output.take(usual),
-                starts_of(mine),
-                steps=[draft.k for draft in mine],
-                plains=[draft.plain for draft in mine if draft.plain is not None],
-            )
-            self._take_chains(mine, found)
-            left = [i for i, draft in enumerate(drafts) if draft.plain is None]
-            return [drafts[i] for i in left], output.take(left) if left else output
-        if self._fits_one_call(drafts):
+            left, rows = self._draw_plain(drafts, output, last)
+        elif self._fits_one_call(drafts):
+            output, rows = _of_rows(output, last), range(len(drafts))
             keys = partial(chain_keys, drafts)
             told = self._runner.keyed_chain(
                 output, starts_of(drafts), steps=drafts[0].k, scales=_scales(drafts), keys=keys
             )
             if told is not None:
                 self._take_chains(drafts, told)
-                return [], output
-        return drafts, output
+                left = []
+        return left, _of_rows(output, rows) if left else output
+
+    def _draw_plain(
+        self, drafts: list[Draft], output: ModelOutput, last: Seq[int]
+    ) -> tuple[list[Draft], list[int]]:
+        """On the host, of those that have no other wishes; the others are left."""
+        mine, rows, plains, left = list[Draft](), list[int](), list[Plain](), list[Draft]()
+        for draft, row in zip(drafts, last, strict=True):
+            if draft.plain is None:
+                left.append(draft)
+            else:
+                mine.append(draft)
+                rows.append(row)
+                plains.append(draft.plain)
+        if mine:
+            steps = [draft.k for draft in mine]
+            found = self._runner.chain(output, rows, starts_of(mine), steps=steps, plains=plains)
+            self._take_chains(mine, found)
+        return left, [row for row in last if row not in rows] if left else []
 
     def _fits_one_call(self, drafts: list[Draft]) -> bool:
         """On a device that draws itself: by the requests' fields, and what was guessed already."""
@@ -219,6 +228,10 @@ class DraftModelProposer:
         self._forwards.seconds += self._runner.seconds
         for draft, tokens, leads in zip(drafts, *found, strict=True):
             draft.take_chain(tokens, leads, self._processor.eos_ids)
+
+
+def _of_rows(output: ModelOutput, rows: Seq[int]) -> ModelOutput:
+    return output if len(rows) == len(output) else output.take(list(rows))
 
 
 def _scales(drafts: list[Draft]) -> list[float]:

@@ -42,12 +42,10 @@ def judge(
     scales: Seq[float],
     sampler: Sampler,
     draws: Draws | None = None,
-) -> tuple[ModelOutput, list[Agreement]]:
+) -> tuple[list[int], list[Agreement]]:
     """`output` `[sum(counts) + sequences, vocab]`: of each sequence, the rows to judge and the row
-    behind its last token. The latter `[sequences, vocab]`, and what the former say. `draws` are
-    used instead of `sampler` if there are any."""
-    if not any(counts):
-        return output, []
+    behind its last token. The number of the latter, and what the former say. `draws` are used
+    instead of `sampler` if there are any."""
     asked, last = parts(seqs, counts)
     told = None
     if isinstance(draws, QuickDraws):
@@ -55,7 +53,7 @@ def judge(
     elif isinstance(draws, DeviceDraws):
         told = draws.guess(output.logits, asked)
     tokens, leads = told or _drawn(output.logits, asked, scales, counts, sampler)
-    return output.take(last), agreements(asked, tokens, leads)
+    return last, agreements(asked, tokens, leads)
 
 
 def parts(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:

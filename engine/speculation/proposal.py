@@ -7,24 +7,31 @@ describe every drafter. Pure Python; no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 GRAMMAR = "grammar"  # who guesses what a grammar forces
+_PARENTS = [list(range(-1, size - 1)) for size in range(17)]  # of chains, made once; read only
+_NONE = frozenset[int]()
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+def _parents(size: int) -> list[int]:
+    """Of a chain of so many."""
+    return _PARENTS[size] if size < len(_PARENTS) else list(range(-1, size - 1))
+
+
+class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
     committed token. Nodes from `num_candidates` on are probes: computed, fed back, never accepted.
     `source` names who guessed; the nodes in `forced` were put in by the grammar. `confidences`, one
     per node or none at all: larger is surer, on a scale of the proposer's own."""
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
+    tokens: list[int] = []
+    parents: list[int] = []
     num_candidates: int = 0
     source: str = "none"
     forced: frozenset[int] = frozenset()
-    confidences: list[float] = field(default_factory=list)
+    confidences: list[float] = []
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)
@@ -39,7 +46,7 @@ class Proposal:
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == list(range(-1, len(self.parents) - 1))
+        return self.parents == _parents(len(self.parents))
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
@@ -81,10 +88,8 @@ def chain(
     confidences: Sequence[float] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    parents = list(range(-1, len(tokens) - 1))
-    return Proposal(
-        list(tokens), parents, len(tokens), source, frozenset(forced), list(confidences)
-    )
+    parents, forced = _parents(len(tokens)), frozenset(forced) if forced else _NONE
+    return Proposal(list(tokens), parents, len(tokens), source, forced, list(confidences))
 
 
 EMPTY = Proposal()
