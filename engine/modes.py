@@ -38,6 +38,7 @@ class Modes:
             raise ConfigError(refusal[1])
         if mode == "auto" and self._mode != "auto":
             self._configured.resume()
+        self._unasked = _LOOK  # what resumed knows nothing until it is asked
         self._mode = mode
         self._present = self._configured if mode == "auto" else FixedK(k)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 MODULES = dict(modules())
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, at whatever depth of its code."""
     found: set[str] = set()

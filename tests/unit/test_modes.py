@@ -41,6 +41,20 @@ def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> Non
     assert said.num_sequences == 8
 
 
+def test_estimates_survive_a_short_visit_to_auto() -> None:
+    """Bug: off, auto and off again between two steps, and for sixteen steps nothing was told of what
+    guesses would bring: who resumes has chosen nothing, and was not asked."""
+    world = World(alpha=0.8)
+    controller = modes(world)
+    play(controller, world, 50)
+    controller.set("off")
+    play(controller, world, 20)
+    controller.set("auto")
+    controller.set("off")
+    play(controller, world, 1)
+    assert len(controller.estimates().rates) == K_MAX + 1
+
+
 def test_free_guesses_follow_the_mode() -> None:
     """Law: off is off for predictions and grammars, too; fixed bounds them."""
     controller = modes(World(alpha=0.9))
