@@ -16,8 +16,8 @@ from openai import BadRequestError
 from pydantic import BaseModel
 
 from tests.api.test_sdk_helpers import CALL, PERSON, WEATHER, GetWeather, Person
-from tests.api.test_tools import scripted
 from tests.support.serving import MODEL, serve
+from tests.support.tools import scripted
 
 
 @contextmanager

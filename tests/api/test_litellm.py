@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.api.test_sdk_helpers import CALL, PERSON, TOOLS, WEATHER, Person
-from tests.api.test_tools import scripted
 from tests.support.serving import MODEL, serve
+from tests.support.tools import scripted
 
 HELLO = [{"role": "user", "content": "hello"}]
 

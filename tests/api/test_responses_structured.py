@@ -11,9 +11,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
-from tests.api.test_tools import scripted
 from tests.support.response_law import told
 from tests.support.serving import MODEL, Served, serve
+from tests.support.tools import scripted
 
 RESPONSES = "/v1/responses"
 
@@ -42,6 +42,13 @@ NESTED = {
     "type": "function",
     "function": {"name": "look_up", "parameters": SCHEMA, "strict": True},
 }
+
+
+@pytest.fixture(scope="module")
+def served() -> Any:
+    """One server, since each has a child to compile grammars, which takes seconds to start."""
+    with serve(scripted("x")) as served:
+        yield served
 
 
 def tool_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -163,26 +170,25 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SAME)
-def test_the_grammar_is_chats(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def test_the_grammar_is_chats(served: Served, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Law: the same constraint in both APIs' words is the same prompt and the same grammar."""
-    with serve(scripted("x")) as served:
-        common = {"model": MODEL, "seed": 1}
-        response = httpx.post(
-            f"{served.url}{RESPONSES}", json={**common, "input": "hi", **ours}, timeout=30
-        )
-        chat = httpx.post(
-            f"{served.url}/v1/chat/completions",
-            json={**common, "messages": [{"role": "user", "content": "hi"}], **theirs},
-            timeout=30,
-        )
-        assert (response.status_code, chat.status_code) == (200, 200), response.text
-        first, second = served.client.submitted
-        assert (first.prompt, first.params) == (second.prompt, second.params)
-        for name in ("tools", "tool_choice", "parallel_tool_calls"):
-            if name in ours:
-                assert response.json()[name] == ours[name]
-        if "text" in ours:
-            assert response.json()["text"]["format"] == ours["text"]["format"]
+    common = {"model": MODEL, "seed": 1}
+    response = httpx.post(
+        f"{served.url}{RESPONSES}", json={**common, "input": "hi", **ours}, timeout=30
+    )
+    chat = httpx.post(
+        f"{served.url}/v1/chat/completions",
+        json={**common, "messages": [{"role": "user", "content": "hi"}], **theirs},
+        timeout=30,
+    )
+    assert (response.status_code, chat.status_code) == (200, 200), response.text
+    first, second = served.client.submitted[-2:]
+    assert (first.prompt, first.params) == (second.prompt, second.params)
+    for name in ("tools", "tool_choice", "parallel_tool_calls"):
+        if name in ours:
+            assert response.json()[name] == ours[name]
+    if "text" in ours:
+        assert response.json()["text"]["format"] == ours["text"]["format"]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -229,12 +235,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [FLAT, FLAT]}, "tools[1].name"),
     ({"parallel_tool_calls": False}, "parallel_tool_calls"),
 ]
-
-
-@pytest.fixture(scope="module")
-def served() -> Any:
-    with serve(scripted("x")) as served:
-        yield served
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)

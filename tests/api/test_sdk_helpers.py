@@ -13,8 +13,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 
-from tests.api.test_tools import scripted
 from tests.support.serving import MODEL, serve
+from tests.support.tools import scripted
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 

@@ -16,9 +16,9 @@ from langchain_openai import ChatOpenAI
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.api.test_tools import accumulated
 from tests.process.served import serving
 from tests.support.readme import section
+from tests.support.tools import accumulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -42,8 +42,8 @@ def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> Non
 
 
 def test_estimates_survive_a_short_visit_to_auto() -> None:
-    """Bug: off, auto and off again between two steps, and for sixteen steps nothing was told of what
-    guesses would bring: who resumes has chosen nothing, and was not asked."""
+    """Bug: off, auto and off again between two steps, and for sixteen steps nothing was told of
+    what guesses would bring: who resumes has chosen nothing, and was not asked."""
     world = World(alpha=0.8)
     controller = modes(world)
     play(controller, world, 50)

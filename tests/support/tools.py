@@ -1,0 +1,54 @@
+"""Two tools, an engine that says what it is told, and what a stream of its calls adds up to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.byte_tokenizer import EOS
+from tests.support.fake_client import FakeClient, listed_script, make_ready
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name: str = "get_weather", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": CITY, **fields}}
+
+
+TOOLS: list[Any] = [tool(), tool("get_time")]
+
+
+CALLS = (
+    'Let me see.\n<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>\n'
+    '<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call>'
+)
+
+
+def scripted(text: str, *, tokens_per_step: int = 1) -> FakeClient:
+    """An engine that says `text`, in bytes, and ends."""
+    script = listed_script(list(text.encode()), then=EOS)
+    ready = make_ready(eos_ids=[EOS], max_model_len=2048)
+    return FakeClient(script=script, ready=ready, tokens_per_step=tokens_per_step)
+
+
+def accumulated(chunks: Any) -> list[dict[str, Any]]:
+    """Messages and finishes by choice, put together as clients do, strictly."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            state = choices.setdefault(choice.index, {"content": "", "calls": [], "finish": None})
+            assert state["finish"] is None, "a chunk after the last one"
+            state["content"] += choice.delta.content or ""
+            for piece in choice.delta.tool_calls or ():
+                if piece.id is not None:
+                    assert piece.index == len(state["calls"])
+                    assert piece.type == "function"
+                    assert piece.function.arguments == ""
+                    state["calls"].append([piece.id, piece.function.name, ""])
+                else:
+                    assert piece.index == len(state["calls"]) - 1
+                    state["calls"][-1][2] += piece.function.arguments
+            state["finish"] = choice.finish_reason
+    return [choices[index] for index in sorted(choices)]
