@@ -16,8 +16,9 @@ from engine.model.batch import Segment
 from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.draws import Draws
+from engine.sampling.kernels import UNSURE
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.quick import Rows
+from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import token_logprobs
 from engine.sequence import Sequence
 from engine.speculation.proposal import Proposal
@@ -150,6 +151,10 @@ class Acceptor:
         contexts = [context for item in sampled for context in _contexts(item)]
         rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
         logits = output.logits if len(rows) == len(output) else output.logits[rows]
+        if isinstance(self._draws, QuickDraws):
+            drawn = self._draws.draw_adjusted(logits, contexts)
+            if UNSURE not in drawn:
+                return _walked(sampled, drawn)
         log_probs = self._processor.finalize(logits, contexts)
         return self._verifier.accept(log_probs, contexts, [item.proposal for item in sampled])
 
@@ -187,6 +192,15 @@ def _rows(item: Sampled) -> Rows | None:
     """Those of a chain: position after position."""
     seq, proposal = item.chunk.seq, item.proposal
     return Rows(seq, item.row, 1 + len(proposal), len(seq.tokens)) if proposal.is_chain else None
+
+
+def _walked(sampled: list[Sampled], drawn: list[int]) -> list[VerifyResult]:
+    """Each proposal along its part of the tokens drawn."""
+    results, row = [], 0
+    for item in sampled:
+        results.append(walk(item.proposal, drawn[row : row + 1 + len(item.proposal)]))
+        row += 1 + len(item.proposal)
+    return results
 
 
 def _contexts(item: Sampled) -> list[RowContext]:

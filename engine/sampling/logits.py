@@ -108,17 +108,14 @@ class LogitsProcessor:
         Rows of a sequence should be neighbours (they are cheaper then); the result is the same if
         they are not. Returns `logits` itself when no field asks for anything.
         """
-        assert len(contexts) == len(logits)
         runs = _runs(contexts)
-        out = logits
-        adjusted = [run for run in runs if _is_adjusted(run)]
-        if adjusted:
-            out = logits.clone()
-            for run in adjusted:
-                self._adjust(out[run.first : run.stop], run)
-        out = _temper(out, runs)
+        out = _temper(self._adjusted(logits, runs), runs)
         filtered = [run for run in runs if _is_filtered(run.seq.params)]
         return _filter(out, filtered) if filtered else out
+
+    def adjust(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
+        """`finalize` up to the grammar: what is left to do is in plain.plain_of each request."""
+        return self._adjusted(logits, _runs(contexts))
 
     def plain(self, seq: Sequence) -> Plain | None:
         """What the next rows of `seq` are drawn with if that is all that its fields ask for now
@@ -146,6 +143,14 @@ class LogitsProcessor:
         """Optional: what is kept per sequence is bounded and only saves work."""
         self._histories.pop(id(seq), None)
         self._plain.pop(seq, None)
+
+    def _adjusted(self, logits: Tensor, runs: list[_Run]) -> Tensor:
+        assert sum(len(run.contexts) for run in runs) == len(logits)
+        adjusted = [run for run in runs if _is_adjusted(run)]
+        out = logits.clone() if adjusted else logits
+        for run in adjusted:
+            self._adjust(out[run.first : run.stop], run)
+        return out
 
     def _adjust(self, rows: Tensor, run: _Run) -> None:
         """Bias, min_tokens, penalties and the grammar, in place."""

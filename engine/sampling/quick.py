@@ -1,8 +1,8 @@
-"""Tokens of requests without special wishes, in one compiled call, on the CPU.
+"""Tokens drawn in one compiled call, on the CPU.
 
 Promises what the long way (`LogitsProcessor.finalize`, `Sampler`) draws, or nothing: where a row is
 too close to call in compiled code, its sequence goes the long way. Penalties, bias, grammars and
-pending `min_tokens` always do.
+pending `min_tokens` are the processor's, in tensors, before rows come here.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from engine.messages import SamplingParams
 from engine.sampling import kernels_draws
 from engine.sampling.kernels import UNSURE
-from engine.sampling.logits import LogitsProcessor
+from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import words_of
+from engine.sampling.plain import plain_of
 from engine.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
+Items = npt.NDArray[np.int64]  # of compiled code, see kernels_draws.draw
 
 
 class Rows(NamedTuple):
@@ -72,16 +75,38 @@ class QuickDraws:
                 found[i] = mine
         return found
 
+    def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
+        """Of rows that anything may be asked of, UNSURE for some."""
+        items, table = self._adjusted(logits, contexts)
+        tokens = np.empty(len(items), np.int64)
+        kernels_draws.draw(table, items, self._words, tokens)
+        drawn: list[int] = tokens.tolist()
+        return drawn
+
+    def guess_adjusted(
+        self, logits: Tensor, contexts: Seq[RowContext]
+    ) -> tuple[list[int], list[float]]:
+        """`guess` of rows that anything may be asked of."""
+        return self._guess(*self._adjusted(logits, contexts))
+
     def guess(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Of all rows in order, tokens and leads as Sampler.guess tells them; None: go the long
         way."""
-        items, count = list[tuple[int, ...]](), 0
+        items = list[tuple[int, ...]]()
         for rows in asked:
             plain = self._processor.plain(rows.seq)
             if plain is None:
                 return None
             items.append((*rows[1:], *plain.words))
-            count += rows.size
+        return self._guess(np.array(items, np.int64), logits)
+
+    def _guess(self, items: Items, logits: Floats) -> tuple[list[int], list[float]]:
+        count = int(items[:, 1].sum())
         tokens, leads = np.empty(count, np.int64), np.empty(count, np.float32)
-        kernels_draws.guess_rows(logits, np.array(items, np.int64), self._words, tokens, leads)
+        kernels_draws.guess_rows(logits, items, self._words, tokens, leads)
         return tokens.tolist(), leads.tolist()
+
+    def _adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> tuple[Items, Floats]:
+        asked = [(i, 1, c.position, *plain_of(c.seq.params).words) for i, c in enumerate(contexts)]
+        rows = self._processor.adjust(logits, contexts).numpy()
+        return np.array(asked, np.int64), np.ascontiguousarray(rows)

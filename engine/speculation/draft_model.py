@@ -104,7 +104,7 @@ class DraftModelProposer:
             last = self._judge(live, output, counts)
             live, output = self._draw_chains(live, output, last)
         if live:
-            if not isinstance(self._draws, DeviceDraws):
+            if self._draws is None:
                 self._sampler.prefetch(output.logits, noise_keys(live))
             self._draw(live, output)
         while live := [draft for draft in live if draft.wants_more]:
@@ -174,6 +174,8 @@ class DraftModelProposer:
         if isinstance(self._draws, DeviceDraws):
             rows = [Rows(c.seq, i, 1, c.position) for i, c in enumerate(contexts)]
             drawn = self._draws.guess(output.logits, rows)
+        elif self._draws is not None:
+            drawn = self._draws.guess_adjusted(output.logits, contexts)
         if drawn is None:
             log_probs = self._processor.finalize(output.logits, contexts)
             drawn = self._sampler.guess(log_probs, contexts)
