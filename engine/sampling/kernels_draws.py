@@ -174,7 +174,7 @@ def _sampled(
             known = True
             if fields[1] < 1:
                 whole = whole_of(row, scale, most, fields[0], space[5])
-            bar = max(bar, cut_of(row, scale, most, fields, space[0], whole))
+            bar = max(bar, cut_of(row, scale, most, fields, space[0], space[5], whole))
             if mine <= bar or (runner >= 0 and row[runner] * scale <= bar):
                 continue
         if filtered:

@@ -18,6 +18,7 @@ from engine.sampling.kernels import float_of
 REMOVED, STAYS, DOUBT = 0, 1, 2
 MOST_RANKED = 128  # of top_k, where top_p is asked for as well; beyond, there is doubt
 
+_MOST_GROUPS = 64  # that are looked into for what stays
 _REACHES = (2, 4, 8, 16)  # below the largest logit
 _EDGE = 2e-5  # of all mass: more than sums in float32 can differ
 _LANES = 256  # sums in float32 that are summed in float64
@@ -82,7 +83,7 @@ def _ranks(row: Any, scale: Any, mine: Any) -> Any:
 @exactly
 def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
     """`mass` `[vocab]` of each token, relative to that of the largest, `most`; all that top_k (0 is
-    off) leaves of it."""
+    off) leaves of it, or infinity where that is not known."""
     whole, sums = 0.0, np.zeros(_LANES, np.float32)
     for first in range(0, len(row), _LANES):
         some, masses = row[first : first + _LANES], mass[first : first + _LANES]
@@ -98,13 +99,21 @@ def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
         _largest(row, scale, ranked)
         for i in range(top_k):
             whole += np.float64(_exp(max(ranked[i] - most, np.float32(-88))))
+    else:
+        whole = np.inf
     return whole
 
 
 @exactly
-def _gather(row: Any, scale: Any, bar: Any, peaks: Any, found: Any) -> Any:
-    """`found`: what lies above `bar`. How many; one more than there is room for ends it."""
-    count, groups = 0, len(peaks)
+def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -> Any:
+    """`found`: what lies above `bar`. How many, and their mass; one more than there is room for
+    where they are too many, or too scattered for it to pay."""
+    count, total, groups = 0, 0.0, len(peaks)
+    some = np.int32(0)
+    for group in range(groups):
+        some += np.int32(peaks[group] > bar)
+    if some > _MOST_GROUPS:
+        return len(found) + 1, total
     for group in range(groups):
         if peaks[group] <= bar:
             continue
@@ -112,10 +121,11 @@ def _gather(row: Any, scale: Any, bar: Any, peaks: Any, found: Any) -> Any:
             x = row[at] * scale
             if x > bar:
                 if count == len(found):
-                    return count + 1
+                    return count + 1, total
                 found[count] = x
+                total += np.float64(mass[at])
                 count += 1
-    return count
+    return count, total
 
 
 @exactly
@@ -130,18 +140,22 @@ def _sort(numbers: Any) -> None:
 
 
 @exactly
-def cut_of(row: Any, scale: Any, most: Any, fields: Any, peaks: Any, whole: Any) -> Any:
+def cut_of(
+    row: Any, scale: Any, most: Any, fields: Any, peaks: Any, mass: Any, whole: Any
+) -> Any:  # fmt: skip
     """Whatever is as large as this, or smaller, is removed by top_k or top_p for sure; -inf where
     too many stay to say. `peaks` of groups of the row, whose members are as far apart as there are
     groups; others as of `stays`."""
     found = np.empty(MOST_RANKED, np.float32)
     top_k = fields[0] if 0 < fields[0] < len(row) else len(row)
-    top_p = (fields[1] + _EDGE + 1e-6 * abs(np.float64(most))) if fields[1] < 1 else np.inf
+    top_p = fields[1] + _EDGE + 1e-6 * abs(np.float64(most)) if fields[1] < 1 else np.inf
     for reach in _REACHES:
         bar = most - np.float32(reach)
-        count = _gather(row, scale, bar, peaks, found)
+        count, total = _gather(row, scale, bar, peaks, mass, found)
         if count > len(found):
             break
+        if count < top_k and not total >= top_p * whole:
+            continue
         _sort(found[:count])
         above = 0.0
         for i in range(count):

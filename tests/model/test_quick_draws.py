@@ -170,6 +170,17 @@ def test_special_wishes_go_the_long_way(fields: dict[str, Any], draws: QuickDraw
     assert draws.draw(torch.zeros(1, VOCAB).numpy(), [rows]) == [None]
 
 
+def test_what_is_not_ranked_is_not_told(processor: LogitsProcessor, draws: QuickDraws) -> None:
+    """Bug: with top_p and a top_k that nobody counts out, every token but the likeliest was taken
+    for removed."""
+    seq = sequence(top_k=MOST_RANKED + 1, top_p=0.9)
+    logits = np.random.default_rng(6).standard_normal((40, VOCAB)).astype(np.float32)
+    tokens = long_way(processor, torch.from_numpy(logits), seq)
+    for i, token in enumerate(tokens):
+        [found] = draws.draw(logits, [Rows(seq, i, 1, 5 + i)])
+        assert found in ([token], None)
+
+
 def test_after_min_tokens_a_sequence_is_like_any_other(draws: QuickDraws) -> None:
     seq = sequence(temperature=0.0, min_tokens=2)
     logits = torch.zeros(1, VOCAB)
