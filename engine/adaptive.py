@@ -27,7 +27,6 @@ from engine.spells import Spells
 from engine.step_costs import StepCosts
 
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
-_CLOSE = 1.2  # speed-up that errors of the costs could make up
 _WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
 _HEAR_ONE, _HEAR_CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
 _LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
@@ -149,8 +148,8 @@ class AdaptiveK:
 
     def _while_on(self) -> int:
         rates = self._ahead.rates
-        close = rates[self._k] < _CLOSE * rates[0]
-        match self._explore.while_on(self._usual, close=close, varies=self._guesses.tells):
+        gain = rates[self._k] / rates[0] - 1.0
+        match self._explore.while_on(self._usual, gain=gain, varies=self._guesses.tells):
             case "baseline":
                 self.reason = "baseline"
                 return 0

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 Points = Sequence[tuple[int, float]]  # (size, seconds), from a start-up profile
 
-_HALF_LIFE = 96.0  # sequence-rounds after which old acceptance counts half
+_HALF_LIFE, _ROUNDS = 96.0, 32.0  # outcomes, and rounds, after both of which old ones count half
 _PRIOR_REJECTION = 0.3
 _PRIOR_TRIALS = 4.0
 _POOL_WEIGHT = 8.0  # trials that the pooled hazard is worth at each depth
 _WINDOW = 12.0  # sequence-rounds after which a surprise counts half
 _CHANGE = 3.5  # deviations that are no chance
+_APART = 8.0  # sequences whose texts have nothing in common, at most: what begins together is alike
 _DOUBT = 4.0  # trials that the past weighs after a change
 
 
@@ -56,13 +57,13 @@ class AcceptanceEstimate:
         self.changes_matter = True
         self.changes = 0  # how often the world was found to be another
 
-    def update(self, k: int, outcomes: Sequence[Outcome]) -> None:
-        """Learn from one round at `k`."""
+    def update(self, k: int, outcomes: Sequence[Outcome], rounds: int = 1) -> None:
+        """Learn from so many rounds at `k`."""
         k = min(k, len(self._trials))
         if not k or not outcomes:
             return
         offered, reached, there, tried, wrong = _counts(k, outcomes)
-        keep = 0.5 ** (len(outcomes) / _HALF_LIFE)
+        keep = 0.5 ** min(len(outcomes) / _HALF_LIFE, rounds / _ROUNDS)
         expected = spread = 0.0
         for j in range(k):
             if tried[j]:
@@ -78,7 +79,8 @@ class AcceptanceEstimate:
                 self._there[j] = self._there[j] * keep + there[j]
         found = sum(wrong)
         self._pool(sum(tried), found)
-        seen = self._surprise.seen(found, expected, spread, len(outcomes))
+        alike = max(1.0, len(outcomes) / rounds / _APART)
+        seen = self._surprise.seen(found, expected, alike * spread, len(outcomes))
         if seen and self.changes_matter:
             self.doubt(_DOUBT)
             self.rejection = min(max(self.rejection * self._surprise.ratio, 0.01), 0.95)
@@ -92,7 +94,7 @@ class AcceptanceEstimate:
         outcomes = [
             seen for stretch in stretches if len(stretch) > 1 for seen in _rounds(stretch, k)
         ]
-        self.update(k, outcomes)
+        self.update(k, outcomes, len(outcomes))
         alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
         self._pool(len(alone), len(alone) - sum(alone))
 

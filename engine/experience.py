@@ -34,7 +34,7 @@ class Experience:
         self._calibration = Calibration()
         self._sample = deque[Sequence[float]](maxlen=_SAMPLE)  # confidences
         self._heard: list[Outcome] = []  # of rounds at one K, to be learnt from together
-        self._heard_k = 0
+        self._heard_k = self._rounds = 0
         self._odds = [0.0] * k_max  # of the chances by depth
         depths = np.arange(k_max)
         self._steps = depths - depths[:, None] + 1  # [depth, last]: of drafting
@@ -86,6 +86,7 @@ class Experience:
             self._consider()
         self._heard_k = k
         self._heard += outcomes if k else ()
+        self._rounds += 1
         looked_back = any(len(each) > 1 for each in seen.agreements)
         if len(self._heard) >= _TOGETHER or looked_back:
             self._consider()
@@ -98,8 +99,8 @@ class Experience:
             self._calibration.fit()
 
     def _consider(self) -> None:
-        self.acceptance.update(self._heard_k, self._heard)
-        self._heard = []
+        self.acceptance.update(self._heard_k, self._heard, self._rounds)
+        self._heard, self._rounds = [], 0
 
     def look_back(self, seen: StepObservation) -> None:
         """Remember what would have been proposed in a spell without guesses: from each position

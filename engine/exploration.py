@@ -13,7 +13,8 @@ _BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at
 _BASELINE_CLOSE = 128  # where little is lost by it
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 _TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16
-_SHARE = 0.01  # of the time may be lost by trying
+_SHARE, _OF_GAIN = 0.01, 0.25  # of the time may be lost by trying; and of what guesses save
+_CLOSE = 0.2  # gain that errors of the costs could make up
 _MOST_OWED = 10.0  # usual rounds: no more is ever paid off, of either
 
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
@@ -63,10 +64,12 @@ class Exploration:
                 self.round = "probe"
         return self.round
 
-    def while_on(self, seconds: float, *, close: bool, varies: bool) -> Round:
-        """`varies`: whether proposals' lengths do by themselves. A baseline is some rounds at 0: of
+    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+        """`gain`: of guesses, in seconds saved by each; some of it is there to be spent. `varies`:
+        whether proposals' lengths do by themselves. A baseline is some rounds at 0: of
         the first ones too little is in the caches to tell what a round costs there."""
-        self._pay(seconds)
+        self._pay(seconds, 1.0 + _OF_GAIN / _SHARE * max(gain, 0.0))
+        close = gain < _CLOSE
         self._busy += 1
         self._since += 1
         self.round = "usual"
@@ -120,7 +123,7 @@ class Exploration:
             self._idle, self._interval = 0, min(2 * self._interval, PROBE_LAST)
         self.round = "usual"
 
-    def _pay(self, seconds: float, rounds: int = 1) -> None:
+    def _pay(self, seconds: float, rounds: float = 1.0) -> None:
         """What is owed from dearer rounds is no more than what can be owed of these."""
         both = all(owed > 0.0 for owed in self._owed.values())
         paid = _SHARE * seconds * rounds / (2 if both else 1)

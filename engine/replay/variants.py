@@ -108,7 +108,7 @@ class _Never(Exploration):
     def while_off(self, seconds: float, *, alone: bool) -> Round:
         return "usual"
 
-    def while_on(self, seconds: float, *, close: bool, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
         return "usual"
 
 
@@ -119,7 +119,7 @@ class _Probes(Exploration):
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(self, seconds: float, *, close: bool, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
         return "usual"
 
 

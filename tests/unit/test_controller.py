@@ -353,15 +353,32 @@ def test_what_a_trial_cost_does_not_keep_from_probing() -> None:
 def test_where_little_is_lost_k_0_is_looked_at_more_often() -> None:
     """Bug: a machine whose K = 0 became a third faster was not seen to have for 256 rounds."""
     rounds = {}
-    for close in (True, False):
+    for close, gain in ((True, 0.05), (False, 0.5)):
         exploration = Exploration()
         played = []
         for _ in range(1000):
-            played.append(exploration.while_on(1.0, close=close, varies=True))
+            played.append(exploration.while_on(1.0, gain=gain, varies=True))
             exploration.over(asked=True, lost=0.05 * (played[-1] == "baseline"), usual=1.0)
         rounds[close] = [i for i, r in enumerate(played) if r == "baseline" != played[i - 1]]
     assert max(b - a for a, b in zip(rounds[True], rounds[True][1:], strict=False)) < 160
     assert len(rounds[False]) < len(rounds[True])
+
+
+def test_what_guesses_save_pays_for_looking() -> None:
+    """Bug: a crowd that had gained for a hundred rounds, and then did not, was still paying off its
+    first trial, and looked again only when the text was over."""
+    waits = []
+    for gain in (0.0, 0.2):
+        exploration = Exploration()
+        exploration.round = "trial"
+        exploration.over(asked=True, lost=5.0, usual=1.0)
+        for _ in range(100):
+            exploration.while_on(1.0, gain=gain, varies=True)
+            exploration.over(asked=False, lost=0.0, usual=1.0)
+        exploration.turned(back=False)
+        found = [exploration.while_off(1.0, alone=True) for _ in range(1000)]
+        waits.append(found.index("trial"))
+    assert waits[1] < PROBE_FIRST * 3 < waits[0]
 
 
 def test_a_debt_of_a_crowd_does_not_blind_one_alone() -> None:
