@@ -4,6 +4,7 @@ VENV   ?= .venv
 HOST   ?= 127.0.0.1
 PORT   ?= 8000
 ARGS   ?=
+JOBS   ?= $(if $(filter 1,$(shell nproc 2>/dev/null)),1,2)
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -27,8 +28,9 @@ $(VENV)/.dev: $(VENV)/.serve
 serve: $(VENV)/.serve  ## serve the built-in pair on HOST:PORT (ARGS="..." for more)
 	@exec $(BIN)/foretoken serve --host $(HOST) --port $(PORT) $(ARGS)
 
-test: $(VENV)/.dev  ## every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+# A file's tests share their models, so a file stays with one worker.
+test: $(VENV)/.dev  ## every test that needs no GPU, in JOBS processes
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses=$(JOBS) --dist=loadfile $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types, import rule
 	$(BIN)/ruff format --check .

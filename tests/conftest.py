@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# torch's threads that share a core wait for each other in every product. Set before it is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadlines: the machine may be busy. No database: a failing example is printed, not kept.
 settings.register_profile("tests", deadline=None, database=None)

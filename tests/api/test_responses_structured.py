@@ -46,7 +46,7 @@ NESTED = {
 
 @pytest.fixture(scope="module")
 def served() -> Any:
-    """One server, since each has a child to compile grammars, which takes seconds to start."""
+    """One server: each has a child of its own to compile grammars, which has to start first."""
     with serve(scripted("x")) as served:
         yield served
 

@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def saying_hi() -> Iterator[Served]:
-    """One server, since each has a child to compile grammars, which takes seconds to start."""
+    """One server: each has a child of its own to compile grammars, which has to start first."""
     with serve(scripted("hi")) as served:
         yield served
 
