@@ -148,14 +148,17 @@ class Acceptor:
         return self._draws.draw(output.table, asked)
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
-        contexts = [context for item in sampled for context in _contexts(item)]
-        rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
-        logits = output.logits if len(rows) == len(output) else output.logits[rows]
-        if isinstance(self._draws, QuickDraws):
-            drawn = self._draws.draw_adjusted(logits, contexts)
-            if UNSURE not in drawn:
-                return _walked(sampled, drawn)
-        log_probs = self._processor.finalize(logits, contexts)
+        if not isinstance(self._draws, QuickDraws):
+            return self._judged(sampled, output)
+        rows, contexts = _asked(sampled)
+        walked = _walked(sampled, self._draws.draw_adjusted(output.of(rows), contexts))
+        left = [item for item, result in zip(sampled, walked, strict=True) if result is None]
+        found = iter(self._judged(left, output) if left else ())
+        return [next(found) if result is None else result for result in walked]
+
+    def _judged(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
+        rows, contexts = _asked(sampled)
+        log_probs = self._processor.finalize(output.of(rows), contexts)
         return self._verifier.accept(log_probs, contexts, [item.proposal for item in sampled])
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
@@ -194,12 +197,19 @@ def _rows(item: Sampled) -> Rows | None:
     return Rows(seq, item.row, 1 + len(proposal), len(seq.tokens)) if proposal.is_chain else None
 
 
-def _walked(sampled: list[Sampled], drawn: list[int]) -> list[VerifyResult]:
-    """Each proposal along its part of the tokens drawn."""
-    results, row = [], 0
+def _asked(sampled: list[Sampled]) -> tuple[list[int], list[RowContext]]:
+    """The rows of logits that tokens are wanted from, and what each follows."""
+    rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
+    return rows, [context for item in sampled for context in _contexts(item)]
+
+
+def _walked(sampled: list[Sampled], drawn: list[int]) -> list[VerifyResult | None]:
+    """Each proposal along its part of the tokens drawn; None where one of them is UNSURE."""
+    results, row = list[VerifyResult | None](), 0
     for item in sampled:
-        results.append(walk(item.proposal, drawn[row : row + 1 + len(item.proposal)]))
-        row += 1 + len(item.proposal)
+        tokens = drawn[row : row + 1 + len(item.proposal)]
+        results.append(None if UNSURE in tokens else walk(item.proposal, tokens))
+        row += len(tokens)
     return results
 
 

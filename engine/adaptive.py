@@ -56,6 +56,7 @@ class AdaptiveK:
         self._drafted = True  # whether the last round proposed for all: the next has no backlog
         self._k = 0
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
+        self._anew = False  # choose at once
         self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
         self._spells = Spells()
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
@@ -92,7 +93,8 @@ class AdaptiveK:
             return 0
         sequences = max(1, load.num_sequences)
         size = sequences.bit_length()
-        if self._rested < self._rests and size == self._size:
+        changed = size != self._size or self._anew
+        if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = False
             return 0
@@ -100,9 +102,9 @@ class AdaptiveK:
         self._sequences = sequences
         self._guesses.chances.restart()
         self._spells.go()
-        if size != self._size or self._spells.is_due(on=self._k > 0):
-            self._plan(sequences, changed=size != self._size)
-            self._size = size
+        if changed or self._spells.is_due(on=self._k > 0):
+            self._plan(sequences, changed=changed)
+            self._size, self._anew = size, False
         k = self._while_on() if self._k else self._while_off()
         self._since = self._since + 1 if (k > 0) == self._on else 0
         self._on = k > 0
@@ -133,7 +135,7 @@ class AdaptiveK:
 
     def resume(self) -> None:
         """As if the batch were of another size: choose anew, and look soon."""
-        self._size = -1
+        self._anew = True
         self._explore.forgive()
 
     def _learns_costs(self) -> bool:

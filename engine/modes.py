@@ -27,6 +27,8 @@ class Modes:
         self._configured = configured
         self._present = configured  # who is obeyed
         self._mode: Mode = "auto"
+        # What held until `auto` was switched to: told until that has chosen.
+        self._before: tuple[Mode, int, Reason] | None = None
         self._num_sequences = 0
         self._unasked = _LOOK  # steps since the last question
         self.listens = True
@@ -36,7 +38,10 @@ class Modes:
         refusal = mode_refusal(SetSpeculation(mode, k), self.k_max)
         if refusal is not None:
             raise ConfigError(refusal[1])
-        if mode == "auto" and self._mode != "auto":
+        if mode != "auto":
+            self._before = None
+        elif self._mode != "auto":
+            self._before = (self._mode, self._present.k_max, self.reason)
             self._configured.resume()
         self._unasked = _LOOK  # what resumed knows nothing until it is asked
         self._mode = mode
@@ -63,6 +68,7 @@ class Modes:
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences
         if self._mode == "auto":
+            self._before = None
             chosen = self._configured.choose(load)
             self.listens = self._configured.listens
             return chosen
@@ -93,11 +99,11 @@ class Modes:
         self._configured.update(observation)
 
     def estimates(self) -> Estimates:
-        """The configured controller's, with the K that was played and why."""
+        """The configured controller's, with the K that was played, in which mode, and why."""
         said = self._configured.estimates()
         said.num_sequences = self._num_sequences
-        if self._mode != "auto":
-            k, rates = self._present.k_max, said.rates
-            said.mode, said.k, said.reason = self._mode, k, self.reason
+        mode, k, reason = self._before or (self._mode, self._present.k_max, self.reason)
+        if mode != "auto":
+            said.mode, said.k, said.reason, rates = mode, k, reason, said.rates
             said.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
         return said

@@ -51,6 +51,10 @@ class ModelOutput:
             self._given = given = given.numpy()
         return np.ascontiguousarray(given)
 
+    def of(self, rows: list[int]) -> Tensor:
+        """The logits of some rows; not copied where those are all."""
+        return self.logits if len(rows) == len(self) else self.logits[rows]
+
     def take(self, rows: list[int]) -> ModelOutput:
         given = self._given
         if isinstance(given, Tensor):  # sent, and not waited for

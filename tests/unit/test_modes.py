@@ -55,6 +55,25 @@ def test_estimates_survive_a_short_visit_to_auto() -> None:
     assert len(controller.estimates().rates) == K_MAX + 1
 
 
+@pytest.mark.parametrize("k", [0, 3])
+def test_auto_is_told_once_it_has_chosen(k: int) -> None:
+    """Bug: a step's end, or an idle engine, told a switch to auto with K = 0, no rates and the
+    reason of an earlier spell: a choice that nobody had made."""
+    world = World(alpha=0.9)
+    controller = modes(world)
+    play(controller, world, 50)
+    controller.set("fixed" if k else "off", k)
+    play(controller, world, 20)
+    before = controller.estimates()
+    controller.set("auto")
+    assert controller.estimates() == before
+    play(controller, world, 1)
+    said = controller.estimates()
+    assert (said.mode, said.reason) == ("auto", "pays")
+    assert said.k > 0
+    assert said.speedup == pytest.approx(said.rates[said.k] / said.rates[0])
+
+
 def test_free_guesses_follow_the_mode() -> None:
     """Law: off is off for predictions and grammars, too; fixed bounds them."""
     controller = modes(World(alpha=0.9))
