@@ -17,7 +17,7 @@ from engine.messages import Output, TokenLogprobs
 from server.detokenizer import Detokenizer, StopStrings
 from server.generation_spec import Echo
 from server.logprobs import HeldLogprobs, TextLogprobs
-from server.mailbox import Stream
+from server.mailbox import Stream, says_only_tokens
 from server.provenance import Origin, Provenance
 from server.tokenizer import Tokenizer
 from server.usage import Counts
@@ -99,6 +99,11 @@ class Choice:
         self._emitted = 0  # characters handed out so far
         self._closed = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether an Output that says only tokens comes to text and nothing else."""
+        return self._is_plain and self._echo is None
+
     def close(self) -> bool:
         """Whether the engine still had it open; from now on nobody reads it."""
         was_open, self._closed = not self._closed, True
@@ -109,7 +114,7 @@ class Choice:
 
         Raises GenerationFailed for an error of this sequence, EngineLost if the engine ended it.
         """
-        if self._is_plain and self._echo is None and _says_only_tokens(output):
+        if self.is_plain and says_only_tokens(output):
             return self._feed_plain(output)
         self._closed = output.finish is not None
         if output.finish == "error":
@@ -140,12 +145,16 @@ class Choice:
 
     def _feed_plain(self, output: Output) -> Delta | None:
         """As `feed`, for nearly every step of nearly every request."""
+        text = self.push_plain(output)
+        return Delta(self.index, text, None, None) if text else None
+
+    def push_plain(self, output: Output) -> str:
+        """The text that became certain by an Output that says only tokens, if the choice
+        `is_plain`."""
         self.counts.take_plain(output)
         text = self._detokenizer.push(output.tokens)
-        if not text:
-            return None
         self._emitted += len(text)
-        return Delta(self.index, text, None, None)
+        return text
 
     @property
     def mean_logprob(self) -> float:
@@ -225,18 +234,6 @@ class Choice:
         if self.finish is not None:
             return self._provenance.end(self._emitted, cut=self._hit)
         return self._provenance.release(self._emitted, incomplete=self._detokenizer.incomplete)
-
-
-def _says_only_tokens(output: Output) -> bool:
-    """Whether it is no first and no last one, and nothing was asked for that comes beside them."""
-    return (
-        output.finish is None
-        and output.logprobs is None
-        and output.cached_tokens is None
-        and output.sources is None
-        and output.predicted == 0
-        and output.prompt_logprobs is None
-    )
 
 
 def _each(runs: list[tuple[str, int]] | None) -> Iterator[str]:

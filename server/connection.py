@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from functools import partial
 from typing import Any
 
 from uvicorn._types import ASGI3Application
@@ -22,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from server.api.errors import ApiError
-from server.api.event_stream import WRITE
+from server.api.event_stream import WRITER
 
 
 class Connection(HttpToolsProtocol):
@@ -69,7 +68,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
         extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
-        extensions[WRITE] = partial(_write_chunk, cycle)
+        extensions[WRITER] = _ChunkWriter(cycle)
         old = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, _without_chunks(app, cycle) if old else app)
 
@@ -103,12 +102,23 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
 
-def _write_chunk(cycle: RequestResponseCycle, body: bytes) -> bool:
-    """`api.event_stream.WRITE`: what `cycle.send` does with a piece of a body in chunks."""
-    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-    return True
+class _ChunkWriter:
+    """`api.event_stream.Writer`: what `cycle.send` does with a piece of a body in chunks."""
+
+    __slots__ = ("_cycle", "_flow", "_write", "num_written")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self.num_written = 0
+        self._cycle, self._flow, self._write = cycle, cycle.flow, cycle.transport.write
+
+    @property
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        return not (self._flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
+
+    def write(self, piece: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        self.num_written += 1
 
 
 def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:

@@ -149,12 +149,11 @@ class EngineClient:
                 self.estimates = event.metrics.estimates
                 self.on_metrics(event.metrics)
                 # First tokens first: somebody waits for them, and their streams' own way is longer.
-                for output in event.items:
-                    if output.cached_tokens is not None:
-                        self._deliver(output)
-                for output in event.items:
-                    if output.cached_tokens is None:
-                        self._deliver(output)
+                items = event.items
+                if firsts := [output for output in items if output.cached_tokens is not None]:
+                    items = firsts + [output for output in items if output.cached_tokens is None]
+                for output in items:
+                    self._deliver(output)
         on_event(event)
 
     def _deliver(self, output: Output) -> None:

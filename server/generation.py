@@ -102,9 +102,10 @@ class Generation:
         finally:
             self.close()
 
-    async def news(self) -> None:
-        """Returns when `take` may have something."""
-        await self._wake.wait()
+    async def news(self, act: Callable[[], bool] | None = None) -> None:
+        """Returns when `take` may have something; with `act`, which takes it, when that returns
+        False."""
+        await (self._wake.wait() if act is None else self._wake.until(act))
 
     def take(self) -> list[Delta]:
         """What came since the last time; the caller closes. Raises as `batches`, but only once what
@@ -126,6 +127,20 @@ class Generation:
         if ended:
             self._open = [choice for choice in self._open if choice.finish is None]
         return deltas
+
+    def take_text(self) -> str | None:
+        """The text of what came, if that is all there is to it and there is one choice: as `take`,
+        for nearly every step of nearly every request. None where `take` must, and nothing is
+        taken."""
+        choice = self.choices[0]
+        if len(self.choices) > 1 or self._failure is not None or not choice.is_plain:
+            return None
+        output = choice.stream.take_plain()
+        if output is None:
+            return None
+        self._wake.clear()
+        self._observe(choice, output)
+        return choice.push_plain(output)
 
     def _feed(self, choice: Choice) -> Delta | None:
         output = choice.stream.take()

@@ -4,6 +4,7 @@ on which its reader sleeps."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import chain
 
 import msgspec
@@ -13,21 +14,27 @@ from engine.messages import Output
 
 
 class Wake:
-    """asyncio.Event for one waiter at a time: there is a sleep and a waking for each token of a
-    stream, and keeping a queue of waiters took as long as writing its event."""
+    """asyncio.Event for one waiter at a time, who may have his work done while he sleeps: there is
+    a waking for each token of a stream, and the way through a task and its coroutines took longer
+    than all that the token needs."""
 
-    __slots__ = ("_set", "_waiter")
+    __slots__ = ("_act", "_call_soon", "_set", "_waiter")
 
     def __init__(self) -> None:
         self._set = False
         self._waiter: asyncio.Future[None] | None = None
+        self._act: Callable[[], bool] | None = None
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
+        if self._set:
+            return
         self._set = True
-        if self._waiter is not None and not self._waiter.done():
+        if self._act is not None:
+            self._call_soon(self._try)  # so that what comes together is handled together
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def clear(self) -> None:
@@ -38,6 +45,29 @@ class Wake:
         while not self._set:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+    async def until(self, act: Callable[[], bool]) -> None:
+        """Calls `act`, which must clear it, whenever it is set. Returns when `act` returns False,
+        raises what `act` raises."""
+        while self._set:
+            if not act():
+                return
+        loop = asyncio.get_running_loop()
+        self._waiter, self._act, self._call_soon = loop.create_future(), act, loop.call_soon
+        try:
+            await self._waiter
+        finally:
+            self._act = None
+
+    def _try(self) -> None:
+        act, waiter = self._act, self._waiter
+        if act is None or waiter is None or waiter.done():
+            return  # cancelled in the meantime
+        try:
+            if not act():
+                waiter.set_result(None)
+        except Exception as error:
+            waiter.set_exception(error)
 
 
 class Stream:
@@ -92,6 +122,17 @@ class Stream:
             self._wake.set()  # still to be told
         return output
 
+    def take_plain(self) -> Output | None:
+        """As `take`, if what has come is one Output that says only tokens; else None, and nothing
+        is taken."""
+        if len(self._arrived) != 1 or self._failure is not None:
+            return None
+        output = self._arrived[0]
+        if not says_only_tokens(output):
+            return None
+        self._arrived = []
+        return output
+
     def put(self, output: Output) -> None:
         """Take one Output in. Refuses anything after the terminal event."""
         assert not self._ended, f"stream {self.id} got an output after its end"
@@ -120,6 +161,18 @@ class Stream:
                 predicted=last.predicted,
             )
         )
+
+
+def says_only_tokens(output: Output) -> bool:
+    """Whether it is no first and no last one, and nothing was asked for that comes beside them."""
+    return (
+        output.finish is None
+        and output.logprobs is None
+        and output.cached_tokens is None
+        and output.sources is None
+        and output.predicted == 0
+        and output.prompt_logprobs is None
+    )
 
 
 def _merged(steps: list[Output]) -> Output:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
+from typing import Protocol
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Message, Receive, Scope, Send
@@ -20,11 +21,32 @@ from server.api.intake import Call
 
 logger = logging.getLogger(__name__)
 
-# The name of an ASGI extension: a function that writes a piece of a body that has begun, if the
-# connection can take it at once. Each wrapper that a framework puts around `send` costs as much.
-WRITE = "foretoken.write"
+# The name of an ASGI extension: a Writer. Each wrapper that a framework puts around `send` costs as
+# much as writing.
+WRITER = "foretoken.writer"
 PING_SECONDS = 15.0
 SEND_SECONDS = 60.0  # a reader that takes nothing for so long is cut
+
+
+class Writer(Protocol):
+    """Writes pieces of a body that has begun, past the framework; `num_written` of them so far."""
+
+    num_written: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection takes a piece now."""
+        ...
+
+    def write(self, piece: bytes) -> None: ...
+
+
+class Outlet:
+    """Where whole events may be written while the task that sends them sleeps: nowhere until the
+    response begins, or under a server that knows no Writer."""
+
+    def __init__(self) -> None:
+        self.writer: Writer | None = None
 
 
 class EventStream(EventSourceResponse):
@@ -36,6 +58,7 @@ class EventStream(EventSourceResponse):
         call: Call,
         events: AsyncGenerator[bytes, None],
         *,
+        outlet: Outlet | None = None,
         ping_seconds: float = PING_SECONDS,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
@@ -43,12 +66,13 @@ class EventStream(EventSourceResponse):
         self._generation = call.generation
         self._events = events
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
-        self._sent = 0  # messages that the connection has taken
+        self._outlet = Outlet() if outlet is None else outlet
+        self._sent = 0  # messages that `send` has taken
         self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        write = scope.get("extensions", {}).get(WRITE, _never)
-        writing = asyncio.create_task(self._write(send, write))
+        self._outlet.writer = scope.get("extensions", {}).get(WRITER)
+        writing = asyncio.create_task(self._write(send))
         tasks = [
             writing,
             asyncio.create_task(_until_gone(receive)),
@@ -64,7 +88,7 @@ class EventStream(EventSourceResponse):
         if not writing.cancelled():
             writing.result()
 
-    async def _write(self, send: Send, write: Callable[[bytes], bool]) -> None:
+    async def _write(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             await send(
                 {
@@ -74,12 +98,20 @@ class EventStream(EventSourceResponse):
                 }
             )
             async for event in events:
-                if not write(event):
-                    self._sending = True
-                    await send(_body(event))
-                    self._sending = False
+                writer = self._outlet.writer
+                if writer is not None and writer.is_open:
+                    writer.write(event)
+                    continue
+                self._sending = True
+                await send(_body(event))
+                self._sending = False
                 self._sent += 1
             await send(_body(b"", more=False))
+
+    @property
+    def _num_sent(self) -> int:
+        writer = self._outlet.writer
+        return self._sent + (0 if writer is None else writer.num_written)
 
     async def _until_stuck(self, send: Send) -> None:
         """Pings while there is nothing to send; returns when the client has taken nothing for too
@@ -88,8 +120,8 @@ class EventStream(EventSourceResponse):
         before, stuck = 0, 0.0
         while stuck < self._send_seconds:
             await asyncio.sleep(self._ping_seconds)
-            if self._sent != before:
-                before, stuck = self._sent, 0.0
+            if (num_sent := self._num_sent) != before:
+                before, stuck = num_sent, 0.0
             elif self._sending:
                 stuck += self._ping_seconds
             else:
@@ -100,11 +132,6 @@ class EventStream(EventSourceResponse):
                 except TimeoutError:
                     break
         logger.info("cut a client that read nothing for %.0f s", self._send_seconds)
-
-
-def _never(event: bytes) -> bool:
-    """For servers that are not `server.connection`."""
-    return False
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -18,7 +18,7 @@ from sse_starlette import ServerSentEvent
 
 from engine.errors import EngineError
 from server.api.errors import as_api_error
-from server.api.event_stream import EventStream
+from server.api.event_stream import EventStream, Outlet
 from server.api.intake import Call
 from server.api.usage import usage_body
 from server.choice import Delta
@@ -53,20 +53,33 @@ class GenerationStream(EventStream):
     def __init__(
         self, call: Call, shape: ChunkShape, *, first: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(call, events(call, shape, first or {}))
+        outlet = Outlet()
+        super().__init__(call, events(call, shape, first or {}, outlet), outlet=outlet)
 
 
 async def events(
-    call: Call, shape: ChunkShape, first: Mapping[str, Any]
+    call: Call, shape: ChunkShape, first: Mapping[str, Any], outlet: Outlet
 ) -> AsyncGenerator[bytes, None]:
-    """One or several whole events each: what came together leaves together."""
+    """One or several whole events each: what came together leaves together. Most of them go to the
+    outlet, and those that it does not take are yielded."""
     chunks, generation = _Chunks(call, shape, {"seed": call.seed, **first}), call.generation
+
+    def pass_on() -> bool:
+        writer = outlet.writer
+        if writer is None or not writer.is_open:
+            return False
+        piece = chunks.take_plain()
+        if piece is None:
+            piece = chunks.of(generation.take())
+        if piece:
+            writer.write(piece)
+        return not generation.finished
+
     try:
         if opening := chunks.opening():
             yield opening
-        # As `generation.batches`, whose frames would be gone through for each token, too.
         while not generation.finished:
-            await generation.news()
+            await generation.news(pass_on)
             if piece := chunks.of(generation.take()):
                 yield piece
         yield chunks.ending() + DONE
@@ -91,13 +104,22 @@ class _Chunks:
         self._common: dict[str, Any] = {"usage": None} if call.include_usage else {}
         self._first = first
         self._around = [self._written(choice.index) for choice in call.generation.choices]
+        self._plain: tuple[str, str] | None = None  # as `_around`, once the first chunk is out
+
+    def take_plain(self) -> bytes | None:
+        """The chunk of what came, if it is text of the only choice and no more: as `of` in fewer
+        calls, for nearly every token. None where it takes more, and nothing is taken."""
+        if self._plain is None or (text := self._call.generation.take_text()) is None:
+            return None
+        before, after = self._plain
+        return f"{before}{quote(text)}{after}".encode() if text else b""
 
     def opening(self) -> bytes:
         choices = self._shape.opening(len(self._call.generation.choices))
         return b"".join([self._chunk(choice) for choice in choices])
 
     def of(self, deltas: Sequence[Delta]) -> bytes:
-        return b"".join([self._plain(d) or self._full(d, d is deltas[-1]) for d in deltas])
+        return b"".join([self._spliced(d) or self._full(d, d is deltas[-1]) for d in deltas])
 
     def ending(self) -> bytes:
         if not self._call.include_usage:
@@ -105,7 +127,7 @@ class _Chunks:
         usage = usage_body(self._call.generation.usage)
         return as_event({**self._head, "choices": [], "usage": usage, "seed": self._call.seed})
 
-    def _plain(self, delta: Delta) -> bytes | None:
+    def _spliced(self, delta: Delta) -> bytes | None:
         around = self._around[delta.index]
         if self._first or around is None or delta.says_more or not delta.text:
             return None
@@ -132,7 +154,7 @@ class _Chunks:
 
     def _chunk(self, choice: dict[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
         said = self._first if extra is None else extra
-        self._first = {}
+        self._first, self._plain = {}, self._around[0]
         return as_event({**self._head, "choices": [choice], **self._common, **said})
 
 

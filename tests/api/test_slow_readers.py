@@ -16,7 +16,7 @@ from starlette.types import Message
 
 from engine.messages import SamplingParams
 from server.api.completions import CompletionChunks
-from server.api.event_stream import EventStream
+from server.api.event_stream import EventStream, Outlet
 from server.api.intake import Call
 from server.api.sse import events
 from server.generation import Generation
@@ -130,7 +130,7 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = events(call, CompletionChunks(), {})
+        stream = events(call, CompletionChunks(), {}, Outlet())
         response = EventStream(call, stream, ping_seconds=0.01, send_seconds=0.05)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
@@ -153,7 +153,7 @@ def test_a_stream_without_news_is_kept_alive() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = events(call, CompletionChunks(), {})
+        stream = events(call, CompletionChunks(), {}, Outlet())
         response = EventStream(call, stream, ping_seconds=0.01)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 

@@ -11,6 +11,7 @@ import pytest
 from engine.messages import SamplingParams
 from server.api.chat import ChatChunks
 from server.api.completions import CompletionChunks
+from server.api.event_stream import Outlet
 from server.api.intake import Call
 from server.api.sse import ChunkShape, events
 from server.choice import Delta
@@ -28,6 +29,7 @@ TEXTS = [
     "</s>",
 ]
 SHAPES = [CompletionChunks(), ChatChunks("id")]
+EOS = make_ready().eos_ids[0]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -41,20 +43,24 @@ def test_spliced_and_written_choices_are_the_same(shape: ChunkShape, text: str) 
     assert spliced == json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
 
 
+def begun(
+    client: FakeClient, *, include_usage: bool = False, n: int = 1, stop: tuple[str, ...] = ()
+) -> Call:
+    params = SamplingParams(seed=1, max_tokens=50, stop_token_ids=(EOS,))
+    spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512, n=n, stop=stop)
+    generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
+    generation.start(arrival=0.0)
+    return Call(
+        id='x"y', created=1, model="m\u2028", fingerprint="fp", seed=1,
+        include_usage=include_usage, generation=generation, service_tier="auto",
+    )  # fmt: skip
+
+
 def stream(shape: ChunkShape, *, include_usage: bool, n: int = 1) -> list[dict[str, Any]]:
     async def main() -> bytes:
-        text = 'say "hä"\n'.encode()
-        eos = make_ready().eos_ids[0]
-        client = FakeClient(script=listed_script(text, then=eos))
-        params = SamplingParams(seed=1, max_tokens=50, stop_token_ids=(eos,))
-        spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512, n=n)
-        generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
-        generation.start(arrival=0.0)
-        call = Call(
-            id='x"y', created=1, model="m\u2028", fingerprint="fp", seed=1,
-            include_usage=include_usage, generation=generation, service_tier="auto",
-        )  # fmt: skip
-        return b"".join([piece async for piece in events(call, shape, {"more": [1]})])
+        client = FakeClient(script=listed_script('say "hä"\n'.encode(), then=EOS))
+        call = begun(client, include_usage=include_usage, n=n)
+        return b"".join([piece async for piece in events(call, shape, {"more": [1]}, Outlet())])
 
     *told, done, rest = asyncio.run(main()).decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -83,3 +89,113 @@ def test_all_chunks_of_a_stream_have_one_head(kind: str, include_usage: bool) ->
         assert "".join(texts) == 'say "hä"\n'
         assert [c["finish_reason"] for c in said][-1] == "stop"
         assert sum(c["finish_reason"] is not None for c in said) == 1
+
+
+class Wire:
+    """A Writer that takes as many pieces in a row as `patience` says, then none until something was
+    sent past it. What came over it and past it, in the order in which it came."""
+
+    def __init__(self, patience: int | None) -> None:
+        self.num_written = 0
+        self.sent: list[bytes] = []
+        self._patience = patience
+        self._left = patience
+
+    @property
+    def is_open(self) -> bool:
+        return self._left != 0
+
+    def write(self, piece: bytes) -> None:
+        assert self.is_open
+        self.num_written += 1
+        self._left = None if self._left is None else self._left - 1
+        self.sent.append(piece)
+
+    def send(self, piece: bytes) -> None:
+        self._left = self._patience
+        self.sent.append(piece)
+
+
+async def over(wire: Wire, call: Call, kind: str) -> str:
+    shape = CompletionChunks() if kind == "completions" else ChatChunks("id")
+    outlet = Outlet()
+    outlet.writer = wire
+    async for piece in events(call, shape, {}, outlet):
+        wire.send(piece)
+    return b"".join(wire.sent).decode()
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+@pytest.mark.parametrize(("n", "stop"), [(1, ()), (1, ("b",)), (2, ())])
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_what_is_written_past_the_task_is_the_same_stream(
+    kind: str, n: int, stop: tuple[str, ...], per_step: int
+) -> None:
+    """Law: whether a chunk leaves while its task sleeps or by the task, and whatever the connection
+    refuses in between, the events are the same in the same order."""
+
+    async def told(patience: int | None) -> tuple[str, int]:
+        script = listed_script('a "ä" 日本 \U0001f468 b\n'.encode(), then=EOS)
+        gate = asyncio.Semaphore(0)
+        client = FakeClient(script=script, tokens_per_step=per_step, gate=gate)
+        wire = Wire(patience)
+        reading = asyncio.create_task(over(wire, begun(client, n=n, stop=stop), kind))
+        while not reading.done():
+            for _ in range(n):
+                gate.release()
+            for _ in range(10):  # whichever way it takes, it is gone before the next step
+                await asyncio.sleep(0)
+        return reading.result(), wire.num_written
+
+    expected, none = asyncio.run(told(0))
+    assert none == 0
+    assert expected.endswith("data: [DONE]\n\n")
+    for patience in (None, 1, 2):
+        text, written = asyncio.run(told(patience))
+        assert text == expected
+        assert written > 0
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_an_engine_that_is_lost_is_told_once(kind: str) -> None:
+    """Its error comes up in a function that no task called: the stream ends with it all the same,
+    after what had come, and without [DONE]."""
+
+    async def main() -> str:
+        gate = asyncio.Semaphore(0)
+        client = FakeClient(script=listed_script(b"abc", then=EOS), gate=gate)
+        call, wire = begun(client), Wire(None)
+        reading = asyncio.create_task(over(wire, call, kind))
+        for _ in range(3):
+            gate.release()
+            await asyncio.sleep(0.01)
+        client.die("it is gone")
+        return await asyncio.wait_for(reading, 30)
+
+    *_, third, error, rest = asyncio.run(main()).split("\n\n")
+    assert '"c"' in third
+    assert "it is gone" in error
+    assert rest == ""
+
+
+def test_a_chunk_that_cannot_be_written_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """A mistake of ours in that function must not leave a client waiting for ever."""
+
+    async def main() -> str:
+        client = FakeClient(script=listed_script(b"abc", then=EOS))
+        call, outlet, sent = begun(client), Outlet(), list[bytes]()
+
+        class Broken(CompletionChunks):
+            def choices(self, delta: Delta) -> list[dict[str, Any]]:
+                if delta.finish is not None:
+                    raise LookupError("oops")
+                return super().choices(delta)
+
+        outlet.writer = Wire(None)
+        async for piece in events(call, Broken(), {}, outlet):
+            sent.append(piece)
+        assert client.inflight == 0
+        return b"".join(sent).decode()
+
+    assert '"error"' in asyncio.run(main())
+    assert "internal error" in caplog.text

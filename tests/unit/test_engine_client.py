@@ -432,6 +432,61 @@ def test_a_wake_is_never_slept_through() -> None:
     asyncio.run(scenario())
 
 
+def test_a_wake_has_its_work_done_while_the_waiter_sleeps() -> None:
+    """Law of `until`: each setting is acted upon once, those that come together once together; the
+    sleep ends when the work says so, or fails, or is cancelled, and then nothing is done any more.
+    """
+
+    async def scenario() -> None:
+        wake, acts, goes_on = Wake(), list[str](), True
+
+        def act() -> bool:
+            wake.clear()
+            acts.append("act")
+            return goes_on
+
+        async def settle() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        wake.set()  # before anybody waits
+        waiting = asyncio.create_task(wake.until(act))
+        await settle()
+        assert acts == ["act"]
+        wake.set()
+        wake.set()
+        await settle()
+        assert acts == ["act"] * 2
+        goes_on = False
+        assert not waiting.done()
+        wake.set()
+        await asyncio.wait_for(waiting, 30)
+        assert acts == ["act"] * 3
+
+        goes_on = True
+        cancelled = asyncio.create_task(wake.until(act))
+        await settle()
+        wake.set()
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        await settle()
+        assert acts == ["act"] * 3
+        assert wake.is_set()
+
+        def fail() -> bool:
+            wake.clear()
+            raise LookupError("oops")
+
+        wake.clear()
+        failing = asyncio.create_task(wake.until(fail))
+        await settle()
+        wake.set()
+        with pytest.raises(LookupError, match="oops"):
+            await asyncio.wait_for(failing, 30)
+
+    asyncio.run(scenario())
+
+
 def test_first_tokens_are_handed_out_first(tmp_path: Path) -> None:
     """Law: of one step's outputs those that begin a reply go ahead, the others keep their order."""
 
