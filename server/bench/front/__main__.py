@@ -3,8 +3,9 @@
 Three scenes for completions and chat: one stream alone, with a step of a millisecond; many streams
 at a given rate; and the same with an engine that goes as fast as it can. Added time to the first
 token is the client's, less the engine's own from when it was handed the request to its first output
-(it may be in the middle of a step, whose end is no matter of the front end's). The server is held
-to one core; its engine and this client have the others.
+(it may be in the middle of a step, whose end is no matter of the front end's). Tokens per second
+are those of the time in which all streams run, between the begin of the last one and the end of the
+first. The server is held to one core; its engine and this client have the others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +25,7 @@ from engine.arguments import Parser
 from engine.errors import EngineError
 from server import loop
 from server.bench.front.findings import HEAD, Finding, find, row
-from server.bench.front.load import PATHS, Kind, streams
+from server.bench.front.load import BEGIN_SHARE, PATHS, Kind, streams
 from server.bench.front.process import Server, running
 
 T = TypeVar("T", int, float)
@@ -119,12 +121,16 @@ async def _scene(
     server: Server, scene: str, kind: Kind, count: int, parsed: argparse.Namespace, times: Path
 ) -> Finding:
     await streams(server.address, kind, count=count, tokens=8, seconds=0.5)  # first uses
-    before = server.cpu_seconds()
+    before, began = server.cpu_seconds(), time.monotonic()
     replies = await streams(
         server.address, kind, count=count, tokens=parsed.tokens, seconds=parsed.seconds
     )
     cpu = server.cpu_seconds() - before
-    return find(scene, kind, replies, cpu_seconds=cpu, times=times, tokens=parsed.tokens)
+    return find(
+        scene, kind, replies,
+        cpu_seconds=cpu, times=times, tokens=parsed.tokens,
+        window=(began + parsed.seconds * BEGIN_SHARE, began + parsed.seconds),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

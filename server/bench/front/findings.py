@@ -42,10 +42,12 @@ def find(
     cpu_seconds: float,
     times: Path,
     tokens: int,
+    window: tuple[float, float],
 ) -> Finding:
-    """Raises EngineError when a reply is not what was asked for."""
+    """`window`: clock readings between which tokens count for their rate. Raises EngineError when a
+    reply is not what was asked for."""
     engine = {told["id"]: told for told in map(json.loads, times.read_text().splitlines())}
-    added, hops, num_events = list[float](), list[float](), 0
+    added, hops, num_events, in_window = list[float](), list[float](), 0, 0.0
     texts = set[str]()
     for reply in replies:
         events = [(clock, event) for clock, event in reply.events() if _says(event)]
@@ -55,6 +57,8 @@ def find(
         own = engine[events[0][1]["id"] + "-0"]
         added.append(events[0][0] - reply.asked - (own["emitted"][0] - own["submitted"]))
         num_events += len(events)
+        within = sum(window[0] <= clock < window[1] for clock, _ in events)
+        in_window += tokens * within / len(events)
         if len(events) == len(own["emitted"]):
             hops += [c - e for (c, _), e in zip(events, own["emitted"], strict=True)]
     if len(texts) != 1:
@@ -65,7 +69,7 @@ def find(
         scene,
         kind,
         len(replies),
-        tokens_per_second=total / wall,
+        tokens_per_second=in_window / (window[1] - window[0]),
         tokens_per_event=total / num_events,
         cpu_per_token=cpu_seconds / total,
         cpu_share=cpu_seconds / wall,
