@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.api.test_fields import FLAT, LOGPROBS
-from tests.support.fake_client import FakeClient
-from tests.support.serving import MODEL, Served, serve
+from tests.support import responses
+from tests.support.responses import BODY, RESPONSES, SAID
 
-RESPONSES = "/v1/responses"
-
-
-BODY: dict[str, Any] = {"model": MODEL, "input": "hello", "max_output_tokens": 7, "seed": 3}
-SAID = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(FakeClient(tokens_per_step=3)) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
-        yield http
-
+served, http = responses.served, responses.http
 
 BAD = [
     ({"input": None}, "input", "missing_field"),
@@ -59,7 +41,7 @@ BAD = [
         "invalid_value",
     ),
     (
-        {"input": [{"role": "user", "content": [{**SAID["content"][0], "x": 1}]}]},  # type: ignore[dict-item]
+        {"input": [{"role": "user", "content": [{**SAID["content"][0], "x": 1}]}]},
         "input[0].content[0].x",
         "unknown_field",
     ),

@@ -13,37 +13,21 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.api.test_fields import FLAT, LOGPROBS
+from tests.support import responses
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, listed_script
 from tests.support.response_law import told
+from tests.support.responses import BODY, RESPONSES, SAID
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import CALLS, scripted
 
-RESPONSES = "/v1/responses"
-
-
-BODY: dict[str, Any] = {"model": MODEL, "input": "hello", "max_output_tokens": 7, "seed": 3}
-
-
-SAID = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(FakeClient(tokens_per_step=3)) as served:
-        yield served
+served, http = responses.served, responses.http
 
 
 @pytest.fixture(scope="module")
 def sdk(served: Served) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk
-
-
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
-        yield http
 
 
 def events_of(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:

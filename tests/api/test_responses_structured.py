@@ -12,10 +12,9 @@ from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
 from tests.support.response_law import told
+from tests.support.responses import RESPONSES
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import scripted
-
-RESPONSES = "/v1/responses"
 
 
 class Person(BaseModel):
