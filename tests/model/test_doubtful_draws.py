@@ -1,0 +1,116 @@
+"""Which rows are drawn the long way: those of the sequences in doubt, and the text is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from engine.acceptance import Acceptor, Sampled
+from engine.messages import SamplingParams
+from engine.model.runner import ModelOutput
+from engine.sampling.kernels import UNSURE
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.quick import QuickDraws
+from engine.sequence import Sequence
+from engine.speculation.proposal import Proposal
+from engine.speculation.verify import MatchSampled, VerifyResult
+from engine.step_plan import Chunk, StepPlan
+
+VOCAB, PROMPT, GUESSES = 300, [1, 2, 3, 4, 5], 3
+IDS = ("a", "b", "c", "d")
+PENALTY: dict[str, Any] = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.2,
+}  # so that the draws are adjusted
+
+
+class Doubting(QuickDraws):
+    """Is in doubt about the last row of some sequences, besides those that it cannot tell."""
+
+    def __init__(self, processor: LogitsProcessor, doubted: Collection[str]) -> None:
+        super().__init__(processor, VOCAB)
+        self._doubted = doubted
+
+    def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
+        drawn = super().draw_adjusted(logits, contexts)
+        last = {context.seq.id: i for i, context in enumerate(contexts)}
+        for id in self._doubted:
+            drawn[last[id]] = UNSURE
+        return drawn
+
+
+class LongWay(MatchSampled):
+    """Counts the rows that come this way, by sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, int] = {}
+
+    def accept(
+        self, log_probs: Tensor, contexts: Seq[RowContext], proposals: Seq[Proposal]
+    ) -> list[VerifyResult]:
+        assert len(log_probs) == len(contexts)
+        for context in contexts:
+            self.rows[context.seq.id] = self.rows.get(context.seq.id, 0) + 1
+        return super().accept(log_probs, contexts, proposals)
+
+
+def plan_of(guesses: dict[str, list[int]]) -> tuple[StepPlan, list[Proposal]]:
+    chunks = []
+    for number, id in enumerate(guesses):
+        params = SamplingParams(seed=number, max_tokens=50, **PENALTY)
+        seq = Sequence(id, params, list(PROMPT), len(PROMPT))
+        chunks.append(Chunk(seq, len(PROMPT) - 1, 1, GUESSES))
+    proposals = [
+        Proposal(tokens, [-1, *range(len(tokens) - 1)], len(tokens), "draft_model")
+        for tokens in guesses.values()
+    ]
+    return StepPlan(chunks), proposals
+
+
+def accepted(
+    logits: ModelOutput, guesses: dict[str, list[int]], doubted: Collection[str] | None
+) -> tuple[list[Sampled], dict[str, int]]:
+    """What is kept, and the rows that were drawn the long way; `doubted` None: all of them."""
+    processor, long_way = LogitsProcessor([0]), LongWay()
+    draws = None if doubted is None else Doubting(processor, doubted)
+    acceptor = Acceptor(processor, long_way, eos_ids=[0], room=lambda seq: 40, draws=draws)
+    return acceptor.accept(*plan_of(guesses), logits), long_way.rows
+
+
+@pytest.fixture(scope="module")
+def logits() -> ModelOutput:
+    generator = np.random.default_rng(4)
+    size = (len(IDS) * (1 + GUESSES), VOCAB)
+    return ModelOutput((generator.standard_normal(size) * 4).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def guesses(logits: ModelOutput) -> dict[str, list[int]]:
+    """Of each sequence two that are right, and one that most likely is not."""
+    found = {id: [7] * GUESSES for id in IDS}
+    for depth in range(2):
+        for item in accepted(logits, found, None)[0]:
+            found[item.chunk.seq.id][depth] = item.tokens[depth]
+    return found
+
+
+@pytest.mark.parametrize("doubted", [(), ("a",), ("c",), ("b", "d"), IDS], ids=str)
+def test_only_sequences_in_doubt_are_drawn_the_long_way(
+    doubted: tuple[str, ...], logits: ModelOutput, guesses: dict[str, list[int]]
+) -> None:
+    """Bug: one row in doubt sent the adjusted rows of the whole batch the long way. Law: what is
+    kept is the same whoever is in doubt."""
+    every, all_rows = accepted(logits, guesses, None)
+    assert all_rows == dict.fromkeys(IDS, 1 + GUESSES)
+    some, rows = accepted(logits, guesses, doubted)
+    assert rows == dict.fromkeys(doubted, 1 + GUESSES)
+    assert [item.chunk.seq.id for item in some] == list(IDS)
+    assert [item.tokens for item in some] == [item.tokens for item in every]
+    assert [item.path for item in some] == [item.path for item in every]
+    assert all(item.num_accepted >= 2 for item in some)
