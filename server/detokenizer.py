@@ -74,7 +74,8 @@ class Detokenizer:
         self._pending += [i for i in ids if self._has_text(i)]
         if self._joins and (text := self._joined()) is not None:
             return text
-        return self._emit(self._certain())
+        size = self._certain()
+        return self._emit(size) if size else ""
 
     def flush(self) -> str:
         """What is left when no more ids come; an incomplete character becomes U+FFFD."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from engine.messages import Output, TokenLogprobs
+from engine.messages import TokenLogprobs
 from server.choice import Choice, Delta, GenerationFailed
 from server.engine_client import EngineHandle
 from server.generation_spec import GenerationSpec
@@ -139,12 +139,14 @@ class Generation:
         if output is None:
             return None
         self._wake.clear()
-        self._observe(choice, output)
+        if output.tokens:
+            self._observe(0, len(output.tokens))
         return choice.push_plain(output)
 
     def _feed(self, choice: Choice) -> Delta | None:
         output = choice.stream.take()
-        self._observe(choice, output)
+        if output.tokens:
+            self._observe(choice.index, len(output.tokens))
         delta = choice.feed(output)
         if choice.finish is not None and output.finish is None:
             self._client.abort([choice.stream.id])  # a stop string; the engine goes on
@@ -165,16 +167,15 @@ class Generation:
             self._ended = True
             self._metrics.observe_request(self._times())
 
-    def _observe(self, choice: Choice, output: Output) -> None:
-        if not output.tokens:
-            return
+    def _observe(self, index: int, count: int) -> None:
+        """`count` tokens of a choice came."""
         now = self._clock()
-        before = self._arrivals.get(choice.index)
+        before = self._arrivals.get(index)
         if before is not None:
-            self._metrics.observe_tokens(len(output.tokens), gap_seconds=now - before)
+            self._metrics.observe_tokens(count, gap_seconds=now - before)
         elif self._first_token is None:
             self._first_token = now
-        self._arrivals[choice.index] = now
+        self._arrivals[index] = now
 
     def _times(self) -> RequestTimes:
         finish: Finish = "abort"

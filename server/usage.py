@@ -36,7 +36,8 @@ class Counts:
         count = len(output.tokens)
         self.tokens += count
         self.rounds, self.proposed = output.rounds, output.proposed
-        self.accepted += min(output.accepted - self.accepted, count)
+        if output.accepted != self.accepted:
+            self.accepted += min(output.accepted - self.accepted, count)
 
     def take(self, output: Output, steps: Sequence[Output], taken: int, *, stopped: bool) -> None:
         """`output` is what `steps` come to. Its first `taken` tokens are in the completion;

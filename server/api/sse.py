@@ -69,9 +69,11 @@ async def events(
         if writer is None or not writer.is_open:
             return False
         piece = chunks.take_plain()
-        if piece is None:
-            piece = chunks.of(generation.take())
-        if piece:
+        if piece is not None:
+            if piece:
+                writer.write(piece)
+            return True
+        if piece := chunks.of(generation.take()):
             writer.write(piece)
         return not generation.finished
 
