@@ -4,13 +4,49 @@ on which its reader sleeps."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from itertools import chain
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from engine.errors import EngineLost
 from engine.messages import Output
+
+ACTS_AT_ONCE = 16  # then whatever else the loop has to do
+
+
+class _Turns:
+    """Work that is due, of many streams, a few at a time: a step's tokens of all streams in one go
+    would keep a new request waiting for as long as they take."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._call_soon = loop.call_soon
+        self._due = deque[Callable[[], None]]()
+
+    def add(self, work: Callable[[], None]) -> None:
+        """`work` handles its own errors."""
+        if not self._due:
+            self._call_soon(self._run)
+        self._due.append(work)
+
+    def _run(self) -> None:
+        due = self._due
+        for _ in range(min(ACTS_AT_ONCE, len(due))):
+            due.popleft()()
+        if due:
+            self._call_soon(self._run)
+
+
+_turns = WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns]()
+
+
+def _turns_of(loop: asyncio.AbstractEventLoop) -> _Turns:
+    found = _turns.get(loop)
+    if found is None:
+        found = _turns[loop] = _Turns(loop)
+    return found
 
 
 class Wake:
@@ -18,7 +54,7 @@ class Wake:
     a waking for each token of a stream, and the way through a task and its coroutines took longer
     than all that the token needs."""
 
-    __slots__ = ("_act", "_call_soon", "_set", "_waiter")
+    __slots__ = ("_act", "_later", "_set", "_waiter")
 
     def __init__(self) -> None:
         self._set = False
@@ -33,7 +69,7 @@ class Wake:
             return
         self._set = True
         if self._act is not None:
-            self._call_soon(self._try)  # so that what comes together is handled together
+            self._later(self._try)  # so that what comes together is handled together
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -53,7 +89,7 @@ class Wake:
             if not act():
                 return
         loop = asyncio.get_running_loop()
-        self._waiter, self._act, self._call_soon = loop.create_future(), act, loop.call_soon
+        self._waiter, self._act, self._later = loop.create_future(), act, _turns_of(loop).add
         try:
             await self._waiter
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,7 @@ from engine.messages import (
     TokenLogprobs,
 )
 from server.engine_client import EVENTS_AT_ONCE, EngineClient
-from server.mailbox import Stream, Wake
+from server.mailbox import ACTS_AT_ONCE, Stream, Wake
 from tests.support.fake_client import make_ready
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
@@ -483,6 +484,34 @@ def test_a_wake_has_its_work_done_while_the_waiter_sleeps() -> None:
         wake.set()
         with pytest.raises(LookupError, match="oops"):
             await asyncio.wait_for(failing, 30)
+
+    asyncio.run(scenario())
+
+
+def test_work_of_many_wakes_leaves_the_loop_room() -> None:
+    """Law: in the order in which they were set, so many in a turn of the loop, each once."""
+
+    async def scenario() -> None:
+        count, acts = 2 * ACTS_AT_ONCE + 3, list[int]()
+        wakes = [Wake() for _ in range(count)]
+
+        def act(number: int) -> bool:
+            wakes[number].clear()
+            acts.append(number)
+            return True
+
+        waiting = [asyncio.create_task(w.until(partial(act, i))) for i, w in enumerate(wakes)]
+        await asyncio.sleep(0)
+        for wake in wakes:
+            wake.set()
+        for turn in (1, 2, 3, 4):
+            await asyncio.sleep(0)
+            assert acts == list(range(min(turn * ACTS_AT_ONCE, count)))
+        wakes[5].set()
+        await asyncio.sleep(0)
+        assert acts[count:] == [5]
+        for task in waiting:
+            task.cancel()
 
     asyncio.run(scenario())
 
