@@ -6,6 +6,7 @@ work with the same seeds: common random numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +59,7 @@ Lane = list[Request]  # asked one after the other, like a client that waits for 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is run. `tokens`: of each reply; None: `replies` by requests at a time, which
+    """How much is run. `tokens`: of each reply but the first of a lane; None: `replies` by requests at a time, which
     sizing.sized makes fit `minutes`."""
 
     rounds: int = 3
@@ -72,7 +73,16 @@ class Size:
 
     def per_lane(self, concurrency: int) -> int:
         """Requests that one lane asks; many lanes need fewer to fill the time."""
-        return 4 if concurrency == 1 else 2 if concurrency < 16 else 1
+        return 4 if concurrency == 1 else 3 if concurrency < 16 else 2
+
+    def share(self, concurrency: int, lane: int, place: int) -> float:
+        """Of a reply, how much a request asks for: the first of each lane for less than the next
+        lane's, so that texts are of all ages at any time, as in a server that has been running."""
+        return (lane + 1) / concurrency if not place else 1.0
+
+    def replies_of_a_lane(self, concurrency: int) -> float:
+        """Until the first lane has nothing left to ask."""
+        return self.per_lane(concurrency) - 1 + self.share(concurrency, 0, 0)
 
 
 def cells(
@@ -112,12 +122,12 @@ def _lane(
 ) -> Iterator[Request]:
     part = cell.parts[lane % len(cell.parts)]
     pool = pools[part.kind]
-    per_lane = size.per_lane(cell.concurrency)
+    count, per_lane = cell.concurrency, size.per_lane(cell.concurrency)
     for place in range(per_lane):
         index = offset + lane * per_lane + place
         yield Request(
             prompt=pool[index % len(pool)],
             temperature=part.temperature,
             seed=SEED + index,
-            tokens=size.reply(cell.concurrency),
+            tokens=math.ceil(size.reply(cell.concurrency) * size.share(count, lane, place)),
         )

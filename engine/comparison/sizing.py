@@ -38,8 +38,8 @@ def sized(
         plan = lanes(cell, pools, replace(size, tokens=_TRIAL), -1)
         driver.warm([request.prompt for lane in plan for request in lane])
         rate = _rate(driver, arms, cell, plan)
-        requests = cell.concurrency * size.per_lane(cell.concurrency)
-        tokens = round(rate * seconds * weight(cell.concurrency) / requests)
+        replies_made = cell.concurrency * size.replies_of_a_lane(cell.concurrency)
+        tokens = round(rate * seconds * weight(cell.concurrency) / replies_made)
         replies[cell.concurrency] = min(max(tokens, SHORTEST), LONGEST)
     return replace(size, replies=replies)
 
