@@ -29,10 +29,11 @@ from engine.step_costs import StepCosts
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
 _HEAR_ONE, _HEAR_CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
+_HEAR_NEW = 2  # and before that, of a crowd
 _LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
 _REST = 15  # rounds at K = 0 between two that are looked at
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
-_DOUBT = 12.0  # trials that the past may weigh against a probe
+_DOUBT = 48.0  # trials that the past may weigh against a probe
 
 
 class AdaptiveK:
@@ -102,7 +103,7 @@ class AdaptiveK:
         self._sequences = sequences
         self._guesses.chances.restart()
         self._spells.go()
-        if changed or self._spells.is_due(on=self._k > 0):
+        if changed or self._spells.is_due(on=self._k > 0, crowd=sequences > FEW):
             self._plan(sequences, changed=changed)
             self._size, self._anew = size, False
         k = self._while_on() if self._k else self._while_off()
@@ -115,8 +116,10 @@ class AdaptiveK:
 
     def _hears(self) -> bool:
         """At K > 0, of a crowd that is known a few rounds tell enough."""
-        if not self._spells.is_known or self._explore.round != "usual":
+        if self._explore.round != "usual":
             return True
+        if not self._spells.is_known:
+            return self._sequences <= FEW or self._since % _HEAR_NEW == 0
         return self._since % (_HEAR_CROWD if self._sequences > 1 else _HEAR_ONE) == 0
 
     def _rest(self) -> None:
@@ -223,7 +226,7 @@ class AdaptiveK:
 
     def keep(self, confidences: Confidences) -> list[int]:
         """The rows with the most expected tokens at the present price."""
-        if self._explore.round != "probe":
+        if self.listens and self._explore.round != "probe":
             self._guesses.remember(confidences)
         if self._explore.round == "trial":
             return [len(sure) for sure in confidences]

@@ -1,7 +1,8 @@
 """How likely the proposals of one round are to be right, while they grow by a guess at a time.
 
-Those of few are handled as lists, which are quicker there than arrays, and what was found is kept
-until the round is over: a guess more costs one factor more.
+What was found of few is kept until the round is over: a guess more costs one factor more. Lists and
+plain arithmetic: so few numbers are handled quicker than arrays, most of all when a forward has just
+driven the code for those out of the caches.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
-import numpy as np
-
-from engine.confidence import LEAST, MOST, Array
+from engine.confidence import LEAST, MOST
 from engine.controller import Confidences
 
-FEW = 12  # proposals, up to which lists are quicker
+FEW = 12  # proposals, beyond which one alone weighs little
 
 
 class Chances:
@@ -37,27 +36,12 @@ class Chances:
         """By proposal, then depth."""
         if len(self._lists) != len(confidences):
             self._lists = [[] for _ in confidences]
+        bases, weight = self.bases, self.weight
         for found, sure in zip(self._lists, confidences, strict=True):
-            alive = found[-1] if found else 1.0
-            for depth in range(len(found), len(sure)):
-                z = self.bases[depth] + self.weight * min(sure[depth], MOST)
-                alive /= 1.0 + exp(min(-z, LEAST))
+            alive, depth = found[-1] if found else 1.0, len(found)
+            for confidence in sure[depth:] if depth else sure:
+                z = bases[depth] + weight * (confidence if confidence < MOST else MOST)
+                alive /= 1.0 + exp(-z if z > -LEAST else LEAST)
                 found.append(alive)
+                depth += 1
         return self._lists
-
-    def table(self, confidences: Confidences) -> Array:
-        """`[proposals, depths]`, 0 where there is no guess."""
-        lengths = [len(sure) for sure in confidences]
-        most = max(lengths)
-        ragged = min(lengths) < most
-        if ragged:
-            confidences = [[*sure, *[0.0] * (most - len(sure))] for sure in confidences]
-        z = np.array(confidences, dtype=float)
-        np.minimum(z, MOST, out=z)
-        z *= -self.weight
-        z -= self.bases[:most]
-        np.minimum(z, LEAST, out=z)
-        found: Array = 1.0 / (1.0 + np.exp(z))
-        if ragged:
-            found *= np.arange(most) < np.array(lengths)[:, None]
-        return found.cumprod(axis=1) if most > 1 else found

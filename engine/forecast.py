@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.chances import FEW
 from engine.confidence import Array
 from engine.controller import Confidences
 from engine.experience import Experience
 from engine.step_costs import StepCosts
 
-_NEVER = 1e-9  # a chance that is none
 _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 
@@ -46,33 +44,28 @@ class Forecast:
 
     def keep(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
         """See KController: the rows with the most expected tokens at that price."""
-        if len(confidences) <= FEW:
-            return self._keep_few(confidences, sequences, price)
-        alive = self._guesses.chances.table(confidences)
-        ordered = np.sort(alive, axis=None)[::-1]
-        most = len(self.seconds) - sequences - 1  # where it was not obeyed there may be more
-        ordered = ordered[: min(int(np.count_nonzero(ordered > _NEVER)), most)]
-        seconds = self.seconds[sequences : sequences + len(ordered) + 1]
-        values = ordered.cumsum() - price * (seconds[1:] - seconds[0])
-        if not len(values) or values.max() <= 0:
-            return [0] * len(confidences)
-        least = ordered[int(values.argmax())]
-        kept: list[int] = (alive >= least).sum(1).tolist()
-        return kept
-
-    def _keep_few(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
-        """`keep` without arrays: for so few numbers they are slower."""
         chances = self._guesses.chances.lists(confidences)
-        ordered = sorted((chance for each in chances for chance in each), reverse=True)
-        seconds = self.by_row[sequences:]
+        ordered = [chance for each in chances for chance in each]
+        ordered.sort(reverse=True)
+        spent = self.by_row[sequences + 1 : sequences + 1 + len(ordered)]
+        before = self.by_row[sequences]
         value = most = 0.0
         least = 2.0
-        for chance, spent in zip(ordered, seconds[1:], strict=False):
+        # Where it was not obeyed there may be more guesses than rows that have a price.
+        for chance, seconds in zip(ordered, spent, strict=False):
             value += chance
-            worth = value - price * (spent - seconds[0])
+            worth = value - price * (seconds - before)
             if worth > most:
                 least, most = chance, worth
-        return [sum(chance >= least for chance in each) for each in chances]
+        kept = []
+        for each in chances:
+            length = 0
+            for chance in each:
+                if chance < least:
+                    break
+                length += 1
+            kept.append(length)
+        return kept
 
     def worth(self, survival: Sequence[float], sequences: int, k: int, *, instead: bool) -> int:
         """See KController; all but one of the `sequences` draft `k` steps."""

@@ -291,7 +291,9 @@ class StepCosts:
     def learn(self, seen: StepObservation, *, fresh: bool) -> None:
         """From a pure decode step; `fresh`: the drafter had nothing to catch up with."""
         size = seen.num_sequences.bit_length()
-        rows = float(self._run(np.array([seen.rows], dtype=float))[0])
+        rows = float(seen.rows)
+        if len(self._padded):
+            rows = float(self._run(np.array([rows]))[0])
         self._target.update(rows, size, seen.target_seconds)
         drafted = any(outcome.offered for outcome in seen.outcomes)
         (self._host if drafted else self._plain).update(seen.rows, seen.host_seconds)

@@ -24,15 +24,16 @@ from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
 from engine.speculation.proposer import Agreement
 
-MOST_ROWS = 32  # of a sequence, the latest; so that logits stay small
+MOST_ROWS, MOST_OF_ALL = 32, 96  # of a sequence, and of all; so many tell enough
 
 
-def rows_to_judge(seq: Sequence, start: int, plain: Plain | None) -> int:
-    """Of the positions from `start` to the last but one, how many predict a generated token."""
+def rows_to_judge(seq: Sequence, start: int, plain: Plain | None, sequences: int = 1) -> int:
+    """Of the positions from `start` to the last but one, how many predict a generated token: the
+    latest of them, and of many `sequences` at once fewer each."""
     if plain is None or plain.is_filtered:
         return 0
     missed = seq.num_tokens - 1 - max(start, seq.num_prompt - 1)
-    return min(max(missed, 0), MOST_ROWS)
+    return min(max(missed, 0), MOST_ROWS, max(MOST_OF_ALL // sequences, 1))
 
 
 def judge(
