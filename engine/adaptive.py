@@ -27,6 +27,7 @@ from engine.spells import Spells
 from engine.step_costs import StepCosts
 
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
+_DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
 _WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
 _HEAR_ONE, _HEAR_CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
 _HEAR_NEW = 2  # and before that, of a crowd
@@ -190,6 +191,8 @@ class AdaptiveK:
         best = max(range(len(rates)), key=rates.__getitem__)
         if best and not self._k and not changed and rates[best] < _CLEAR * rates[0]:
             best = 0
+        if not best and self._k and not changed and rates[0] < _DARK * max(rates[1:]):
+            best = max(range(1, len(rates)), key=rates.__getitem__)
         if (best > 0) != (self._k > 0):
             known = self._spells.turn()
             self._explore.turned(back=best > 0 and known)
