@@ -57,6 +57,8 @@ class AdaptiveK:
         self._asks_few = False  # in a probe: each has to catch up with what it missed
         self._drafted = True  # whether the last round proposed for all: the next has no backlog
         self._k = 0
+        self._before: int | None = None  # guesses drafted in the last round, if that is known
+        self._now: int | None = None  # and in this one
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
         self._anew = False  # choose at once
         self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
@@ -96,6 +98,7 @@ class AdaptiveK:
         sequences = max(1, load.num_sequences)
         size = sequences.bit_length()
         changed = size != self._size or self._anew
+        self._before, self._now = self._now, 0
         if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = False
@@ -111,7 +114,9 @@ class AdaptiveK:
         self._since = self._since + 1 if (k > 0) == self._on else 0
         self._on = k > 0
         self.listens = self._hears() if self._on else self._learns_costs()
-        if not self._on:
+        if self._on:
+            self._now = None
+        else:
             self._rest()
         return k
 
@@ -140,6 +145,7 @@ class AdaptiveK:
     def resume(self) -> None:
         """As if the batch were of another size: choose anew, and look soon."""
         self._anew = True
+        self._now = None
         self._explore.forgive()
 
     def _learns_costs(self) -> bool:
@@ -229,6 +235,7 @@ class AdaptiveK:
 
     def keep(self, confidences: Confidences) -> list[int]:
         """The rows with the most expected tokens at the present price."""
+        self._now = max(map(len, confidences))
         if self.listens and self._explore.round != "probe":
             self._guesses.remember(confidences)
         if self._explore.round == "trial":
@@ -256,7 +263,7 @@ class AdaptiveK:
         if self._stops:  # what was not drafted was not asked for
             k = min(k, max((outcome.offered for outcome in outcomes), default=0))
         changes = self._guesses.acceptance.changes
-        self._guesses.learn(k, outcomes, seen)
+        self._guesses.learn(k, outcomes, seen, self._before)
         if changes != self._guesses.acceptance.changes:
             self._spells.forget()
             self._pace.restart()

@@ -87,16 +87,23 @@ class AcceptanceEstimate:
             self._surprise.restart()
             self.changes += 1
 
-    def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
+    def agree(self, stretches: Sequence[Sequence[bool]], before: int | None = None) -> None:
         """Learn from guesses that were found out in hindsight, for positions in a row: what rounds
-        of the longest proposals would have shown there."""
+        of the longest proposals would have shown there. A single position stands behind a proposal
+        that was all right: it says how the next guess would have fared, where it is known how many
+        those were (`before`)."""
         k = len(self._trials)
         outcomes = [
             seen for stretch in stretches if len(stretch) > 1 for seen in _rounds(stretch, k)
         ]
         self.update(k, outcomes, len(outcomes))
         alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
-        self._pool(len(alone), len(alone) - sum(alone))
+        wrong = len(alone) - sum(alone)
+        self._pool(len(alone), wrong)
+        if alone and before is not None and before < k:
+            keep = 0.5 ** min(len(alone) / _HALF_LIFE, 1 / _ROUNDS)
+            self._trials[before] = self._trials[before] * keep + len(alone)
+            self._rejections[before] = self._rejections[before] * keep + wrong
 
     def _pool(self, trials: float, wrong: float) -> None:
         if trials:

@@ -80,8 +80,11 @@ class Experience:
         """Of proposals that were just made."""
         self._sample.extendleft(islice(confidences, _LATEST))
 
-    def learn(self, k: int, outcomes: Sequence[Outcome], seen: StepObservation) -> None:
-        """What became of the guesses of a step; see StepObservation."""
+    def learn(
+        self, k: int, outcomes: Sequence[Outcome], seen: StepObservation, before: int | None
+    ) -> None:
+        """What became of the guesses of a step; see StepObservation. `before`: the K of the step
+        before it, if that is known."""
         if k != self._heard_k:
             self._consider()
         self._heard_k = k
@@ -91,7 +94,7 @@ class Experience:
         if len(self._heard) >= _TOGETHER or looked_back:
             self._consider()
         if seen.agreements:
-            self.acceptance.agree([[hit for _, hit in each] for each in seen.agreements])
+            self.acceptance.agree([[hit for _, hit in each] for each in seen.agreements], before)
         wanted = self._calibration.wants()
         if looked_back or ((seen.confidences or seen.agreements) and wanted):
             self._calibrate(seen)

@@ -8,6 +8,7 @@ estimates stay fresh, and it goes on from there when it is obeyed again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
 from engine.errors import ConfigError
@@ -96,6 +97,9 @@ class Modes:
         return self._present.worth(survival, instead=instead)
 
     def update(self, observation: StepObservation) -> None:
+        if self._mode != "auto":  # what stands behind a proposal is told to who had it made
+            behind = [each for each in observation.agreements if len(each) > 1]
+            observation = replace(observation, agreements=behind)
         self._configured.update(observation)
 
     def estimates(self) -> Estimates:
