@@ -57,6 +57,7 @@ class AdaptiveK:
         self._asks_few = False  # in a probe: each has to catch up with what it missed
         self._drafted = True  # whether the last round proposed for all: the next has no backlog
         self._k = 0
+        self._unlearned = 0  # rounds since one told what it costs
         self._before: int | None = None  # guesses drafted in the last round, if that is known
         self._now: int | None = None  # and in this one
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
@@ -99,6 +100,7 @@ class AdaptiveK:
         size = sequences.bit_length()
         changed = size != self._size or self._anew
         self._before, self._now = self._now, 0
+        self._unlearned += 1
         if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = False
@@ -273,7 +275,8 @@ class AdaptiveK:
                 self._spells.call()
         if seen.pure_decode and seen.num_sequences:
             if self._learns_costs():
-                self._costs.learn(seen, fresh=self._drafted)
+                self._costs.learn(seen, fresh=self._drafted, rounds=self._unlearned)
+                self._unlearned = 0
             if seen.k:
                 self._pace.add(seen.tokens, _seconds(seen))
         if seen.outcomes:

@@ -18,9 +18,9 @@ from engine.estimates import Points
 
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 # Variances of logarithms: of one measurement; of a size, or a batch size, never seen; what the
-# machine drifts by in a step, and what a size does.
+# machine drifts by in a round (contexts grow, too), and what a size does.
 _FAVOUR = 0.5  # deviations
-_NOISE, _NEW, _NEW_GROUP, _DRIFT, _SETTLING = 6e-3, 2e-2, 0.25, 1e-4, 4e-6
+_NOISE, _NEW, _NEW_GROUP, _DRIFT, _SETTLING = 6e-3, 2e-2, 0.25, 2e-4, 4e-6
 _LINE_KEEP = 0.97  # what a round-old host time still counts
 
 
@@ -109,15 +109,15 @@ class CostCurve:
                 doubts[place] = self._doubts[group, place]
         return base, base * np.exp(-favour * np.sqrt(doubts[np.rint(places).astype(int)]))
 
-    def update(self, size: float, group: int, seconds: float) -> None:
-        """Learn from one measurement. What it says of the machine and what of this size is settled
+    def update(self, size: float, group: int, seconds: float, rounds: int = 1) -> None:
+        """Learn from one measurement, so many rounds after the last. What it says of the machine and what of this size is settled
         by how much is known of either (a Kalman filter without the covariance): of a size seen for
         the first time nearly all; later a slow spell does not make the other sizes look good."""
         place = round(_place(size))
         residuals = self._residuals.setdefault(group, {})
         error = log(max(seconds, 1e-7) / self.predict(size, group))
         doubt = self._doubts.get((group, place), _NEW)
-        common = self._commons.get(group, _NEW_GROUP) + _DRIFT
+        common = self._commons.get(group, _NEW_GROUP) + _DRIFT * rounds
         if doubt < _NEW and common < _NEW:
             error = min(max(error, -_OUTLIER), _OUTLIER)
         total = doubt + common + _NOISE
@@ -288,13 +288,14 @@ class StepCosts:
         """Seconds to begin drafting, and of each step."""
         return self._draft.line(max(sequences, 1))
 
-    def learn(self, seen: StepObservation, *, fresh: bool) -> None:
-        """From a pure decode step; `fresh`: the drafter had nothing to catch up with."""
+    def learn(self, seen: StepObservation, *, fresh: bool, rounds: int = 1) -> None:
+        """From a pure decode step, so many rounds after the last; `fresh`: the drafter had nothing
+        to catch up with."""
         size = seen.num_sequences.bit_length()
         rows = float(seen.rows)
         if len(self._padded):
             rows = float(self._run(np.array([rows]))[0])
-        self._target.update(rows, size, seen.target_seconds)
+        self._target.update(rows, size, seen.target_seconds, rounds)
         drafted = any(outcome.offered for outcome in seen.outcomes)
         (self._host if drafted else self._plain).update(seen.rows, seen.host_seconds)
         drafting = seen.num_sequences if seen.num_drafting is None else seen.num_drafting
