@@ -130,12 +130,12 @@ class CostCurve:
 
 
 def _place(size: float) -> float:
-    """Where a size stands among those that have a factor: each up to 8, then four per octave."""
-    return size if size <= 8 else 8.0 + 4.0 * log2(size / 8.0)
+    """Where a size stands among those that have a factor: each up to 8, then two per octave."""
+    return size if size <= 8 else 8.0 + 2.0 * log2(size / 8.0)
 
 
 def _places(sizes: Array) -> Array:
-    return np.where(sizes <= 8, sizes, 8.0 + 4.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
+    return np.where(sizes <= 8, sizes, 8.0 + 2.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
 
 
 def _interpolated(table: dict[int, float], key: float) -> float:
