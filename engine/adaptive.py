@@ -22,16 +22,13 @@ from engine.estimates import Points
 from engine.experience import GRID, Experience
 from engine.exploration import Exploration
 from engine.forecast import Forecast, Pace
+from engine.hearing import Hearing
 from engine.messages import Estimates, Reason
 from engine.spells import Spells
 from engine.step_costs import StepCosts
 
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
-_WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
-_HEAR_ONE, _HEAR_CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
-_HEAR_NEW = 2  # and before that, of a crowd
-_LEARN_ON = 4  # of so many rounds with guesses one tells what it costs, once that is known
 _REST = 15  # rounds at K = 0 between two that are looked at
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
@@ -57,14 +54,13 @@ class AdaptiveK:
         self._asks_few = False  # in a probe: each has to catch up with what it missed
         self._drafted = True  # whether the last round proposed for all: the next has no backlog
         self._k = 0
-        self._unlearned = 0  # rounds since one told what it costs
         self._before: int | None = None  # guesses drafted in the last round, if that is known
         self._now: int | None = None  # and in this one
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
         self._anew = False  # choose at once
         self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
         self._spells = Spells()
-        self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
+        self._hearing = Hearing(self._spells, self._explore)
         self._price = 0.0  # tokens per second: what a second is worth
         self._usual = 0.0  # seconds of a round
         self._pace = Pace()  # at K > 0
@@ -100,7 +96,6 @@ class AdaptiveK:
         size = sequences.bit_length()
         changed = size != self._size or self._anew
         self._before, self._now = self._now, 0
-        self._unlearned += 1
         if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = False
@@ -113,22 +108,13 @@ class AdaptiveK:
             self._plan(sequences, changed=changed)
             self._size, self._anew = size, False
         k = self._while_on() if self._k else self._while_off()
-        self._since = self._since + 1 if (k > 0) == self._on else 0
-        self._on = k > 0
-        self.listens = self._hears() if self._on else self._learns_costs()
-        if self._on:
+        self._hearing.play(on=k > 0)
+        self.listens = self._hearing.wants(sequences)
+        if k:
             self._now = None
         else:
             self._rest()
         return k
-
-    def _hears(self) -> bool:
-        """At K > 0, of a crowd that is known a few rounds tell enough."""
-        if self._explore.round != "usual":
-            return True
-        if not self._spells.is_known:
-            return self._sequences <= FEW or self._since % _HEAR_NEW == 0
-        return self._since % (_HEAR_CROWD if self._sequences > 1 else _HEAR_ONE) == 0
 
     def _rest(self) -> None:
         """At K = 0, once that is known, nothing is due for some rounds."""
@@ -140,7 +126,7 @@ class AdaptiveK:
         """Count the rounds that it rested."""
         if self._rested:
             self._spells.go(self._rested)
-            self._since += self._rested
+            self._hearing.rest(self._rested)
             self._explore.rest(self._rested, self._usual)
         self._rests = self._rested = 0
 
@@ -149,16 +135,6 @@ class AdaptiveK:
         self._anew = True
         self._now = None
         self._explore.forgive()
-
-    def _learns_costs(self) -> bool:
-        if self._on:
-            if self._explore.round == "trial" and self._since < _WARM_ON:
-                return False
-        elif self._since < _WARM and not self._explore.is_alone:
-            return False
-        if not self._spells.is_known or not self._on or self._explore.round != "usual":
-            return True
-        return self._since % _LEARN_ON == 0
 
     def _while_on(self) -> int:
         rates = self._ahead.rates
@@ -274,9 +250,9 @@ class AdaptiveK:
             if self._explore.tells:
                 self._spells.call()
         if seen.pure_decode and seen.num_sequences:
-            if self._learns_costs():
-                self._costs.learn(seen, fresh=self._drafted, rounds=self._unlearned)
-                self._unlearned = 0
+            if self._hearing.learns_costs():
+                rounds, self._hearing.unlearned = self._hearing.unlearned, 0
+                self._costs.learn(seen, fresh=self._drafted, rounds=rounds)
             if seen.k:
                 self._pace.add(seen.tokens, _seconds(seen))
         if seen.outcomes:

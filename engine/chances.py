@@ -1,7 +1,7 @@
 """How likely the proposals of one round are to be right, while they grow by a guess at a time.
 
-What was found of few is kept until the round is over: a guess more costs one factor more. Lists and
-plain arithmetic: so few numbers are handled quicker than arrays, most of all when a forward has just
+What was found is kept until the round is over: a guess more costs one factor more. Lists and plain
+arithmetic: so few numbers are handled quicker than arrays, most of all when a forward has just
 driven the code for those out of the caches.
 """
 

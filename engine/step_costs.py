@@ -15,13 +15,13 @@ import numpy as np
 from engine.confidence import Array
 from engine.controller import StepObservation
 from engine.estimates import Points
+from engine.line import Line
 
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 # Variances of logarithms: of one measurement; of a size, or a batch size, never seen; what the
 # machine drifts by in a round (contexts grow, too), and what a size does.
 _FAVOUR = 0.5  # deviations
 _NOISE, _NEW, _NEW_GROUP, _DRIFT, _SETTLING = 6e-3, 2e-2, 0.25, 2e-4, 4e-6
-_LINE_KEEP = 0.97  # what a round-old host time still counts
 
 
 class _Curve:
@@ -110,9 +110,10 @@ class CostCurve:
         return base, base * np.exp(-favour * np.sqrt(doubts[np.rint(places).astype(int)]))
 
     def update(self, size: float, group: int, seconds: float, rounds: int = 1) -> None:
-        """Learn from one measurement, so many rounds after the last. What it says of the machine and what of this size is settled
-        by how much is known of either (a Kalman filter without the covariance): of a size seen for
-        the first time nearly all; later a slow spell does not make the other sizes look good."""
+        """Learn from one measurement, so many rounds after the last. What it says of the machine
+        and what of this size is settled by how much is known of either (a Kalman filter without the
+        covariance): of a size seen for the first time nearly all; later a slow spell does not make
+        the other sizes look good."""
         place = round(_place(size))
         residuals = self._residuals.setdefault(group, {})
         error = log(max(seconds, 1e-7) / self.predict(size, group))
@@ -148,48 +149,6 @@ def _interpolated(table: dict[int, float], key: float) -> float:
         return table[next(k for k in (below, above) if k is not None)]
     share = (key - below) / (above - below)
     return table[below] + share * (table[above] - table[below])
-
-
-class Line:
-    """Seconds as a line over a size, by decayed least squares about a slope that is expected; the
-    more the sizes vary, the less that counts. The slope is never negative."""
-
-    def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0) -> None:
-        self._expected, self._stiffness = slope, stiffness
-        self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
-
-    def update(self, size: float, seconds: float) -> None:
-        """Learn from one measurement; outliers are cut."""
-        if self._weight > 4.0:
-            seconds = min(seconds, 3.0 * self.predict(size) + 1e-4)
-        self._weight = self._weight * _LINE_KEEP + 1.0
-        self._x = self._x * _LINE_KEEP + size
-        self._y = self._y * _LINE_KEEP + seconds
-        self._xx = self._xx * _LINE_KEEP + size * size
-        self._xy = self._xy * _LINE_KEEP + size * seconds
-
-    def line(self) -> tuple[float, float]:
-        """Seconds at size 0, and more for each."""
-        if not self._weight:
-            return 0.0, self._expected
-        x, y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - x * x
-        along = self._xy / self._weight - x * y + self._stiffness * self._expected
-        slope = max(0.0, along / (spread + self._stiffness))
-        return y - slope * x, slope
-
-    @property
-    def is_known(self) -> bool:
-        return self._weight > 0.0
-
-    @property
-    def ratio(self) -> float:
-        """Mean seconds by mean size."""
-        return self._y / self._x
-
-    def predict(self, size: float) -> float:
-        start, slope = self.line()
-        return max(start + slope * size, 0.0)
 
 
 class DraftCost:

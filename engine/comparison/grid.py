@@ -59,8 +59,8 @@ Lane = list[Request]  # asked one after the other, like a client that waits for 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is run. `tokens`: of each reply but the first of a lane; None: `replies` by requests at a time, which
-    sizing.sized makes fit `minutes`."""
+    """How much is run. `tokens`: of each reply but the first of a lane (see `share`); None:
+    `replies` by requests at a time, which sizing.sized makes fit `minutes`."""
 
     rounds: int = 3
     tokens: int | None = None

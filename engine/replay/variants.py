@@ -14,6 +14,7 @@ from engine.confidence import Array
 from engine.controller import Confidences, KController, StepObservation
 from engine.exploration import Exploration, Round
 from engine.forecast import Forecast
+from engine.hearing import Hearing
 from engine.step_costs import StepCosts
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
@@ -85,6 +86,7 @@ class NoExploration(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Never()
+        self._hearing = Hearing(self._spells, self._explore)
 
 
 class OnlyProbes(AdaptiveK):
@@ -93,6 +95,7 @@ class OnlyProbes(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Probes()
+        self._hearing = Hearing(self._spells, self._explore)
 
 
 class NoOptimism(AdaptiveK):

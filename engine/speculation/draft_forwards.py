@@ -89,7 +89,9 @@ class DraftForwards:
         for draft in drafts:
             seq = draft.seq
             start, end = min(seq.num_draft_computed, seq.num_tokens - 1), seq.num_tokens
-            counts.append(0 if draft.tokens else rows_to_judge(seq, start, draft.plain, len(drafts)))
+            counts.append(
+                0 if draft.tokens else rows_to_judge(seq, start, draft.plain, len(drafts))
+            )
             tokens = seq.tokens[start:] + draft.tokens
             first, end, draft.run = start, end + len(draft.tokens), len(draft.tokens)
             silent = end - 1 - counts[-1]  # positions below it are not asked for logits

@@ -14,7 +14,7 @@ from engine.model.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
-from engine.speculation.hindsight import MOST_ROWS
+from engine.speculation.hindsight import MOST_OF_ALL, MOST_ROWS
 from engine.speculation.proposal import Proposal
 from engine.speculation.proposer import Agreement
 from tests.model.test_draft_model import BLOCK, VOCAB, Blocks, decode, proposer_on, sequence
@@ -134,6 +134,20 @@ def test_of_a_long_spell_the_latest_positions_are_judged() -> None:
     [found] = proposer.agreements
     assert (found.start, len(found.hits)) == (seq.num_tokens - MOST_ROWS, MOST_ROWS)
     hold(found, fake)
+
+
+def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
+    """Bug: a crowd that came back from K = 0 had its whole past judged, which took longer than the
+    forward."""
+    rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(12)
+    seqs = [sequence(str(i), [4, 5, 6]) for i in range(12)]
+    for seq in seqs:
+        seq.tokens += [rng.randrange(VOCAB) for _ in range(20)]
+    propose(proposer, blocks, 1, *seqs)
+    assert [len(found.hits) for found in proposer.agreements] == [MOST_OF_ALL // 12] * 12
+    for found in proposer.agreements:
+        assert found.start == found.seq.num_tokens - MOST_OF_ALL // 12
+        hold(found, fake)
 
 
 def test_judging_changes_no_guess() -> None:

@@ -28,7 +28,7 @@ def test_a_line_for_each_variant_and_each_trace(
 
 
 def test_a_trace_whose_drafter_cannot_stop_is_not_judged_on_stopping(tmp_path: Path) -> None:
-    trace = served(3, stops=False)
+    trace = served(5, stops=False)
     path = write(tmp_path / "t", trace)
     assert STOP not in ablate.judge(path, seeds=1, charge=0.0, stops=False).seconds
     found = ablate.judge(path, seeds=1, charge=0.0, stops=True).seconds

@@ -65,7 +65,22 @@ def test_every_arm_is_asked_the_same() -> None:
     again = [lanes(cell, POOLS, size, round_) for round_ in (-1, 0, 1)]
     assert again == [lanes(cell, POOLS, size, round_) for round_ in (-1, 0, 1)]
     seeds = [request.seed for plan in again for lane in plan for request in lane]
-    assert len(set(seeds)) == len(seeds) == 3 * 4 * 2
+    assert len(set(seeds)) == len(seeds) == 3 * 4 * 3
+
+
+def test_texts_are_of_all_ages() -> None:
+    """Law: first replies end one after the other, so that lanes renew their texts in turn; and a
+    run, which ends with its first lane, is as long as `replies_of_a_lane` says."""
+    size = Size(tokens=32)
+    for count in (1, 4, 16, 32):
+        (cell,) = cells(["code"], [1.0], [count])
+        plan = lanes(cell, POOLS, size, 0)
+        firsts = [lane[0].tokens for lane in plan]
+        assert firsts == sorted(set(firsts))
+        assert firsts[-1] == 32
+        assert {request.tokens for lane in plan for request in lane[1:]} == {32}
+        shortest = min(sum(request.tokens for request in lane) for lane in plan)
+        assert shortest == 32 * size.replies_of_a_lane(count)
 
 
 def test_mixed_batches_are_half_and_half() -> None:
@@ -140,7 +155,7 @@ def test_the_card_says_what_was_found() -> None:
     assert "250.0 / " in said
     assert "at least 0.98 in 2 of 2 cells" in said
     assert "at least 0.95 in 2 of 2 cells" in said
-    assert "texts equal among modes: 56 of 56" in said
+    assert "texts equal among modes: 84 of 84" in said
 
 
 def test_one_differing_text_fails_where_texts_are_promised() -> None:

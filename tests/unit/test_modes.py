@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from engine.adaptive import AdaptiveK
-from engine.controller import Confidences, FixedK, Load
+from engine.controller import Confidences, FixedK, Load, StepObservation
 from engine.errors import ConfigError
 from engine.messages import Mode
 from engine.modes import Modes
@@ -128,6 +130,13 @@ class Listener(FixedK):
 
     asked = 0
 
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.heard: list[Sequence[Sequence[tuple[float, bool]]]] = []
+
+    def update(self, observation: StepObservation) -> None:
+        self.heard.append(observation.agreements)
+
     def keep(self, confidences: Confidences) -> list[int]:
         self.asked += 1
         return [min(len(sure), 1) for sure in confidences]
@@ -182,6 +191,19 @@ def test_who_is_not_obeyed_is_rarely_told() -> None:
         told += controller.listens
         assert controller.keep([[0.1, 0.2, 0.3]]) == [3]
     assert told == listener.asked == 10
+
+
+def test_what_stands_behind_another_s_proposal_is_not_told() -> None:
+    """Bug this guards against: the configured controller takes it for the guess behind one of the
+    length that it chose itself."""
+    listener = Listener(8)
+    controller = Modes(listener)
+    behind, stretch = [(1.0, True)], [(1.0, True), (0.5, False)]
+    seen = StepObservation(2, 4, 4, 2, [], 0.0, 1e-3, 0.0, True, agreements=[behind, stretch])
+    controller.update(seen)
+    controller.set("fixed", 4)
+    controller.update(seen)
+    assert listener.heard == [[behind, stretch], [stretch]]
 
 
 def test_back_in_auto_it_looks_soon() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from engine.controller import StepObservation
 from engine.estimates import Outcome
-from engine.step_costs import CostCurve, DraftCost, Line, StepCosts
+from engine.line import Line
+from engine.step_costs import CostCurve, DraftCost, StepCosts
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
 

@@ -1,0 +1,55 @@
+"""Which rounds the controller listens to: not all of them, since to be told takes time."""
+
+from __future__ import annotations
+
+from engine.chances import FEW
+from engine.exploration import Exploration
+from engine.spells import Spells
+
+_WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
+_ONE, _CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
+_NEW_CROWD = 2  # and before that, of a crowd
+_COSTS = 4  # of so many rounds with guesses one tells what it costs, once that is known
+
+
+class Hearing:
+    """`play` once a round, or `rest` for several. `unlearned`: rounds since one told what it
+    costs."""
+
+    def __init__(self, spells: Spells, explore: Exploration) -> None:
+        self._spells, self._explore = spells, explore
+        self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
+        self.unlearned = 0
+
+    def play(self, *, on: bool) -> None:
+        """A round, and whether it drafts."""
+        self._since = self._since + 1 if on == self._on else 0
+        self._on = on
+        self.unlearned += 1
+
+    def rest(self, rounds: int) -> None:
+        """At K = 0."""
+        self._since += rounds
+        self.unlearned += rounds
+
+    def wants(self, sequences: int) -> bool:
+        """Whether to be told of this round: at K > 0, of a crowd that is known, a few are enough;
+        at K = 0 only what it costs is new."""
+        if not self._on:
+            return self.learns_costs()
+        if self._explore.round != "usual":
+            return True
+        if not self._spells.is_known:
+            return sequences <= FEW or self._since % _NEW_CROWD == 0
+        return self._since % (_CROWD if sequences > 1 else _ONE) == 0
+
+    def learns_costs(self) -> bool:
+        """Whether this round, if it is told, says what its like usually cost."""
+        if self._on:
+            if self._explore.round == "trial" and self._since < _WARM_ON:
+                return False
+        elif self._since < _WARM and not self._explore.is_alone:
+            return False
+        if not self._spells.is_known or not self._on or self._explore.round != "usual":
+            return True
+        return self._since % _COSTS == 0
