@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -59,7 +61,8 @@ def test_every_arm_does_the_same_work(driver: Offline) -> None:
         assert two.mean_k is not None
         assert 1 < two.mean_k <= 2  # the last guess of a reply has no room
         assert 0 < two.acceptance[0] <= 1
-        assert off.tokens == cell.cell.concurrency * 2 * 9
+        first = ceil(9 / cell.cell.concurrency)  # of the lane that ends first
+        assert off.tokens == cell.cell.concurrency * (first + 2 * 9)
         assert off.itl is not None
         assert all(run.rate > 0 for run in (off, two, auto))
     assert not any(entrant.engine.has_work for entrant in driver._entrants.values())
@@ -139,7 +142,10 @@ def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "random T=1 x2" in said
-    assert "texts equal among modes: 8 of 8" in said
+    compared = re.search(r"texts equal among modes: (\d+) of (\d+)", said)
+    assert compared is not None
+    assert compared[1] == compared[2]
+    assert int(compared[1]) >= 8  # a reply that not all modes began is not compared
     assert json.loads(found.read_text())["texts_equal"] == 8
 
 
