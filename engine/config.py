@@ -34,7 +34,8 @@ class ModelConfig(Part):
     quantization: QuantizationName = Field(
         "none",
         description="bits of the linear layers' weights, by torchao (`pip install"
-        " 'foretoken[quantization]'`); on a CPU `int8`",
+        " 'foretoken[quantization]'`); on a CPU `int8`, which saves memory there and costs time:"
+        " 0.22 of bfloat16's tokens/s for a model of 302 M parameters, 0.07 for the built-in one",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's own"

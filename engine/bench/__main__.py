@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -20,8 +20,9 @@ from engine.comparison.output import progress, show
 from engine.comparison.race import race, steps
 from engine.comparison.result import Comparison
 from engine.comparison.sizing import LONGEST
-from engine.config import BUILTIN, EngineConfig, model_folder
+from engine.config import BUILTIN, EngineConfig, QuantizationName, model_folder
 from engine.errors import ConfigError, EngineError
+from engine.model.memory import weights_of
 from engine.pair import Pair, load_pair
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
@@ -51,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument(
+        "--quantization", default="none", choices=get_args(QuantizationName),
+        help="of the target's linear layers; the draft stays as it is",
+    )  # fmt: skip
     parser.add_argument(
         "--threads", type=whole(1, 1024), help="CPU threads; default: as the server does"
     )
@@ -83,7 +88,11 @@ def load(parsed: argparse.Namespace) -> Pair:
     return load_pair(
         EngineConfig.model_validate(
             {
-                "target": {"path": parsed.target, "dtype": parsed.dtype},
+                "target": {
+                    "path": parsed.target,
+                    "dtype": parsed.dtype,
+                    "quantization": parsed.quantization,
+                },
                 "device": parsed.device,
                 "speculation": {"proposer": {"path": parsed.draft, "dtype": parsed.dtype}},
             }
@@ -109,6 +118,8 @@ def _facts(parsed: argparse.Namespace, pair: Pair, said: Settings) -> dict[str, 
         "draft": parsed.draft,
         "dtype": pair.target.dtype_name,
         "device": pair.target.device_name,
+        **({} if parsed.quantization == "none" else {"quantization": parsed.quantization}),
+        "MB of target weights": round(weights_of(pair.target).size / 1e6),
         "threads": torch.get_num_threads(),
         "seconds": "of CPU time" if parsed.cpu_seconds else "of the wall's clock",
         "torch": torch.__version__,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.bench.__main__ import load
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ModelError
@@ -49,6 +51,17 @@ def test_speculation_does_not_change_the_text(tiny_target: str, tiny_draft: str)
     plain = texts(tiny_target, tiny_draft, 0)
     assert {len(text) for text in plain} == {20}
     assert texts(tiny_target, tiny_draft, 4) == plain
+
+
+def test_the_benchmark_asks_for_it(tiny_target: str, tiny_draft: str) -> None:
+    """Of the target alone: guesses come of the same draft whatever the target is held in."""
+    parsed = Namespace(
+        target=tiny_target, draft=tiny_draft, device="cpu", dtype="auto", quantization="int8"
+    )
+    pair = load(parsed)
+    assert pair.draft is not None
+    assert is_quantized(pair.target.model)
+    assert not is_quantized(pair.draft.model)
 
 
 def test_the_weights_are_smaller_and_nearly_the_same(tiny_target: str) -> None:
