@@ -15,9 +15,10 @@ import numpy as np
 
 from engine.jit import fast
 from engine.model.kernels import choose
-from engine.model.kernels_attention import attend, exp, rounded
-from engine.model.kernels_bfloat16 import LANES, PANEL, product_of_pairs
-from engine.model.kernels_pages import ROWS_AT_ONCE
+from engine.model.kernels_attention import exp, rounded
+from engine.model.kernels_bfloat16 import PANEL, product_of_pairs
+from engine.model.kernels_layer import attend, space_of
+from engine.model.kernels_tiles import SIDE
 from engine.sampling.kernels_draws import space_for
 
 TILE = 64  # rows that go through all layers together: their numbers stay in the caches
@@ -31,6 +32,7 @@ def forward(
     """As `engine.model.kernels.forward`; `keys` and `values` words `[layers, kv_heads, slots,
     dim / 2]`, the embedding uint16, and the last of `shape` a tuple of `dim / 32` numbers."""
     slots = _slots(facts, tables, block_size)
+    runs = int(block_size % SIDE == 0)
     asked = 0
     for first in range(0, len(tokens), TILE):
         rows = facts[first : first + TILE]
@@ -38,7 +40,7 @@ def forward(
         for row in range(len(rows)):
             count += rows[row, 2]
         _some_rows(
-            tokens[first : first + TILE], rows, slots, weights, angles, shape, numbers,
+            tokens[first : first + TILE], rows, slots, runs, weights, angles, shape, numbers,
             keys, values, logits[asked : asked + count],
         )  # fmt: skip
         asked += count
@@ -47,11 +49,11 @@ def forward(
 @fast
 def _slots(facts: Any, tables: Any, block_size: Any) -> Any:
     """Slots of every sequence's positions `[sequences, longest]`, filled up with ones that may be
-    read, to a multiple of LANES."""
+    read, to a multiple of SIDE."""
     longest = 0
     for row in range(len(facts)):
         longest = max(longest, facts[row, 1] + 1)
-    slots = np.zeros((len(tables), (longest + LANES - 1) // LANES * LANES), np.int64)
+    slots = np.zeros((len(tables), (longest + SIDE - 1) // SIDE * SIDE), np.int64)
     ends = np.zeros(len(tables), np.int64)
     for row in range(len(facts)):
         ends[facts[row, 0]] = max(ends[facts[row, 0]], facts[row, 1] + 1)
@@ -65,7 +67,7 @@ def _slots(facts: Any, tables: Any, block_size: Any) -> Any:
 
 @fast
 def _some_rows(
-    tokens: Any, facts: Any, slots: Any, weights: Any, angles: Any,
+    tokens: Any, facts: Any, slots: Any, runs: Any, weights: Any, angles: Any,
     shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
 ) -> None:  # fmt: skip
     embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
@@ -77,12 +79,7 @@ def _some_rows(
     packed = np.empty((count, query_key_value.shape[1] * PANEL), np.float32)
     queries = np.empty((count, heads * half), np.uint32)
     attended = np.empty((count, heads * half), np.uint32)
-    space = (
-        np.empty((ROWS_AT_ONCE, slots.shape[1]), np.float32),
-        np.empty((ROWS_AT_ONCE, slots.shape[1]), np.uint16),
-        np.empty(ROWS_AT_ONCE, np.float32),
-        np.empty((ROWS_AT_ONCE, 2 * half), np.float32),
-    )
+    space = space_of(slots.shape[1], heads, kv_heads, half)
     added = np.empty((count, output.shape[1] * PANEL), np.float32)
     wide = np.empty((count, gate_up.shape[1] * PANEL), np.float32)
     narrow = np.empty((count, inner // 2), np.uint32)
@@ -91,8 +88,8 @@ def _some_rows(
     for layer in range(norm.shape[0]):
         _normalise(hidden, norm[layer], epsilon, normed)
         product_of_pairs(normed, query_key_value[layer], packed)
-        _attend(
-            parts, packed, facts, slots, angles, heads, scaling, keys[layer], values[layer],
+        attend(
+            parts, packed, facts, slots, runs, angles, heads, scaling, keys[layer], values[layer],
             queries, space, attended,
         )  # fmt: skip
         product_of_pairs(attended, output[layer], added)
@@ -112,57 +109,11 @@ def _some_rows(
 
 
 @fast
-def _attend(
-    parts: Any, packed: Any, facts: Any, slots: Any, angles: Any, heads: Any, scaling: Any,
-    keys: Any, values: Any, queries: Any, space: Any, out: Any,
-) -> None:  # fmt: skip
-    """Rows of query, key and value heads: all keys and values are kept before any row attends."""
-    kv_heads, half = keys.shape[0], keys.shape[2]
-    for row in range(len(packed)):
-        _rotate(packed[row], angles, facts[row, 1], heads + kv_heads, 2 * half)
-        _round(packed[row], queries[row])
-        slot, others = slots[facts[row, 0], facts[row, 1]], packed[row, 2 * heads * half :]
-        for head in range(kv_heads):
-            _round(others[2 * head * half :], keys[head, slot])
-            _round(others[2 * (kv_heads + head) * half :], values[head, slot])
-    row = 0
-    while row < len(packed):
-        rows = _together(facts, row)
-        for head in range(heads):
-            first, last, shared = head * half, (head + 1) * half, head * kv_heads // heads
-            attend(
-                parts, queries[row : row + rows, first:last], keys[shared], values[shared],
-                slots[facts[row, 0]], facts[row, 1] + 1, scaling, space,
-                out[row : row + rows, first:last],
-            )  # fmt: skip
-        row += rows
-
-
-@fast
-def _together(facts: Any, row: Any) -> Any:
-    """How many rows from this one on attend at once: all of one sequence, up to a limit."""
-    count = 1
-    while (
-        row + count < len(facts) and count < ROWS_AT_ONCE and facts[row + count, 0] == facts[row, 0]
-    ):
-        count += 1
-    return count
-
-
-@fast
 def _embed(numbers: Any, out: Any) -> None:
     """bfloat16 to float32."""
     bits = out.view(np.uint32)
     for i in range(len(numbers)):
         bits[i] = np.uint32(numbers[i]) << np.uint32(16)
-
-
-@fast
-def _round(numbers: Any, words: Any) -> None:
-    """As many of the numbers as there are halves of words."""
-    halves = words.view(np.uint16)
-    for i in range(len(halves)):
-        halves[i] = rounded(numbers[i])
 
 
 @fast
@@ -184,19 +135,6 @@ def _add(added: Any, hidden: Any) -> None:
         mine, more = hidden[row], added[row]
         for i in range(len(mine)):
             mine[i] += more[i]
-
-
-@fast
-def _rotate(row: Any, angles: Any, position: Any, heads: Any, dim: Any) -> None:
-    """Rotary embedding of the first `heads` heads, in place."""
-    cosine, signed = angles[0][position], angles[1][position]
-    half = dim // 2
-    for head in range(heads):
-        part = row[head * dim : (head + 1) * dim]
-        for i in range(half):
-            low, high = part[i], part[half + i]
-            part[i] = low * cosine[i] + high * signed[i]
-            part[half + i] = high * cosine[half + i] + low * signed[half + i]
 
 
 @fast

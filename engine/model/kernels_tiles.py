@@ -10,6 +10,7 @@ pair's two products are added to each other last.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from llvmlite import ir
@@ -25,7 +26,7 @@ _BYTE, _SHORT, _INT, _LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _PLACE = _BYTE.as_pointer()
 
 
-class _Emit:
+class Tiles:
     """Instructions on tiles at one place of a function."""
 
     def __init__(self, builder: Any) -> None:
@@ -39,9 +40,28 @@ class _Emit:
         self.builder.call(called, given)
 
     def place(self, array: Any, index: Any, more: int = 0) -> Any:
-        """Of an element of 32 bits."""
+        """Of an element of the array."""
         at = self.builder.add(index, ir.Constant(_LONG, more))
         return self.builder.bitcast(self.builder.gep(array, [at]), _PLACE)
+
+    def fetch(self, place: Any) -> None:
+        """Ask for a cache line."""
+        self("prefetch.p0i8", place, *(ir.Constant(_INT, n) for n in (0, 3, 1)))
+
+    def shape(self, shapes: Mapping[int, tuple[Any, Any]]) -> None:
+        """Give tiles so many rows of so many words, both int64. What follows is the thread's until
+        `end_of_tiles`."""
+        builder = self.builder
+        facts = cgutils.alloca_once(builder, _BYTE, size=64)
+        cgutils.memset(builder, facts, ir.Constant(_LONG, 64), 0)
+        builder.store(ir.Constant(_BYTE, 1), facts)  # the one palette there is
+        for tile, (rows, words) in shapes.items():
+            place = builder.gep(facts, [ir.Constant(_LONG, 16 + 2 * tile)])
+            width = builder.trunc(builder.mul(words, ir.Constant(_LONG, 4)), _SHORT)
+            builder.store(width, builder.bitcast(place, _SHORT.as_pointer()))
+            place = builder.gep(facts, [ir.Constant(_LONG, 48 + tile)])
+            builder.store(builder.trunc(rows, _BYTE), place)
+        self("x86.ldtilecfg", facts)
 
 
 def _array(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
@@ -50,32 +70,23 @@ def _array(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any
 
 @intrinsic  # type: ignore[misc]
 def _begin(typing: Any, rows: Any) -> Any:
-    """Tiles of so many rows for sums and inputs. What follows is the thread's until `_end`."""
+    """Tiles of so many rows for sums and inputs."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        facts = cgutils.alloca_once(builder, _BYTE, size=64)
-        cgutils.memset(builder, facts, ir.Constant(_LONG, 64), 0)
-        builder.store(ir.Constant(_BYTE, 1), facts)  # the one palette there is
-        for tile in (*_SUMS, _ROWS, *_WEIGHTS):
-            width = builder.gep(facts, [ir.Constant(_LONG, 16 + 2 * tile)])
-            width = builder.bitcast(width, _SHORT.as_pointer())
-            builder.store(ir.Constant(_SHORT, 4 * SIDE), width)
-            count = builder.trunc(args[0], _BYTE)
-            if tile in _WEIGHTS:
-                count = ir.Constant(_BYTE, SIDE)
-            builder.store(count, builder.gep(facts, [ir.Constant(_LONG, 48 + tile)]))
-        _Emit(builder)("x86.ldtilecfg", facts)
+        whole = ir.Constant(_LONG, SIDE)
+        shapes = dict.fromkeys((*_SUMS, _ROWS), (args[0], whole))
+        Tiles(builder).shape({**shapes, **dict.fromkeys(_WEIGHTS, (whole, whole))})
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
 @intrinsic  # type: ignore[misc]
-def _end(typing: Any) -> Any:
+def end_of_tiles(typing: Any) -> Any:
     """Nothing of the tiles needs to be kept when another thread has its turn."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _Emit(builder)("x86.tilerelease")
+        Tiles(builder)("x86.tilerelease")
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -103,7 +114,7 @@ def _panel(*, first: bool) -> Any:
 
 
 def _emit_panel(builder: Any, arrays: Any, pairs: Any, stride: Any, *, first: bool) -> None:
-    (x, words, y), emit, zero = arrays, _Emit(builder), ir.Constant(_LONG, 0)
+    (x, words, y), emit, zero = arrays, Tiles(builder), ir.Constant(_LONG, 0)
     across, row, out = (
         builder.mul(words_in_row, ir.Constant(_LONG, 4))
         for words_in_row in (ir.Constant(_LONG, 2 * SIDE), pairs, stride)
@@ -115,8 +126,7 @@ def _emit_panel(builder: Any, arrays: Any, pairs: Any, stride: Any, *, first: bo
         start = builder.mul(pair, ir.Constant(_LONG, 2 * SIDE))
         if first:
             for line in range(2 * SIDE):
-                there = emit.place(words, start, _AHEAD // 4 + line * SIDE)
-                emit("prefetch.p0i8", there, *(ir.Constant(_INT, n) for n in (0, 3, 1)))
+                emit.fetch(emit.place(words, start, _AHEAD // 4 + line * SIDE))
         emit("x86.tileloadd64", _ROWS, emit.place(x, pair), row)
         for side, (total, tile) in enumerate(zip(_SUMS, _WEIGHTS, strict=True)):
             emit("x86.tileloadd64", tile, emit.place(words, start, side * SIDE), across)
@@ -141,4 +151,4 @@ def product_of_tiles(x: Any, words: Any, y: Any) -> None:
         for row in range(SIDE, rows, SIDE):
             row = min(row, rows - SIDE)  # some rows once more instead of tiles of another height
             _more(x[row:], pairs, mine, y[row, at:], stride)
-    _end()
+    end_of_tiles()

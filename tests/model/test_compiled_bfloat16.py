@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.sdpa import SdpaBackend
-from engine.model import compiled, kernels_attention, kernels_bfloat16, loader
+from engine.jit import HAS_TILES
+from engine.model import compiled, kernels_attention, kernels_bfloat16, kernels_layer, loader
 from engine.model.batch import Batch, Segment
 from engine.model.call import front_door
 from engine.model.compiled import CompiledDecoder
@@ -135,6 +136,56 @@ def test_attention_is_exact_where_it_can_be_said() -> None:
             for row in range(rows):
                 expected = numbers[slots[: count + row]].float().mean(0)
                 torch.testing.assert_close(found[row], expected, rtol=5e-3, atol=1e-3)
+
+
+def layer(
+    kind: str, dim: int, heads: int, planes: Any, rows: Any, start: int, slots: Any, runs: int
+) -> torch.Tensor:
+    """What rows of queries, keys and values `[rows, any heads * dim]` attend to, not rotated."""
+    attend, space_of = {
+        "vectors": (kernels_layer.by_vectors, kernels_layer.space_of_vectors),
+        "tiles": (kernels_layer.by_tiles, kernels_layer.space_of_tiles),
+    }[kind]
+    count, kv_heads = len(rows), len(planes[0])
+    facts = np.zeros((count, 3), np.int64)
+    facts[:, 1] = np.arange(start, start + count)
+    angles = (np.ones((start + count, dim), np.float32), np.zeros((start + count, dim), np.float32))
+    queries = np.zeros((count, heads * dim // 2), np.uint32)
+    out, kept = np.zeros_like(queries), [plane.clone() for plane in planes]
+    space = space_of(slots.shape[1], heads, kv_heads, dim // 2)
+    attend(
+        (0,) * (dim // 32), rows.numpy().copy(), facts, slots, runs, angles, heads,
+        np.float32(dim**-0.5), *(plane.view(torch.uint32).numpy() for plane in kept),
+        queries, space, out,
+    )  # fmt: skip
+    return torch.from_numpy(out.view(np.int16)).view(torch.bfloat16).float()
+
+
+@pytest.mark.skipif(not HAS_TILES, reason="the processor has no AMX, or does not grant it")
+@pytest.mark.parametrize("dim", kernels_attention.DIMS)
+def test_tiles_and_vectors_agree(dim: int) -> None:
+    """Law: to rounding, for one row and many, single and grouped heads (too many for a tile, too),
+    blocks of sixteen slots and slots anywhere; and what lies in slots that no row sees, infinities
+    too, changes nothing."""
+    rng = np.random.default_rng(0)
+    for count, group, start in ((1, 1, 0), (1, 3, 63), (2, 9, 19), (5, 2, 30), (21, 1, 77)):
+        for runs in (0, 1):
+            planes = [torch.full((2, 256, dim), float("inf")).bfloat16() for _ in range(2)]
+            slots = np.zeros((1, -(-(start + count) // 16) * 16), dtype=np.int64)
+            if runs:
+                blocks = rng.permutation(np.arange(1, 16))[: slots.shape[1] // 16]
+                slots[0] = (16 * blocks[:, None] + np.arange(16)).ravel()
+            else:
+                slots[0, : start + count] = rng.permutation(np.arange(1, 256))[: start + count]
+            slots[0, start + count :] = 0
+            for plane in planes:
+                numbers = torch.from_numpy(rng.standard_normal((2, start, dim)))
+                plane[:, slots[0, :start]] = numbers.bfloat16()
+                plane[:, 0] = 0
+            rows = torch.from_numpy(rng.standard_normal((count, (2 * group + 4) * dim))).float()
+            given = (dim, 2 * group, planes, rows, start, slots, runs)
+            found, expected = (layer(kind, *given) for kind in ("tiles", "vectors"))
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
 
 
 def test_trees_go_the_other_way_over_the_same_cache(tmp_path: Path) -> None:
