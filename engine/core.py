@@ -85,6 +85,7 @@ class Engine:
             max_step_tokens=config.schedule.max_step_tokens,
             sampler=sampler,
             goes_on=self._controller.goes_on,
+            hears=self._hears,
             draws=draws,
         )
         self._pool = BlockPool(
@@ -283,6 +284,10 @@ class Engine:
         settled = self._controller.reason == "pays" if speculates else not listens
         goes_on, size = self.has_work, len(plan.chunks)
         self._around.end(lap, size, speculates=speculates, settled=settled, goes_on=goes_on)
+
+    def _hears(self) -> bool:
+        """Whether anybody is told what the drafter finds out in hindsight."""
+        return self._controller.listens or self._recorder.is_open
 
     def _leave(self, seq: Sequence) -> None:
         self._allowance.forget(seq)

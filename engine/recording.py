@@ -62,6 +62,11 @@ class Recorder:
         self._writer = Writer(config.speculation.trace, header, max_bytes=limit)
         logger.info("recording steps in %s", self._writer.path)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether steps are being recorded."""
+        return self._writer is not None
+
     def take(
         self,
         plan: StepPlan,

@@ -38,6 +38,7 @@ def build_proposer(
     max_step_tokens: int,
     sampler: Sampler | None = None,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
+    hears: Callable[[], bool] | None = None,
     draws: Draws | None = None,
 ) -> Proposer:
     """`draft_runner` is needed by the draft model only; `vocab_size` is the target's. Give the
@@ -56,5 +57,6 @@ def build_proposer(
                 vocab_size=vocab_size,
                 max_step_tokens=max_step_tokens,
                 goes_on=goes_on,
+                hears=hears,
                 draws=draws,
             )

@@ -69,10 +69,18 @@ class Runner(Protocol):
 
 class DraftForwards:
     """`vocab_size` is the target's; rows of the draft beyond it are cut off. `seconds` since they
-    were last set to 0."""
+    were last set to 0. `hears`: as DraftModelProposer's."""
 
-    def __init__(self, runner: Runner, *, vocab_size: int, max_step_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        max_step_tokens: int,
+        hears: Callable[[], bool] | None = None,
+    ) -> None:
         assert max_step_tokens > 0
+        self._hears = hears
         self.seconds = 0.0
         self._runner = runner
         self._vocab_size = vocab_size
@@ -86,12 +94,12 @@ class DraftForwards:
         segments: list[Segment] = []
         room = self._max_step_tokens
         counts: list[int] = []
+        judges = self._hears is None or self._hears()
         for draft in drafts:
             seq = draft.seq
             start, end = min(seq.num_draft_computed, seq.num_tokens - 1), seq.num_tokens
-            counts.append(
-                0 if draft.tokens else rows_to_judge(seq, start, draft.plain, len(drafts))
-            )
+            judged = judges and not draft.tokens
+            counts.append(rows_to_judge(seq, start, draft.plain, len(drafts)) if judged else 0)
             tokens = seq.tokens[start:] + draft.tokens
             first, end, draft.run = start, end + len(draft.tokens), len(draft.tokens)
             silent = end - 1 - counts[-1]  # positions below it are not asked for logits

@@ -62,7 +62,8 @@ class InFlight:
 class DraftModelProposer:
     """`vocab_size` is the target's; ids that the draft lacks are never guessed, rows of the draft
     beyond it are cut off. No forward takes more than `max_step_tokens` tokens. Between two draft
-    steps `goes_on` is asked, see controller.KController; not where all are one call."""
+    steps `goes_on` is asked, see controller.KController; not where all are one call. `hears`:
+    whether anybody is told of this step's `agreements` (None: always); else there are none."""
 
     name = "draft_model"
     needs = Needs(kv_plane=True, follows_grammar=True)
@@ -76,6 +77,7 @@ class DraftModelProposer:
         vocab_size: int,
         max_step_tokens: int,
         goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
+        hears: Callable[[], bool] | None = None,
         draws: Draws | None = None,
     ) -> None:
         self.forward_seconds = 0.0
@@ -85,7 +87,7 @@ class DraftModelProposer:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._forwards = DraftForwards(
-            runner, vocab_size=vocab_size, max_step_tokens=max_step_tokens
+            runner, vocab_size=vocab_size, max_step_tokens=max_step_tokens, hears=hears
         )
         self._goes_on = goes_on
         self._draws = draws

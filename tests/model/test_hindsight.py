@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,11 +65,14 @@ def hold(found: Agreement, make: MakeRunner) -> None:
         assert confidence == pytest.approx(fresh.confidences[0], abs=1e-3)
 
 
-def propose(proposer: DraftModelProposer, blocks: Blocks, k: int, *seqs: Sequence) -> None:
+def propose(
+    proposer: DraftModelProposer, blocks: Blocks, k: int, *seqs: Sequence
+) -> list[Proposal]:
     for seq in seqs:
         blocks.reserve(seq, seq.num_tokens + k)
     proposals = proposer.propose([decode(seq, k) for seq in seqs])
     assert [len(proposal) for proposal in proposals] == [k] * len(seqs)
+    return proposals
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -148,6 +152,19 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
     for found in proposer.agreements:
         assert found.start == found.seq.num_tokens - MOST_OF_ALL // 12
         hold(found, fake)
+
+
+def test_nothing_is_judged_that_nobody_hears() -> None:
+    """Law: the same guesses, without the rows that only tell how earlier ones would have fared."""
+    said = list[list[int]]()
+    for hears in (True, False):
+        rng, runner, blocks = random.Random(2), fake(), Blocks(1)
+        proposer = proposer_on(runner, hears=partial(bool, hears))
+        seq = sequence("s", [4, 5, 6])
+        go_on(seq, 5, fake, rng)
+        said += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
+        assert bool(proposer.agreements) is hears
+    assert said[0] == said[1]
 
 
 def test_judging_changes_no_guess() -> None:
