@@ -7,8 +7,8 @@ from engine.exploration import Exploration
 from engine.spells import Spells
 
 _WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
-_ONE, _CROWD = 2, 4  # of so many rounds with guesses one is listened to, once it is known
-_NEW_CROWD = 2  # and before that, of a crowd
+_KNOWN, _NEW_CROWD = 4, 2  # of so many rounds with guesses one is listened to: once all is known,
+# and of a crowd before that
 _COSTS = 4  # of so many rounds with guesses one tells what it costs, once that is known
 
 
@@ -33,7 +33,7 @@ class Hearing:
         self.unlearned += rounds
 
     def wants(self, sequences: int) -> bool:
-        """Whether to be told of this round: at K > 0, of a crowd that is known, a few are enough;
+        """Whether to be told of this round: at K > 0, of what is known, a few are enough;
         at K = 0 only what it costs is new."""
         if not self._on:
             return self.learns_costs()
@@ -41,7 +41,7 @@ class Hearing:
             return True
         if not self._spells.is_known:
             return sequences <= FEW or self._since % _NEW_CROWD == 0
-        return self._since % (_CROWD if sequences > 1 else _ONE) == 0
+        return self._since % _KNOWN == 0
 
     def learns_costs(self) -> bool:
         """Whether this round, if it is told, says what its like usually cost."""
