@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,6 +27,34 @@ def test_each_size_up_to_eight_has_its_own_factor() -> None:
         curve.update(size, 3, truth[size])
     for size, seconds in truth.items():
         assert curve.predict(size, 3) == pytest.approx(seconds, rel=0.05)
+
+
+def test_what_changed_while_nobody_looked_is_the_machine() -> None:
+    """Bug: contexts grew while the controller rested, and all of it was laid to the size that was
+    seen next, which looked too dear from then on."""
+    found = []
+    for rounds in (1, 200):
+        curve = CostCurve([(16, 4e-3), (48, 8e-3)])
+        for _ in range(60):
+            curve.update(16, 5, 4e-3)
+            curve.update(48, 5, 8e-3)
+        curve.update(48, 5, 10e-3, rounds)
+        found.append(curve.predict(16, 5))
+    at_once, later = found
+    assert 4e-3 < at_once < 4.3e-3 < later < 5e-3
+
+
+def test_a_size_seen_in_a_bad_moment_makes_no_cliff() -> None:
+    """Bug: 33 to 40 rows had a factor of their own, seen once; proposals were cut at 32 rows, or
+    not at all."""
+    curve = CostCurve([(16, 4e-3), (32, 5e-3), (48, 6e-3)])
+    for _ in range(60):
+        for rows, seconds in ((16, 4e-3), (32, 5e-3), (48, 6e-3)):
+            curve.update(rows, 5, seconds)
+    curve.update(37, 5, 7e-3)
+    seconds = [curve.predict(rows, 5) for rows in range(32, 49)]
+    steps = [after / before for before, after in pairwise(seconds)]
+    assert max(steps) < 1.03
 
 
 def test_what_is_common_reaches_sizes_not_seen() -> None:

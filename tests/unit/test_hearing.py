@@ -1,0 +1,49 @@
+"""Which rounds the controller is told of."""
+
+from __future__ import annotations
+
+from engine.chances import FEW
+from engine.exploration import Exploration
+from engine.hearing import Hearing
+from engine.spells import Spells
+
+
+def heard(sequences: int, *, known: bool, on: bool = True, rounds: int = 40) -> tuple[int, int]:
+    """Of so many rounds those that are told, and those whose costs are learnt."""
+    spells = Spells()
+    hearing = Hearing(spells, Exploration())
+    if known:
+        spells.go(100)
+    told = learnt = 0
+    for _ in range(rounds):
+        hearing.play(on=on)
+        told += hearing.wants(sequences)
+        learnt += hearing.learns_costs()
+    return told, learnt
+
+
+def test_what_is_new_is_heard_in_every_round_but_of_a_crowd() -> None:
+    """Law: sixteen requests tell in ten rounds what one tells in 160; telling takes time."""
+    assert heard(1, known=False) == (40, 40)
+    assert heard(FEW, known=False) == (40, 40)
+    assert heard(FEW + 1, known=False)[0] == 20
+
+
+def test_what_is_known_is_heard_now_and_then() -> None:
+    """Law: one round of four, by whatever number of requests, while guesses pay."""
+    for sequences in (1, 4, 32):
+        assert heard(sequences, known=True) == (10, 10)
+
+
+def test_the_first_rounds_without_guesses_tell_no_costs() -> None:
+    """Law: until the caches hold what K = 0 needs, it looks dearer than it is."""
+    assert heard(4, known=False, on=False) == (33, 33)
+
+
+def test_rounds_that_it_rested_count() -> None:
+    """Law: costs drift by the time that passed, told or not."""
+    hearing = Hearing(Spells(), Exploration())
+    hearing.play(on=False)
+    hearing.rest(15)
+    hearing.play(on=False)
+    assert hearing.unlearned == 17
