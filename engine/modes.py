@@ -97,9 +97,10 @@ class Modes:
         return self._present.worth(survival, instead=instead)
 
     def update(self, observation: StepObservation) -> None:
-        if self._mode != "auto":  # what stands behind a proposal is told to who had it made
-            behind = [each for each in observation.agreements if len(each) > 1]
-            observation = replace(observation, agreements=behind)
+        if self._mode != "auto":
+            # A single one stands behind a proposal whose length the configured did not choose.
+            stretches = [each for each in observation.agreements if len(each) > 1]
+            observation = replace(observation, agreements=stretches)
         self._configured.update(observation)
 
     def estimates(self) -> Estimates:

@@ -10,19 +10,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOATS, INT, INTS, LANES, WIDE, Emit, transposed
+from engine.attention.vectors import FLOATS, INT, INTS, LANES, WIDE, Emit, pointers, transposed
 
 TILE = 2 * LANES  # keys; as many scores of four queries fill half of the registers
-
-
-def _pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
-    """Data pointers of the arguments that are arrays; the others as they are."""
-    return [
-        context.make_array(kind)(context, builder, arg).data
-        if isinstance(kind, types.Array)
-        else arg
-        for kind, arg in zip(signature.args, args, strict=True)
-    ]
 
 
 @intrinsic  # type: ignore[misc]
@@ -30,7 +20,7 @@ def fetch(typing: Any, plane: Any, at: Any) -> Any:
     """Ask for the cache line of `plane[at]`, an element of a flat array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, at = _pointers(context, builder, signature, args)
+        source, at = pointers(context, builder, signature, args)
         kinds = [ir.IntType(8).as_pointer(), *[INT] * 3]
         call = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0i8"
@@ -49,7 +39,7 @@ def turn(typing: Any, plane: Any, offsets: Any, depth: Any, turned: Any, column:
     signature = types.void(plane, offsets, types.int64, turned, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, starts, depth, target, column = _pointers(context, builder, signature, args)
+        source, starts, depth, target, column = pointers(context, builder, signature, args)
         emit = Emit(builder)
         rows = [builder.load(builder.gep(starts, [emit.at(column, j)])) for j in range(LANES)]
         zero, step = ir.Constant(WIDE, 0), ir.Constant(WIDE, LANES)
@@ -72,7 +62,7 @@ def scores_of(rows: int, *, pairs: bool) -> Any:
         signature = types.void(query, types.int64, turned, out)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            query, depth, turned, out = _pointers(context, builder, signature, args)
+            query, depth, turned, out = pointers(context, builder, signature, args)
             emit = Emit(builder, pairs=pairs)
             parts = [(row, v) for row in range(rows) for v in range(TILE // LANES)]
             zero = ir.Constant(FLOATS, None)
@@ -108,7 +98,7 @@ def softmax_of(rows: int) -> Any:
         signature = types.void(scores, types.float32, most, totals, fades)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            scores, scaling, most, totals, fades = _pointers(context, builder, signature, args)
+            scores, scaling, most, totals, fades = pointers(context, builder, signature, args)
             emit = Emit(builder)
             factor = emit.everywhere(scaling, FLOATS)
             for row in range(rows):
@@ -147,8 +137,9 @@ def values_of(rows: int, vectors: int, *, pairs: bool) -> Any:
         signature = types.void(weights, whole, fades, plane, offsets, out, whole, whole)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointers = _pointers(context, builder, signature, args)
-            weights, count, fades, plane, offsets, out, width, column = pointers
+            weights, count, fades, plane, offsets, out, width, column = pointers(
+                context, builder, signature, args
+            )
             emit = Emit(builder, pairs=pairs)
             sums, places = {}, {}
             for row in range(rows):

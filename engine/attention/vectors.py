@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, types
 
 LANES = 16
 
@@ -32,6 +32,16 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 
 PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
+    """Data pointers of the arguments that are arrays; the others as they are."""
+    return [
+        context.make_array(kind)(context, builder, arg).data
+        if isinstance(kind, types.Array)
+        else arg
+        for kind, arg in zip(signature.args, args, strict=True)
+    ]
 
 
 @cache

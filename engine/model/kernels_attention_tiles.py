@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOATS, INT, INTS, LANES, WIDE, Emit
-from engine.model.kernels_heads import number, pointers, rounded_pair
+from engine.attention.vectors import FLOATS, INT, INTS, LANES, WIDE, Emit, pointers
+from engine.model.kernels_heads import number, rounded_pair
 from engine.model.kernels_tiles import SIDE, Tiles
 
 COLUMNS = SIDE // 2  # at once

@@ -8,17 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOATS, INTS, LANES, PAIRS, WIDE, Emit
-
-
-def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
-    """Data pointers of the arguments that are arrays; the others as they are."""
-    return [
-        context.make_array(kind)(context, builder, arg).data
-        if isinstance(kind, types.Array)
-        else arg
-        for kind, arg in zip(signature.args, args, strict=True)
-    ]
+from engine.attention.vectors import FLOATS, INTS, LANES, PAIRS, WIDE, Emit, pointers
 
 
 def number(value: int) -> Any:

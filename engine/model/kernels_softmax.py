@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOAT, FLOATS, INT, INTS, LANES, PAIRS, WIDE, Emit
-from engine.model.kernels_heads import fused, number, pointers
+from engine.attention.vectors import FLOAT, FLOATS, INT, INTS, LANES, PAIRS, WIDE, Emit, pointers
+from engine.model.kernels_heads import fused, number
 from engine.model.kernels_tiles import SIDE
 
 _LEAST = -126.0  # powers of two below are zero

@@ -52,8 +52,8 @@ def test_a_size_seen_in_a_bad_moment_makes_no_cliff() -> None:
         for rows, seconds in ((16, 4e-3), (32, 5e-3), (48, 6e-3)):
             curve.update(rows, 5, seconds)
     curve.update(37, 5, 7e-3)
-    seconds = [curve.predict(rows, 5) for rows in range(32, 49)]
-    steps = [after / before for before, after in pairwise(seconds)]
+    found = [curve.predict(rows, 5) for rows in range(32, 49)]
+    steps = [after / before for before, after in pairwise(found)]
     assert max(steps) < 1.03
 
 
