@@ -29,7 +29,8 @@ class ModelConfig(Part):
     )
     dtype: DTypeName = Field(
         "auto",
-        description="`auto`: bfloat16 on CUDA, and on CPU for small Llamas in it; else float32",
+        description="`auto`: bfloat16 on CUDA, and on a CPU with AVX512_BF16 for Llamas stored in"
+        " it (large ones on one thread, two with AMX); else float32",
     )
     quantization: QuantizationName = Field(
         "none",

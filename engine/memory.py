@@ -177,17 +177,28 @@ def refuse_heavy_weights(sizes: dict[str, int], limit: int, device: str) -> None
 
 def parameters_in(folder: Path) -> int | None:
     """Numbers in a folder's safetensors by their headers; None if there are none to be read."""
-    count = 0
+    return sum(count for count, _ in _tensors_in(folder)) or None
+
+
+def dtypes_in(folder: Path) -> frozenset[str]:
+    """Types of the numbers in a folder's safetensors as these name them (`BF16`, `F32`); empty if
+    there are none to be read."""
+    return frozenset(dtype for _, dtype in _tensors_in(folder))
+
+
+def _tensors_in(folder: Path) -> list[tuple[int, str]]:
+    """How many numbers of which type; nothing if one of the headers cannot be read."""
+    found: list[tuple[int, str]] = []
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with file.open("rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
                 header: dict[str, Any] = json.loads(stream.read(min(length, 100 << 20)))
             tensors = (entry for name, entry in header.items() if name != "__metadata__")
-            count += sum(math.prod(entry["shape"]) for entry in tensors)
+            found += [(math.prod(entry["shape"]), str(entry["dtype"])) for entry in tensors]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-            return None  # the loader says what is wrong with it
-    return count or None
+            return []  # the loader says what is wrong with it
+    return found
 
 
 def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:

@@ -1,4 +1,5 @@
-"""A small plain decoder (Llama and its like) as one compiled function, for drafts on a CPU.
+"""A plain decoder (Llama and its like) as one compiled function, on a CPU: drafts, and in bfloat16
+targets.
 
 What a draft of one layer costs through torch is the time between its operations, and the reading of
 its weights from memory, since a larger target has swept the caches in between. Here a forward is
@@ -9,13 +10,17 @@ context, one thread, least of 30, ms, its weights still in the caches:
     torch                   0.40  1.58  2.66  4.74  8.93
     compiled                0.08  0.44  0.89  2.17  4.47
 
-Only for what is plainly Llama-shaped, small, and exact in bfloat16; everything else, and every
-forward of more rows or of a tree, goes the other way (`engine.model.call`). Both write the same KV.
+In bfloat16 it runs every row, and gives it the same bits in any company: large targets too, whose
+steps are the reading of their weights, on the few threads on which torch is no faster with prompts.
+
+Only for what is plainly Llama-shaped and exact in bfloat16; everything else, every forward of a
+tree, and in float32 or on more threads those of many rows, go the other way (`engine.model.call`).
+Both write the same KV.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,18 +30,20 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import KVPlane
+from engine.jit import HAS_TILES
 from engine.messages import SamplingParams
 from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
 from engine.model.batch import Segment, is_chain
-from engine.model.fused import FAMILIES, is_plain
+from engine.model.fused import is_plain
 from engine.model.panels import Words, is_exact
 from engine.sampling.kernels import NOT_FINITE
 from engine.sampling.noise import words_of
 from engine.sampling.plain import Plain, plain_of
 
-MOST_ROWS = 64  # in one forward in float32, or of a larger model; at 128 torch costs the same
-SMALL = 1 << 24  # parameters; below, bfloat16 takes any number of rows, and targets are compiled
-LARGEST = 1 << 26  # parameters; beyond, torch's threads would help, and steps are long anyway
+MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
+MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model's prompts faster
+SMALL = 1 << 24  # parameters; below, bfloat16 takes every row whatever the threads
+LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyond, torch is as fast
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
 Floats = npt.NDArray[np.float32]
@@ -89,7 +96,7 @@ class CompiledDecoder:
         layers = [(layer.self_attn, layer.mlp) for layer in body.layers]
         rounded = head.dtype == torch.bfloat16
         size = sum(p.numel() for p in model.parameters())
-        self.takes_all_rows = rounded and size < SMALL
+        self.takes_all_rows = rounded and takes_all_rows(size)
         self._arithmetic = _ROUNDED if rounded else _EXACT
         self._vocab = int(head.shape[0])
         self._columns = self._arithmetic.padded(self._vocab)
@@ -103,21 +110,21 @@ class CompiledDecoder:
             self._packed([(m.gate_proj, m.up_proj) for _, m in layers]),
             self._packed([(m.down_proj,) for _, m in layers]),
             _array(body.norm.weight),
-            _aligned(self._arithmetic.pack(head)),
+            _aligned([self._arithmetic.pack(head)], 1)[0],
         )
         self._angles = _angles(body.rotary_emb, positions)
         self._shape = (
             int(config.num_attention_heads),
             int(config.num_key_value_heads),
             int(config.intermediate_size),
-            *([(0,) * (_head_dim(config) // 32)] if rounded else []),
+            *([(0,) * (head_dim(config) // 32)] if rounded else []),
         )
         self._numbers = (np.float32(config.rms_norm_eps), np.float32(layers[0][0].scaling))
 
     def _packed(self, groups: Sequence[Sequence[Any]]) -> Words:
         """Per layer, the weights of some modules one below the other: `[layers, panels, ...]`."""
         joined = (torch.cat([m.weight.detach() for m in group]) for group in groups)
-        return _aligned(np.stack([self._arithmetic.pack(weight) for weight in joined]))
+        return _aligned((self._arithmetic.pack(weight) for weight in joined), len(groups))
 
     def suits(self, segments: Sequence[Segment]) -> bool:
         """Not too many rows, and no tree that branches."""
@@ -189,12 +196,18 @@ class CompiledDecoder:
             self.chain(logits, [0], [Start([0], 1)], memory, steps=[2], plains=[plain])
 
 
-def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:
-    """None for what is not plain, not small, not exact in bfloat16, or, in bfloat16, not of even
-    widths, or on a processor that does not multiply pairs of it."""
+def compiled_decoder(
+    model: Any, *, positions: int, every_row: bool = False
+) -> CompiledDecoder | None:
+    """None for what is not plain, not exact in bfloat16, too large for what it gains, or, in
+    bfloat16, not of even widths, or on a processor that does not multiply pairs of it. With
+    `every_row`, also where some rows would go another way."""
     size = sum(p.numel() for p in model.parameters())
     dtype = model.get_output_embeddings().weight.dtype
-    if size > LARGEST or positions > LONGEST or not is_plain(model, dtype):
+    if positions > LONGEST or not is_plain(model, dtype):
+        return None
+    all_rows = dtype == torch.bfloat16 and takes_all_rows(size)
+    if not all_rows and (every_row or size > LARGEST):
         return None
     if dtype == torch.bfloat16:
         if not (kernels_bfloat16.is_supported() and has_pairs(model.config)):
@@ -204,38 +217,32 @@ def compiled_decoder(model: Any, *, positions: int) -> CompiledDecoder | None:
     return CompiledDecoder(model, positions=positions)
 
 
-def is_for_bfloat16(config: Any, dtype: torch.dtype | None = None) -> bool:
-    """Whether compiled code runs every row of a model of this configuration in bfloat16, if its
-    weights are in `dtype` (by default: the configuration's)."""
-    if config.model_type not in FAMILIES or (dtype or config.dtype) != torch.bfloat16:
-        return False
-    return kernels_bfloat16.is_supported() and has_pairs(config) and _size(config) < SMALL
-
-
-def _size(config: Any) -> int:
-    """Parameters of a Llama, norms left out."""
-    width, dim = config.hidden_size, _head_dim(config)
-    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
-    layer = width * (heads * dim + 3 * config.intermediate_size)
-    embeddings = 1 if config.tie_word_embeddings else 2
-    return int(config.num_hidden_layers * layer + embeddings * config.vocab_size * width)
+def takes_all_rows(size: int) -> bool:
+    """In bfloat16, of a model of so many parameters."""
+    return size < SMALL or torch.get_num_threads() <= MOST_THREADS
 
 
 def has_pairs(config: Any) -> bool:
     """Whether a Llama's products have even numbers of inputs, and its heads whole vectors."""
-    dim = _head_dim(config)
+    dim = head_dim(config)
     even = config.hidden_size % 2 == 0 and config.intermediate_size % 2 == 0
     return even and dim in kernels_attention.DIMS
 
 
-def _aligned(words: Words) -> Words:
-    """At a border of cache lines, where torch allocates: no vector then lies across two."""
-    found: Words = torch.empty(words.shape, dtype=torch.int32).numpy().view(np.uint32)
-    found[...] = words
+def _aligned(parts: Iterable[Words], count: int) -> Words:
+    """`count` equal ones in a row, from a border of cache lines on, where torch allocates: no
+    vector then lies across two. One after the other: memory need not hold them twice."""
+    found: Words | None = None
+    for i, words in enumerate(parts):
+        if found is None:
+            shape = (count, *words.shape)
+            found = torch.empty(shape, dtype=torch.int32).numpy().view(np.uint32)
+        found[i] = words
+    assert found is not None
     return found
 
 
-def _head_dim(config: Any) -> int:
+def head_dim(config: Any) -> int:
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )

@@ -8,6 +8,7 @@ gave a hub name (`org/name`); the built-in pair and folders never touch the netw
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,12 @@ from engine.attention.interface import register
 from engine.config import DTypeName, QuantizationName
 from engine.errors import ModelError
 from engine.model.call import choose_call
-from engine.model.compiled import compiled_decoder, is_for_bfloat16
+from engine.model.compiled import compiled_decoder
 from engine.model.layers import exchange_layers
 from engine.model.loaded import LoadedModel, Role
 from engine.model.model_config import folder_of, length_limit, read_config, refuse_unservable
 from engine.model.packed import packed_decoder
+from engine.model.precision import named_dtype, pick_dtype
 from engine.model.proof import (
     forward_of,
     is_proven,
@@ -36,6 +38,8 @@ from engine.model.proof import (
 )
 from engine.model.quantization import is_quantized
 from engine.model.weights import quantized, quietly, read_weights
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -49,9 +53,8 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto is bfloat16 on CUDA,
-    and on a CPU where compiled code runs all of a model whose weights are that; else float32.
-    `max_model_len` defaults to the model's own. Raises ModelError."""
+    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto as in
+    `engine.model.precision`. `max_model_len` defaults to the model's own. Raises ModelError."""
     register()
     name = f"the {role} model {path!r}"
     where = pick_device(device)
@@ -62,15 +65,19 @@ def load_model(
         config = read_config(source, name, hub)
         refuse_unservable(config, name, has_remote_code=trust_remote_code)
         limit = length_limit(config, max_model_len, name)
-        kind = pick_dtype(dtype, where, config if quantization == "none" else None)
+        if quantization == "none":
+            kind = pick_dtype(dtype, where, config=config, folder=folder, role=role)
+        else:
+            kind = named_dtype(dtype, where)
         how = {"config": config, "dtype": kind, **quantized(quantization, where, name)}
         model = read_weights(source, name, {**hub, **how})
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
     said = _Said(config, path, folder, role, kind, where, limit, quantization)
     loaded = _proven(model, expected, said, name)
-    chosen = dtype == "auto" and quantization == "none" and where.type == "cpu"
-    if chosen and not loaded.exact:  # the compiled code failed
+    chosen = dtype == "auto" and where.type == "cpu" and kind == torch.bfloat16
+    if chosen and loaded.compiled is None:
+        logger.info("%s runs in float32: compiled code does not run it in bfloat16", name)
         return load_model(
             path, role=role, revision=revision, dtype="float32", device=device,
             max_model_len=max_model_len, trust_remote_code=trust_remote_code,
@@ -122,12 +129,12 @@ def _proven(model: Any, expected: Tensor, said: _Said, name: str) -> LoadedModel
 
 
 def _quickened(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
-    """With compiled code for few rows, where there is some and the same proof holds for it."""
+    """With compiled code, where there is some and the same proof holds for it."""
     model, layers = loaded.model, loaded.layers
-    if loaded.role == "draft" or is_for_bfloat16(loaded.config, loaded.dtype):
-        compiled = compiled_decoder(model, positions=loaded.max_model_len)
-        if compiled is not None and is_proven(compiled, layers, expected, model):
-            return replace(loaded, compiled=compiled)
+    every_row = loaded.role == "target"  # whose texts are to be the same in any company
+    compiled = compiled_decoder(model, positions=loaded.max_model_len, every_row=every_row)
+    if compiled is not None and is_proven(compiled, layers, expected, model):
+        return replace(loaded, compiled=compiled)
     packed = packed_decoder(model, loaded.logits)
     if packed is not None:
         quick = replace(loaded, logits=packed)
@@ -143,19 +150,6 @@ def pick_device(device: str) -> torch.device:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device is {device!r}, but no CUDA device is available; use 'cpu'")
     return torch.device(device)
-
-
-def pick_dtype(
-    dtype: DTypeName, device: torch.device, config: PretrainedConfig | None = None
-) -> torch.dtype:
-    if dtype == "auto":
-        rounded = device.type != "cpu" or (config is not None and is_for_bfloat16(config))
-        return torch.bfloat16 if rounded else torch.float32
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }[dtype]
 
 
 def _eos_ids(model: Any) -> tuple[int, ...]:

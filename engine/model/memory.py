@@ -11,8 +11,9 @@ from torch import Tensor
 from engine.config import CacheConfig
 from engine.memory import Part, Shape, activation_bytes, available_bytes, buckets
 from engine.model.loaded import LoadedModel
-from engine.model.loader import pick_device, pick_dtype
+from engine.model.loader import pick_device
 from engine.model.packed import PackedDecoder
+from engine.model.precision import named_dtype
 
 UNTOLD = 1 << 62  # where a machine does not say what it has
 NOISE = 64 << 20  # see engine.sampling.noise
@@ -36,7 +37,7 @@ def plan_limit(cache: CacheConfig, device: torch.device, weights: int) -> int:
 
 def item_bytes(dtype: Any, device: str) -> int:
     """Of one number in the dtype that a configuration names."""
-    return pick_dtype(dtype, pick_device(device)).itemsize
+    return named_dtype(dtype, pick_device(device)).itemsize
 
 
 def weights_of(model: LoadedModel) -> Part:

@@ -2,7 +2,8 @@
 asked, as two folders that `foretoken serve --target DIR/target --draft DIR/draft` takes.
 
 Acceptance is the mean of that at temperature 0 and at 1. Prints a table while it looks for the
-scale, then what the pair does on other texts. The same arguments give the same weights.
+scale, then what the pair does on other texts, and writes it. The same arguments give the same
+weights.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def refuse(parsed: argparse.Namespace, shape: Shape) -> None:
 
 
 def write(parsed: argparse.Namespace, shape: Shape) -> None:
-    """Build, calibrate, save, check."""
+    """Build, calibrate, check, save."""
     layers, seed = parsed.draft_layers, parsed.seed
     print(
         f"target {shape.parameters(shape.layers) / 1e6:.1f} M parameters, {shape.layers} layers of "
@@ -98,10 +99,10 @@ def write(parsed: argparse.Namespace, shape: Shape) -> None:
     print("  scale     T=0    T=1   mean", flush=True)
     scale = find_scale(parsed.acceptance, measure, lambda s, found: row(f"{s:.5f}", found))
     whisper.set(scale)
-    save(parsed.output, {"target": target, "draft": draft}, parsed.dtype)
     print(f"scale {scale:.5f}; on other texts:")
     for other in range(seed + 1, seed + 1 + CHECKS):
         row(f"text {other}", text_of(draft, parsed.tokens, other).agreement(target))
+    save(parsed.output, {"target": target, "draft": draft}, getattr(torch, parsed.dtype))
     print(f"written: {parsed.output / 'target'} and {parsed.output / 'draft'}")
 
 
@@ -113,15 +114,14 @@ def row(name: str, found: Agreement) -> None:
     print(f"{name:>9}  {found.greedy:.3f}  {found.sampled:.3f}  {found.mean:.3f}", flush=True)
 
 
-def save(folder: Path, models: dict[str, Any], dtype: str) -> None:
-    """Both models with the built-in pair's tokenizer, whole or not at all."""
+def save(folder: Path, models: dict[str, Any], dtype: torch.dtype) -> None:
+    """Both models, which are of that type then, with the built-in pair's tokenizer, whole or not at
+    all."""
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     for role, model in models.items():
-        whole = {k: v.to(getattr(torch, dtype)) for k, v in model.state_dict().items()}
         model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]
-        model.config.dtype = getattr(torch, dtype)
-        model.save_pretrained(fresh / role, state_dict=whole)
+        model.to(dtype).save_pretrained(fresh / role)  # its config.json says the model's type
         for name in TOKENIZER:
             shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), fresh / role / name)
     fresh.rename(folder)

@@ -12,7 +12,8 @@ import torch
 from engine.config import DTypeName
 from engine.errors import ConfigError
 from engine.model.loaded import LoadedModel, Role
-from engine.model.loader import adopt, pick_device, pick_dtype
+from engine.model.loader import adopt, pick_device
+from engine.model.precision import named_dtype
 from engine.pair import Pair
 from engine.synthetic.calibrate import Agreement, Text, find_scale
 from engine.synthetic.weights import Shape, Whisper, draft_of, random_target, shape_of
@@ -42,7 +43,7 @@ def synthetic_pair(
     """Proven like a pair that was read. Raises EngineError."""
     shape, layers = shape_named(size)
     where = pick_device(device)
-    target = random_target(shape, seed, str(where), pick_dtype(dtype, where))
+    target = random_target(shape, seed, str(where), named_dtype(dtype, where))
     draft = draft_of(target, layers)
     whisper = Whisper(target, layers)
     text = Text(draft, sequences=SEQUENCES, length=LENGTH, seed=seed)

@@ -3,6 +3,7 @@ and chosen only where that holds for every row."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -228,13 +229,36 @@ def test_weights_in_float32_stay_so(tmp_path: Path) -> None:
     assert loaded.dtype == torch.float32
 
 
-def test_a_large_model_is_not_run_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_run_by_it_on_few_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: a target all of it or not at all; a draft some of it, since no text depends on it."""
     monkeypatch.setattr(compiled, "SMALL", 1000)
+    monkeypatch.setattr(compiled, "MOST_THREADS", torch.get_num_threads())
+    assert load(tmp_path, **WIDE).exact
+    assert load(tmp_path, **WIDE).dtype == torch.bfloat16
+    monkeypatch.setattr(compiled, "MOST_THREADS", 0)
     assert load(tmp_path, **WIDE).dtype == torch.float32
     loaded = load(tmp_path / "asked", dtype="bfloat16", **WIDE)
     assert (loaded.compiled, loaded.exact) == (None, False)
-    draft = load(tmp_path / "draft", role="draft", dtype="bfloat16", **WIDE)
+    draft = load(tmp_path / "draft", role="draft", **WIDE)
+    assert draft.dtype == torch.bfloat16
     assert not decoder_of(draft).takes_all_rows
+
+
+def test_what_the_files_hold_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: transformers notes the type that a model was made in, so one of bfloat16 numbers ran in
+    float32. Where it cannot run in bfloat16, the log says why."""
+    caplog.set_level("INFO")
+    shape = {**tiny.GROUPED, **WIDE}
+    tiny.save(tiny.build(LlamaForCausalLM, LlamaConfig(**shape)).bfloat16(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    loaded = load_model(str(tmp_path), role="target", device="cpu")
+    assert loaded.dtype == torch.bfloat16
+    assert "float32" not in caplog.text
+    load(tmp_path / "narrow", head_dim=16)
+    assert "is stored in bfloat16 and runs in float32: compiled code runs Llamas" in caplog.text
 
 
 def test_what_fails_the_proof_is_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

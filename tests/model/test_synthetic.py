@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.memory import dtypes_in
 from engine.messages import SamplingParams, Submit
 from engine.synthetic.__main__ import main
 from engine.synthetic.calibrate import Agreement, Text, find_scale
@@ -59,6 +61,13 @@ def test_the_same_arguments_write_the_same_weights(folder: Path, tmp_path: Path)
     for role in ("target", "draft"):
         name = f"{role}/model.safetensors"
         assert (folder / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_the_configuration_says_what_the_files_hold(folder: Path) -> None:
+    """Bug: it said float32 of weights in bfloat16, and `auto` believed it."""
+    for role in ("target", "draft"):
+        assert json.loads((folder / role / "config.json").read_text())["dtype"] == "bfloat16"
+        assert dtypes_in(folder / role) == {"BF16"}
 
 
 def test_without_a_whisper_both_compute_the_same_and_louder_they_agree_less() -> None:

@@ -19,6 +19,7 @@ from engine.memory import (
     activation_bytes,
     available_bytes,
     buckets,
+    dtypes_in,
     parameters_in,
     plan_blocks,
     plan_memory,
@@ -151,11 +152,13 @@ def test_weights_are_counted_before_they_are_read(tmp_path: Path) -> None:
         content = struct.pack("<Q", len(header)) + header
         (tmp_path / f"{name}.safetensors").write_bytes(content)
     assert parameters_in(tmp_path) == 17
+    assert dtypes_in(tmp_path) == {"F32"}
     refuse_heavy_weights({"target": 10}, 10, "cpu")
     with pytest.raises(MemoryPlanError, match=r"take 3\.00 GiB \(the target 2\.00 GiB and the dr"):
         refuse_heavy_weights({"target": 2 * GIB, "draft": GIB}, GIB, "cpu")
     (tmp_path / "c.safetensors").write_bytes(b"no")
     assert parameters_in(tmp_path) is None
+    assert dtypes_in(tmp_path) == frozenset()
     assert parameters_in(tmp_path / "nowhere") is None
 
 
