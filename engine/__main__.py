@@ -75,8 +75,10 @@ def _make_engine(path: Path) -> StepEngine:
     config = read_config(path)
     limit_threads(config.threads, os.environ)
     from engine.core import Engine  # brings torch in, which reads the environment once
+    from engine.first_start import telling_what_compiles
 
-    return Engine(config)
+    with telling_what_compiles():
+        return Engine(config)
 
 
 if __name__ == "__main__":

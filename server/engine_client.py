@@ -40,7 +40,7 @@ EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
 EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
 
 NOT_READY: dict[EngineState, str] = {
-    "starting": "the engine is starting; try again in a moment",
+    "starting": "the engine is starting, the first time for a minute or two; try again in a moment",
     "draining": "the server is shutting down",
     "lost": "the engine was lost and is being restarted; try again in a moment",
     "failed": "the engine failed and is not being restarted",

@@ -1,0 +1,50 @@
+"""The log tells of compiling, which a first start does for a minute and more."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from numba.core import event
+
+from engine.first_start import telling_what_compiles
+
+
+def compiling(folder: str | None = "/kept") -> Any:
+    """What numba says around the compiling of one function."""
+    dispatcher = SimpleNamespace(_cache=SimpleNamespace(cache_path=folder))
+    return event.trigger_event("numba:compile", data={"dispatcher": dispatcher})
+
+
+@pytest.fixture(autouse=True)
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "engine.first_start")
+    return caplog
+
+
+def test_one_line_before_and_one_after(lines: pytest.LogCaptureFixture) -> None:
+    """Bug: 88 seconds of silence. Functions that others call are compiled within these."""
+    times = iter([10.0, 12.0, 20.0, 24.0])
+    with telling_what_compiles(lambda: next(times)):
+        with compiling(), compiling():
+            assert "once, since it is kept in /kept for later starts" in lines.messages[0]
+        with compiling():
+            pass
+    assert len(lines.messages) == 2
+    assert lines.messages[1] == "compiled 3 functions in 6 s of processor time"
+
+
+def test_nothing_where_all_was_kept(lines: pytest.LogCaptureFixture) -> None:
+    with telling_what_compiles():
+        pass
+    with compiling():  # afterwards it is nobody's
+        pass
+    assert lines.messages == []
+
+
+def test_it_says_where_nothing_can_be_kept(lines: pytest.LogCaptureFixture) -> None:
+    with telling_what_compiles(), compiling(None):
+        pass
+    assert "at every start, since it can be kept nowhere" in lines.messages[0]
