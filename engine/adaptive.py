@@ -46,7 +46,7 @@ class AdaptiveK:
         self.k_max = k_max
         self._stops = stops
         self.reason: Reason = "off"
-        self.listens = True
+        self.listens = self.looks_back = True
         self._guesses = Experience(k_max)
         self._costs = StepCosts()
         self._explore = Exploration()
@@ -73,9 +73,12 @@ class AdaptiveK:
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
         padded: Sequence[int] = (),
+        token_seconds: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Start-up costs. Without draft points there is nothing to forward."""
-        self._costs.profile(target_points, draft_points, host_seconds, batches, padded)
+        self._costs.profile(
+            target_points, draft_points, host_seconds, batches, padded, token_seconds
+        )
         if draft_points:
             self._asks_few = True
 
@@ -98,7 +101,7 @@ class AdaptiveK:
         self._before, self._now = self._now, 0
         if self._rested < self._rests and not changed:
             self._rested += 1
-            self.listens = False
+            self.listens = self.looks_back = False
             return 0
         self._wake()
         self._sequences = sequences
@@ -110,6 +113,7 @@ class AdaptiveK:
         k = self._while_on() if self._k else self._while_off()
         self._hearing.play(on=k > 0)
         self.listens = self._hearing.wants(sequences)
+        self.looks_back = self.listens and self._hearing.looks_back(behind=not self._drafted)
         if k:
             self._now = None
         else:
@@ -252,7 +256,7 @@ class AdaptiveK:
         if seen.pure_decode and seen.num_sequences:
             if self._hearing.learns_costs():
                 rounds, self._hearing.unlearned = self._hearing.unlearned, 0
-                self._costs.learn(seen, fresh=self._drafted, rounds=rounds)
+                self._costs.learn(seen, fresh=self._drafted and not seen.agreements, rounds=rounds)
             if seen.k:
                 self._pace.add(seen.tokens, _seconds(seen))
         if seen.outcomes:

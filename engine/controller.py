@@ -26,7 +26,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StepObservation:
-    """What one step did and took. `rows` are the target's, `tokens` were generated. The three times
+    """What one step did and took. `rows` are the target's, `tokens` were generated; `context`:
+    tokens of all sequences before these rows, if that is known. The three times
     are disjoint parts of the step; its costs are learnt only if it is `pure_decode` (no prompt
     rows).
 
@@ -48,15 +49,18 @@ class StepObservation:
     num_drafting: int | None = None
     confidences: Confidences = ()
     agreements: Sequence[Sequence[tuple[float, bool]]] = ()
+    context: int | None = None
 
 
 class KController(Protocol):
     """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
     measurements: target seconds by rows, seconds of one draft step by sequences, host seconds; for
     some numbers of sequences the target's by rows; and the numbers of rows that forwards are
-    padded to, rising (none: they are not).
+    padded to, rising (none: they are not); and seconds more, of the target and of a draft step,
+    for each token of context (the others have profile_sizes.CONTEXT of each sequence).
     `reason`: why the last choice; see messages.Estimates. `listens`: whether `update` is to be told
-    of the step that follows it (at K = 0, once settled, it would cost more than it tells).
+    of the step that follows it (at K = 0, once settled, it would cost more than it tells);
+    `looks_back`: of its `agreements`, too.
     `max_speculating`: for how many sequences
     the last choice is meant; None means all of them. `resume`: it is obeyed again after a spell in
     which others chose.
@@ -78,6 +82,9 @@ class KController(Protocol):
     def listens(self) -> bool: ...
 
     @property
+    def looks_back(self) -> bool: ...
+
+    @property
     def max_speculating(self) -> int | None: ...
 
     def profile(
@@ -87,6 +94,7 @@ class KController(Protocol):
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
         padded: Sequence[int] = (),
+        token_seconds: tuple[float, float] = (0.0, 0.0),
     ) -> None: ...
 
     def choose(self, load: Load) -> int: ...
@@ -108,7 +116,7 @@ class FixedK:
     """The same K in every round; 0 is plain decoding. The baseline of every benchmark."""
 
     name = "fixed"
-    listens = False
+    listens = looks_back = False
     max_speculating: int | None = None
 
     def __init__(self, k: int) -> None:
@@ -122,6 +130,7 @@ class FixedK:
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
         padded: Sequence[int] = (),
+        token_seconds: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         return None
 

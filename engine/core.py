@@ -105,7 +105,7 @@ class Engine:
         self._allowance = Allowance(self._controller, main.name, forecasts)
         self._proposer = Cascade(main, free, limit=self._allowance.of)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
-        measured = profile_at_start(config, self._runner, draft, self._cache)
+        measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(*measured)
         self._compiling = Compiling(
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
@@ -287,7 +287,7 @@ class Engine:
 
     def _hears(self) -> bool:
         """Whether anybody is told what the drafter finds out in hindsight."""
-        return self._controller.listens or self._recorder.is_open
+        return self._controller.looks_back or self._recorder.is_open
 
     def _leave(self, seq: Sequence) -> None:
         self._allowance.forget(seq)

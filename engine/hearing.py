@@ -20,6 +20,7 @@ class Hearing:
         self._spells, self._explore = spells, explore
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
         self.unlearned = 0
+        self._looked = False  # in the last round with guesses that was told
 
     def play(self, *, on: bool) -> None:
         """A round, and whether it drafts."""
@@ -42,6 +43,12 @@ class Hearing:
         if not self._spells.is_known:
             return sequences <= FEW or self._since % _NEW_CROWD == 0
         return self._since % _KNOWN == 0
+
+    def looks_back(self, *, behind: bool) -> bool:
+        """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer
+        than it is in others: of every second one, and where it is `behind`."""
+        self._looked = behind or not self._looked
+        return self._looked
 
     def learns_costs(self) -> bool:
         """Whether this round, if it is told, says what its like usually cost."""

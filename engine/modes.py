@@ -32,7 +32,7 @@ class Modes:
         self._before: tuple[Mode, int, Reason] | None = None
         self._num_sequences = 0
         self._unasked = _LOOK  # steps since the last question
-        self.listens = True
+        self.listens = self.looks_back = True
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """From the next choice on. Raises ConfigError for a K that is not allowed."""
@@ -63,18 +63,21 @@ class Modes:
         host_seconds: float,
         batches: Mapping[int, Points] = NO_BATCHES,
         padded: Sequence[int] = (),
+        token_seconds: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self._configured.profile(target_points, draft_points, host_seconds, batches, padded)
+        self._configured.profile(
+            target_points, draft_points, host_seconds, batches, padded, token_seconds
+        )
 
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences
         if self._mode == "auto":
             self._before = None
             chosen = self._configured.choose(load)
-            self.listens = self._configured.listens
+            self.listens, self.looks_back = self._configured.listens, self._configured.looks_back
             return chosen
         self._unasked += 1
-        self.listens = self._unasked >= _LOOK
+        self.listens = self.looks_back = self._unasked >= _LOOK
         if self.listens:
             self._unasked = 0
             self._configured.choose(load)

@@ -13,10 +13,10 @@ from engine.config import EngineConfig, ScheduleConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
-from engine.profile_sizes import BATCHES, alone, doubling
+from engine.profile_sizes import BATCHES, CONTEXT, LONG_CONTEXT, alone, doubling
 
-CONTEXT = 64  # tokens before the timed rows
 REPEATS = 3
+_SOME = 16  # sequences that tell what context costs
 BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
 
 Points = list[tuple[int, float]]
@@ -30,12 +30,18 @@ class Profile(NamedTuple):
     host: float
     batches: dict[int, Points]
     padded: tuple[int, ...] = ()
+    token_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 def profile_at_start(
-    config: EngineConfig, target: ModelRunner, draft: ModelRunner | None, cache: KVCache
+    config: EngineConfig,
+    target: ModelRunner,
+    draft: ModelRunner | None,
+    cache: KVCache,
+    longest: int,
 ) -> Profile:
-    """For the sizes that the schedule can reach; nothing where nobody would use it."""
+    """For the sizes that the schedule can reach; nothing where nobody would use it. `longest`:
+    tokens of a sequence."""
     speculation, schedule = config.speculation, config.schedule
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile([], [], 0.0, {})
@@ -47,6 +53,10 @@ def profile_at_start(
         host=0.0,
         batches={1: single, **profile_batches(target, cache, schedule)} if single[1:] else {},
         padded=target.padded,
+        token_seconds=(
+            profile_context(target, cache, min(most, _SOME), longest),
+            profile_context(draft, cache, min(most, _SOME), longest) if draft else 0.0,
+        ),
     )
 
 
@@ -85,20 +95,30 @@ def profile_batches(
     return found
 
 
-def _blocks_each(cache: KVCache, rows: int) -> int:
-    return -(-(CONTEXT + rows) // cache.block_size)
+def profile_context(runner: ModelRunner, cache: KVCache, sequences: int, longest: int) -> float:
+    """Seconds more for each token of context; 0 where that is not known."""
+    if longest <= LONG_CONTEXT or not _fits(cache, sequences, 1, LONG_CONTEXT):
+        return 0.0
+    short, long = (_seconds(runner, cache, sequences, 1, n) for n in (CONTEXT, LONG_CONTEXT))
+    return max(long - short, 0.0) / (sequences * (LONG_CONTEXT - CONTEXT))
 
 
-def _fits(cache: KVCache, sequences: int, rows: int) -> bool:
-    return sequences * _blocks_each(cache, rows) <= cache.num_blocks
+def _blocks_each(cache: KVCache, rows: int, context: int) -> int:
+    return -(-(context + rows) // cache.block_size)
 
 
-def _seconds(runner: ModelRunner, cache: KVCache, sequences: int, rows: int) -> float:
-    each = _blocks_each(cache, rows)
+def _fits(cache: KVCache, sequences: int, rows: int, context: int = CONTEXT) -> bool:
+    return sequences * _blocks_each(cache, rows, context) <= cache.num_blocks
+
+
+def _seconds(
+    runner: ModelRunner, cache: KVCache, sequences: int, rows: int, context: int = CONTEXT
+) -> float:
+    each = _blocks_each(cache, rows, context)
     batch = [
         Segment(
             tokens=[0] * rows,
-            start=CONTEXT,
+            start=context,
             blocks=list(range(i * each, (i + 1) * each)),
             num_logits=rows,
         )

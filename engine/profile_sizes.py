@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows: usually, and to see what they cost
+
 _ALONE = (1, 2, 3, 4, 5, 7, 9, 13, 17)
 
 # Sequences, and rows of each; the first are the most telling, should there be no time for all.

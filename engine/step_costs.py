@@ -16,6 +16,7 @@ from engine.confidence import Array
 from engine.controller import StepObservation
 from engine.estimates import Points
 from engine.line import Line
+from engine.profile_sizes import CONTEXT
 
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 # Variances of logarithms: of one measurement; of a size, or a batch size, never seen; what the
@@ -84,20 +85,24 @@ class CostCurve:
         above = min((g for g in self._curves if g > group), default=None)
         return [self._curves[g] for g in (below, above) if g is not None]
 
-    def predict(self, size: float, group: int) -> float:
+    def predict(self, size: float, group: int, more: float = 0.0) -> float:
+        """Seconds; `more`: beyond the curve's, before it is corrected."""
         correction = self._common.get(group, self._latest)
         residuals = self._residuals.get(group)
         if residuals:
             correction += _interpolated(residuals, _place(size))
         curves = self._base(group)
-        return sum(curve.at(size) for curve in curves) / len(curves) * exp(correction)
+        base = sum(curve.at(size) for curve in curves) / len(curves)
+        return max(base + more, 0.5 * base) * exp(correction)
 
-    def many(self, sizes: Array, group: int, *, favour: float = 0.0) -> tuple[Array, Array]:
+    def many(
+        self, sizes: Array, group: int, more: float = 0.0, *, favour: float = 0.0
+    ) -> tuple[Array, Array]:
         """`predict`, for an array of sizes; and that with so many deviations in favour of those
         that are little known: or what is wrongly feared would never be tried."""
         curves = self._base(group)
         base = sum((curve.many(sizes) for curve in curves), np.zeros(len(sizes))) / len(curves)
-        base = base * exp(self._common.get(group, self._latest))
+        base = np.maximum(base + more, 0.5 * base) * exp(self._common.get(group, self._latest))
         places = _places(sizes)
         if residuals := self._residuals.get(group):
             known = sorted(residuals)
@@ -109,14 +114,16 @@ class CostCurve:
                 doubts[place] = self._doubts[group, place]
         return base, base * np.exp(-favour * np.sqrt(doubts[np.rint(places).astype(int)]))
 
-    def update(self, size: float, group: int, seconds: float, rounds: int = 1) -> None:
+    def update(
+        self, size: float, group: int, seconds: float, rounds: int = 1, more: float = 0.0
+    ) -> None:
         """Learn from one measurement, so many rounds after the last. What it says of the machine
         and what of this size is settled by how much is known of either (a Kalman filter without the
         covariance): of a size seen for the first time nearly all; later a slow spell does not make
         the other sizes look good."""
         place = round(_place(size))
         residuals = self._residuals.setdefault(group, {})
-        error = log(max(seconds, 1e-7) / self.predict(size, group))
+        error = log(max(seconds, 1e-7) / self.predict(size, group, more))
         doubt = self._doubts.get((group, place), _NEW)
         common = self._commons.get(group, _NEW_GROUP) + _DRIFT * rounds
         if doubt < _NEW and common < _NEW:
@@ -189,6 +196,8 @@ class StepCosts:
         self._draft = DraftCost()
         self._host, self._plain = Line(), Line()  # with guesses, and without
         self._padded = np.empty(0)  # rows that forwards are padded to
+        self._token = self._draft_token = 0.0  # seconds for each token of context
+        self._length = float(CONTEXT)  # tokens of a sequence when it was last told
 
     def profile(
         self,
@@ -197,10 +206,12 @@ class StepCosts:
         host_seconds: float,
         batches: Mapping[int, Points],
         padded: Sequence[int] = (),
+        token_seconds: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """As KController.profile. Without draft points (nothing to forward) a draft step is cheap
         until it is seen to be otherwise."""
         self._padded = np.array(padded, dtype=float)
+        self._token, self._draft_token = token_seconds
         if target:
             groups = {n.bit_length(): self._filled(points) for n, points in batches.items()}
             self._target.set_profile(self._filled(target), groups)
@@ -216,8 +227,13 @@ class StepCosts:
         rows = np.arange(most + 1.0)
         host = self._host_seconds(rows, sequences)
         run = self._run(rows)
-        target, hope = self._target.many(run, sequences.bit_length(), favour=_FAVOUR)
+        more = self._token * self._beyond(sequences)
+        target, hope = self._target.many(run, sequences.bit_length(), more, favour=_FAVOUR)
         return np.maximum.accumulate(target + host), np.maximum.accumulate(hope + host)
+
+    def _beyond(self, sequences: int) -> float:
+        """Tokens of context that the profile had not: what they take hardly depends on rows."""
+        return sequences * (self._length - CONTEXT)
 
     def _run(self, rows: Array) -> Array:
         """Rows that a forward runs for so many: those that fill it up cost as much as others."""
@@ -245,7 +261,9 @@ class StepCosts:
 
     def drafting(self, sequences: int) -> tuple[float, float]:
         """Seconds to begin drafting, and of each step."""
-        return self._draft.line(max(sequences, 1))
+        sequences = max(sequences, 1)
+        begin, step = self._draft.line(sequences)
+        return begin, max(step + self._draft_token * self._beyond(sequences), 0.5 * step)
 
     def learn(self, seen: StepObservation, *, fresh: bool, rounds: int = 1) -> None:
         """From a pure decode step, so many rounds after the last; `fresh`: the drafter had nothing
@@ -254,10 +272,14 @@ class StepCosts:
         rows = float(seen.rows)
         if len(self._padded):
             rows = float(self._run(np.array([rows]))[0])
-        self._target.update(rows, size, seen.target_seconds, rounds)
+        if seen.context is not None:
+            self._length = seen.context / seen.num_sequences
+        more = self._token * self._beyond(seen.num_sequences)
+        self._target.update(rows, size, seen.target_seconds, rounds, more)
         drafted = any(outcome.offered for outcome in seen.outcomes)
         (self._host if drafted else self._plain).update(seen.rows, seen.host_seconds)
         drafting = seen.num_sequences if seen.num_drafting is None else seen.num_drafting
         steps = max((outcome.offered for outcome in seen.outcomes), default=0)
         if steps and fresh and drafting:
-            self._draft.update(drafting, steps, seen.draft_seconds)
+            more = steps * self._draft_token * self._beyond(drafting)
+            self._draft.update(drafting, steps, max(seen.draft_seconds - more, 0.0))

@@ -90,10 +90,11 @@ def observation(
     around: float,
 ) -> StepObservation:
     """The step as the controller learns from it. `around`: see Around."""
-    rows = tokens = 0
+    rows = tokens = context = 0
     pure = True
     for chunk in plan.chunks:
         rows += chunk.length
+        context += chunk.start
         pure = pure and chunk.length == 1
     for item in sampled:
         rows += len(item.proposal.tokens)
@@ -111,6 +112,7 @@ def observation(
         host_seconds=around + seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
         pure_decode=pure,
         num_drafting=main.num_drafting,
+        context=context,
     )
 
 

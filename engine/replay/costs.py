@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.estimates import Points
-from engine.profile_sizes import BATCHES, alone, doubling
+from engine.profile_sizes import BATCHES, CONTEXT, alone, doubling
 
 # Graphs are captured for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
@@ -16,6 +16,7 @@ BUCKETS = (
 )  # fmt: skip
 _ALONE, _PLAIN = alone(16), tuple(doubling(16, 64))
 _SIZES = ((1, _ALONE), *BATCHES)
+Profile = tuple[Points, Points, float, dict[int, Points], Sequence[int], tuple[float, float]]
 
 
 class Costs(Protocol):
@@ -64,13 +65,15 @@ class Roofline:
     def host(self, rows: int, sequences: int, prompt: int = 0) -> float:
         return 0.0
 
-    def profile(self) -> tuple[Points, Points, float, dict[int, Points], Sequence[int]]:
+    def profile(self) -> Profile:
         """What a start-up profile of this machine says, as engine.profile makes it: arguments of
         KController.profile."""
+        alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ALONE]
         return (
-            [(rows, self.target(rows, rows, 0)) for rows in (*_ALONE, *_PLAIN)],
+            alone + [(n, self.target(n, n, n * CONTEXT)) for n in _PLAIN],
             [(n, self.draft(n)) for n in doubling(1, 64)],
             0.0,
-            {n: [(n * r, self.target(n * r, n, 0)) for r in each] for n, each in _SIZES},
+            {n: [(n * r, self.target(n * r, n, n * CONTEXT)) for r in each] for n, each in _SIZES},
             BUCKETS,
+            (self.kv_token, 0.0),
         )

@@ -150,7 +150,8 @@ class Player:
             host_seconds=host + self._charge * timed.seconds,
             pure_decode=not prompt,
             confidences=confidences,
-            agreements=drafted.agreements,
+            agreements=drafted.agreements if getattr(controller, "looks_back", True) else (),
+            context=context,
         )
         if getattr(controller, "listens", True):
             timed(controller.update, observation)

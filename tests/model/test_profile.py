@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
+
 from engine.config import EngineConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
 from engine.profile import Profile, profile_at_start
-from engine.profile_sizes import alone
+from engine.profile_sizes import CONTEXT, alone
 
 ALONE = alone(8)  # guesses by default
+_TOKEN = 1e-3
 
 
 class _Timed:
-    """A forward takes a second, and a tenth of one for each row."""
+    """A forward takes a second, a tenth of one for each row, a thousandth for each token."""
 
     seconds = 0.0
     padded = (1, 2, 4, 8)
 
     def forward(self, segments: Sequence[Segment]) -> None:
-        self.seconds = 1.0 + 0.1 * sum(len(segment.tokens) for segment in segments)
+        context = sum(segment.start for segment in segments)
+        rows = sum(len(segment.tokens) for segment in segments)
+        self.seconds = 1.0 + 0.1 * rows + _TOKEN * (context - CONTEXT * len(segments))
 
     def wait(self) -> None:
         pass
@@ -32,10 +37,10 @@ class _Cache:
     block_size, num_blocks = 16, 1000
 
 
-def _profile(**schedule: Any) -> Profile:
+def _profile(longest: int = 1024, **schedule: Any) -> Profile:
     config = EngineConfig.model_validate({"target": {"path": "x"}, "schedule": schedule})
     runner = cast(ModelRunner, _Timed())
-    return profile_at_start(config, runner, runner, cast(KVCache, _Cache()))
+    return profile_at_start(config, runner, runner, cast(KVCache, _Cache()), longest)
 
 
 def test_one_sequence_is_measured_with_guesses_too() -> None:
@@ -56,3 +61,9 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     usual = _profile(max_sequences=64, max_step_tokens=512)
     assert max(rows for rows, _ in usual.target) == 64
     assert set(usual.batches) == {1, 4, 8, 16, 32, 64}
+
+
+def test_what_contexts_take_is_measured() -> None:
+    """Law: of target and drafter, where sequences may become so long."""
+    assert _profile(max_sequences=8).token_seconds == pytest.approx((_TOKEN, _TOKEN))
+    assert _profile(longest=200, max_sequences=8).token_seconds == (0.0, 0.0)

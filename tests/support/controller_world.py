@@ -91,7 +91,7 @@ class World:
             host_seconds=self.host,
             pure_decode=True,
             confidences=self._told(made, outcomes),
-            agreements=agreements,
+            agreements=agreements if controller.looks_back else (),
         )
 
     def _catch_up(self, asked: int) -> list[list[Guess]]:

@@ -47,3 +47,13 @@ def test_rounds_that_it_rested_count() -> None:
     hearing.rest(15)
     hearing.play(on=False)
     assert hearing.unlearned == 17
+
+
+def test_of_hindsight_every_second_told_round_tells() -> None:
+    """Bug: only rounds that were told had the drafter's hindsight judged, and only they said what
+    drafting costs: with sixteen requests a quarter more than it does."""
+    hearing = Hearing(Spells(), Exploration())
+    found = [hearing.looks_back(behind=False) for _ in range(6)]
+    assert found == [True, False] * 3
+    assert hearing.looks_back(behind=True)
+    assert hearing.looks_back(behind=True)

@@ -24,7 +24,7 @@ HITS = [True, True, True, False, True, False, False, True, True, True, True, Tru
 class Script(FixedK):
     """A controller that does as it is told, and writes down what it was told."""
 
-    listens = True
+    listens = looks_back = True
 
     ks: list[int] = field(default_factory=list)
     stop_at: int = 99

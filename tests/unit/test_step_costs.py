@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from engine.controller import StepObservation
 from engine.estimates import Outcome
 from engine.line import Line
+from engine.profile_sizes import CONTEXT
 from engine.step_costs import CostCurve, DraftCost, StepCosts
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
@@ -200,3 +202,42 @@ def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
         costs.learn(StepObservation(4, 5, 0, 4, [], 0.0, 3e-3, 0.0, pure_decode=True), fresh=True)
     seconds, _ = costs.by_rows(4, 32)
     assert seconds[[2, 5, 8]] == pytest.approx([3e-3] * 3, rel=0.01)
+
+
+def test_long_contexts_make_no_row_dearer() -> None:
+    """Bug: attention reads a context once for all rows of its sequence; what it took, learnt at
+    K = 0, was laid to the rows, so that a crowd's guesses looked twice as dear as they were."""
+    prices = []
+    for token in (0.0, 1e-6):
+        costs = StepCosts()
+        batches = {16: [(16, 4e-3), (48, 6e-3)]}
+        costs.profile(FLAT, [(1, 2e-4)], 0.0, batches, (), (token, 0.0))
+        for length in range(CONTEXT, CONTEXT + 240):
+            target = 4e-3 + 1e-6 * 16 * (length - CONTEXT)
+            costs.learn(_plain_step(16, target, 16 * length), fresh=False)
+        seconds, _ = costs.by_rows(16, 48)
+        assert seconds[16] == pytest.approx(7.8e-3, rel=0.05)
+        prices.append(seconds[48] - seconds[16])
+    assert prices[0] > 3.5e-3
+    assert prices[1] == pytest.approx(2e-3, rel=0.1)
+
+
+def test_a_draft_step_reads_contexts_too() -> None:
+    """Law: what was learnt of drafting at one length holds at another, but for what is read."""
+    costs = StepCosts()
+    costs.profile(FLAT, [(1, 5e-4), (64, 5e-4)], 0.0, {}, (), (0.0, 1e-6))
+    begin, step = costs.drafting(8)
+    costs.learn(_plain_step(8, 4e-3, 8 * (CONTEXT + 100)), fresh=False)
+    assert costs.drafting(8) == pytest.approx((begin, step + 8e-4))
+    for _ in range(100):
+        seen = _plain_step(8, 4e-3, 8 * (CONTEXT + 100))
+        outcomes, drafting = [Outcome(2, 1, 0)] * 8, 1e-3 + 2 * (5e-4 + 8e-4)
+        costs.learn(replace(seen, k=2, outcomes=outcomes, draft_seconds=drafting), fresh=True)
+    costs.learn(_plain_step(8, 4e-3, 8 * CONTEXT), fresh=False)
+    assert costs.drafting(8) == pytest.approx((1e-3, 5e-4), rel=0.01)
+
+
+def _plain_step(sequences: int, target: float, context: int) -> StepObservation:
+    return StepObservation(
+        sequences, sequences, 0, sequences, [], 0.0, target, 0.0, pure_decode=True, context=context
+    )
