@@ -6,7 +6,6 @@ Runs on blocks that nobody holds yet; what it writes there is overwritten before
 from __future__ import annotations
 
 import time
-from statistics import median
 from typing import NamedTuple
 
 from engine.config import EngineConfig, ScheduleConfig
@@ -15,7 +14,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
 from engine.profile_sizes import BATCHES, CONTEXT, LONG_CONTEXT, alone, doubling
 
-REPEATS = 3
+REPEATS = 3  # the least tells: whatever else a machine does only takes time
 _SOME = 16  # sequences that tell what context costs
 BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
 
@@ -124,7 +123,7 @@ def _seconds(
         )
         for i in range(sequences)
     ]
-    return median([_timed(runner, batch) for _ in range(1 + REPEATS)][1:])
+    return min([_timed(runner, batch) for _ in range(1 + REPEATS)][1:])
 
 
 def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
