@@ -38,6 +38,7 @@ from engine.model.fused import is_plain
 from engine.model.panels import Words, is_exact
 from engine.sampling.kernels import NOT_FINITE
 from engine.sampling.noise import words_of
+from engine.sampling.penalties import Penalties, packed
 from engine.sampling.plain import Plain, plain_of
 
 MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
@@ -168,13 +169,15 @@ class CompiledDecoder:
         memory: Memory,
         *,
         steps: Sequence[int],
-        plains: Sequence[Plain],
+        asked: Sequence[tuple[Plain, Penalties | None]],
     ) -> tuple[list[list[int]], list[list[float]]]:
         """What follows each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape[1] == self._vocab
         assert max(rows) < len(logits)
         items, needed = list[tuple[int, ...]](), list[tuple[Sequence[int], int]]()
-        for row, (blocks, position), count, plain in zip(rows, starts, steps, plains, strict=True):
+        for row, (blocks, position), count, (plain, _) in zip(
+            rows, starts, steps, asked, strict=True
+        ):
             assert position + count <= len(self._angles[0])
             items.append((row, count, position, *plain.words))
             needed.append((blocks, position + count))
@@ -184,7 +187,8 @@ class CompiledDecoder:
         tables = _tables(needed, block_size)
         self._arithmetic.chain(
             logits, np.array(items, dtype=np.int64), self._words, tables, block_size,
-            self._weights, self._angles, self._shape, self._numbers, keys, values, tokens, leads,
+            self._weights, self._angles, self._shape, self._numbers, keys, values,
+            packed([penalties for _, penalties in asked], max(steps)), tokens, leads,
         )  # fmt: skip
         return tokens.tolist(), leads.tolist()
 
@@ -193,7 +197,7 @@ class CompiledDecoder:
         logits = self.table([Segment([0], 0, [0], 1)], memory)
         if chains:
             plain = plain_of(SamplingParams(seed=0, max_tokens=2))
-            self.chain(logits, [0], [Start([0], 1)], memory, steps=[2], plains=[plain])
+            self.chain(logits, [0], [Start([0], 1)], memory, steps=[2], asked=[(plain, None)])
 
 
 def compiled_decoder(

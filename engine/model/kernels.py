@@ -26,8 +26,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from engine.jit import fast
+from engine.model.kernels_chain import begin, choose
 from engine.model.panels import LANES, PANEL, VECTORS
-from engine.sampling.kernels_draws import guess, space_for
 
 ROWS_AT_ONCE = 4  # rows whose sums fit the registers
 
@@ -254,47 +254,17 @@ def _gate(wide: Any, inner: Any, out: Any) -> None:
 
 
 @fast
-def choose(
-    logits: Any, items: Any, words: Any, step: Any, space: Any, rows: Any, out: Any, leads: Any
-) -> Any:  # fmt: skip
-    """One step of `chain`: the token and the lead of each sequence in `rows`, whose row of `logits`
-    is the first, second, ..., into `[:, step]`. How many want another; they are the first ones of
-    `rows` afterwards."""
-    live = 0
-    for i in range(len(rows)):
-        mine = rows[i]
-        item = items[mine]
-        token, lead = guess(logits[i], words, item, item[2] + step, space)
-        out[mine, step], leads[mine, step] = token, lead
-        if token >= 0 and step + 1 < item[1]:
-            rows[live] = mine
-            live += 1
-    return live
-
-
-@fast
 def chain(
     logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
-    shape: Any, numbers: Any, keys: Any, values: Any, out: Any, leads: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any, leads: Any,
 ) -> None:  # fmt: skip
-    """`out` `[sequences, steps]`: tokens, each what sampling.kernels_draws.guess says, the next
-    step's logits being those after it; NOT_FINITE is the last. `leads`, of the same shape, are of
-    these. `logits` `[any, vocab]`; `items`, `words` as of kernels_draws.draw, the first row being
-    the one before all, the others those that follow. The last token is not run."""
-    count, vocab = len(items), logits.shape[1]
-    rows, facts = np.arange(count), np.ones((count, 3), np.int64)
-    tokens, space = np.empty(count, np.int64), space_for(vocab)
-    wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
-    for i in range(count):
-        wide[i, :vocab] = logits[items[i, 0]]
+    """Tokens that follow sequences, see `engine.model.kernels_chain`. The last one is not run."""
+    state = begin(logits, items, weights[8].shape[0] * PANEL)
+    live, (_, facts, tokens, wide, _) = len(items), state
     for step in range(out.shape[1]):
-        live = choose(wide[:, :vocab], items, words, step, space, rows, out, leads)
+        live = choose(live, step, logits.shape[1], items, words, penalties, state, out, leads)
         if live == 0:
             return
-        rows = rows[:live]
-        for i in range(live):
-            tokens[i] = out[rows[i], step]
-            facts[i, 0], facts[i, 1] = rows[i], items[rows[i], 2] + step
         forward(
             tokens[:live], facts[:live], tables, block_size, weights, angles, shape, numbers,
             keys, values, wide[:live],

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from engine.jit import fast
-from engine.model.kernels import choose
-from engine.model.kernels_attention import exp, rounded
+from engine.model.kernels_attention import rounded
 from engine.model.kernels_bfloat16 import PANEL, product_of_pairs
+from engine.model.kernels_chain import begin, choose
+from engine.model.kernels_gate import gate
 from engine.model.kernels_layer import attend, space_of
 from engine.model.kernels_tiles import SIDE
-from engine.sampling.kernels_draws import space_for
 
 TILE = 64  # rows that go through all layers together: their numbers stay in the caches
 
@@ -96,7 +96,7 @@ def _some_rows(
         _add(added, hidden)
         _normalise(hidden, mlp_norm[layer], epsilon, normed)
         product_of_pairs(normed, gate_up[layer], wide)
-        _gate(wide, inner, narrow)
+        gate(wide, inner, narrow)
         product_of_pairs(narrow, down[layer], added)
         _add(added, hidden)
     kept = 0
@@ -138,34 +138,18 @@ def _add(added: Any, hidden: Any) -> None:
 
 
 @fast
-def _gate(wide: Any, inner: Any, words: Any) -> None:
-    """silu(gate) * up, rounded; `wide` holds gate, then up."""
-    for row in range(words.shape[0]):
-        gates, ups, out = wide[row, :inner], wide[row, inner:], words[row].view(np.uint16)
-        for i in range(inner):
-            out[i] = rounded(gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i])
-
-
-@fast
 def chain(
     logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
-    shape: Any, numbers: Any, keys: Any, values: Any, out: Any, leads: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any, leads: Any,
 ) -> None:  # fmt: skip
-    """As `engine.model.kernels.chain`."""
-    count, vocab = len(items), logits.shape[1]
-    rows, facts = np.arange(count), np.ones((count, 3), np.int64)
-    tokens, space = np.empty(count, np.int64), space_for(vocab)
-    wide = np.empty((count, weights[8].shape[0] * PANEL), np.float32)
-    for i in range(count):
-        wide[i, :vocab] = logits[items[i, 0]]
+    """As `engine.model.kernels.chain`, around the forward of this file: compiled code that takes
+    another function's name cannot be kept."""
+    state = begin(logits, items, weights[8].shape[0] * PANEL)
+    live, (_, facts, tokens, wide, _) = len(items), state
     for step in range(out.shape[1]):
-        live = choose(wide[:, :vocab], items, words, step, space, rows, out, leads)
+        live = choose(live, step, logits.shape[1], items, words, penalties, state, out, leads)
         if live == 0:
             return
-        rows = rows[:live]
-        for i in range(live):
-            tokens[i] = out[rows[i], step]
-            facts[i, 0], facts[i, 1] = rows[i], items[rows[i], 2] + step
         forward(
             tokens[:live], facts[:live], tables, block_size, weights, angles, shape, numbers,
             keys, values, wide[:live],

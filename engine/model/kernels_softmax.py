@@ -48,7 +48,7 @@ def softmax(
         behind = builder.add(at, builder.mul(blocks, number(SIDE)))
         with cgutils.for_range(builder, blocks, intp=WIDE) as loop:
             first = builder.mul(loop.index, number(SIDE))
-            share = _power(emit, fused(emit, emit.load(scores, first), factor, shift))
+            share = power(emit, fused(emit, emit.load(scores, first), factor, shift))
             builder.store(builder.fadd(builder.load(total), share), total)
             low = builder.zext(_rounded(emit, share), INTS)
             emit.store(low, shares, builder.add(at, first))
@@ -103,8 +103,8 @@ def _gathered(emit: Any, pointer: Any, places: Any) -> Any:
     return emit.builder.call(gather, [*given, ir.Constant(bits, [1] * LANES), ir.Constant(INT, 4)])
 
 
-def _power(emit: Any, x: Any) -> Any:
-    """2**x for x <= 0; 0 below _LEAST. A NaN stays one."""
+def power(emit: Any, x: Any) -> Any:
+    """2**x; 0 below _LEAST. A NaN stays one."""
     builder, bits = emit.builder, ir.IntType(LANES)
     n = builder.call(emit.function(f"llvm.rint.v{LANES}f32", FLOATS, [FLOATS]), [x])
     r, p = builder.fsub(x, n), emit.number(_POWERS[0])

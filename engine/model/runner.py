@@ -26,6 +26,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.timing import DeviceTimer, HostTimer, Timer
 from engine.sampling.noise import Key
+from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 
 
@@ -174,17 +175,18 @@ class ModelRunner:
         starts: Sequence[Start],
         *,
         steps: Sequence[int],
-        plains: Sequence[Plain],
+        asked: Sequence[tuple[Plain, Penalties | None]],
     ) -> Found:
-        """So many tokens for each sequence in one call, drawn as the sequence asks, the logits of
-        the next step being those after it; NOT_FINITE from where nothing can be drawn. And how far
-        each one's score lies above the next. The keys and values of all but the last are in the
-        cache afterwards. `draws_chains` must hold. `rows` of `output`, one for each, follow its
-        last token; what stands behind a sequence's last token means nothing."""
+        """So many tokens for each sequence in one call, drawn as the sequence asks, penalties
+        included, the logits of the next step being those after it; NOT_FINITE from where nothing
+        can be drawn. And how far each one's score lies above the next. The keys and values of all
+        but the last are in the cache afterwards. `draws_chains` must hold. `rows` of `output`, one
+        for each, follow its last token; what stands behind a sequence's last token means
+        nothing."""
         assert self._compiled is not None
         self._timer.begin()
         found = self._compiled.chain(
-            output.table, rows, starts, self._memory, steps=steps, plains=plains
+            output.table, rows, starts, self._memory, steps=steps, asked=asked
         )
         self._timer.end()
         return found

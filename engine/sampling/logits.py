@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.constraint import Constraint
 from engine.messages import SamplingParams
 from engine.sampling.filters import keep_most_likely
+from engine.sampling.penalties import Penalties, PenaltyTables, is_penalised
 from engine.sampling.plain import Plain, plain_of, scale_at
 from engine.sequence import Sequence
 
@@ -101,6 +102,7 @@ class LogitsProcessor:
         self.eos_ids = frozenset(eos_ids)
         self._histories: OrderedDict[int, _History] = OrderedDict()
         self._plain: dict[Sequence, Plain | None] = {}
+        self._penalties = PenaltyTables()
 
     def finalize(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
         """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities.
@@ -132,6 +134,15 @@ class LogitsProcessor:
                 self._plain[seq] = plain_of(seq.params)
         return self._plain[seq]
 
+    def penalised(self, seq: Sequence) -> tuple[Plain, Penalties] | None:
+        """What the next rows of `seq` are drawn with if its fields ask for penalties now and later,
+        and for nothing else, else None."""
+        params = seq.params
+        early = seq.num_output < params.min_tokens
+        if early or params.logit_bias or seq.constraint is not None or not is_penalised(params):
+            return None
+        return plain_of(params), self._penalties.of(seq)
+
     def scale_of(self, seq: Sequence) -> float | None:
         """The same, if it is a scale alone; 1 at temperature 0."""
         plain = self.plain(seq)
@@ -143,6 +154,7 @@ class LogitsProcessor:
         """Optional: what is kept per sequence is bounded and only saves work."""
         self._histories.pop(id(seq), None)
         self._plain.pop(seq, None)
+        self._penalties.forget(seq)
 
     def _adjusted(self, logits: Tensor, runs: list[_Run]) -> Tensor:
         assert sum(len(run.contexts) for run in runs) == len(logits)
@@ -250,9 +262,7 @@ def _is_adjusted(run: _Run) -> bool:
     params = run.seq.params
     return bool(
         params.logit_bias
-        or params.repetition_penalty != 1.0
-        or params.frequency_penalty
-        or params.presence_penalty
+        or is_penalised(params)
         or run.seq.num_output < params.min_tokens
         or run.seq.constraint is not None
     )

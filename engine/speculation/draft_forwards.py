@@ -17,6 +17,7 @@ from engine.model.chain_graphs import Found
 from engine.model.compiled import Start
 from engine.model.runner import ModelOutput
 from engine.sampling.noise import Key
+from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 from engine.speculation.drafts import Draft
 from engine.speculation.hindsight import rows_to_judge
@@ -41,7 +42,7 @@ class Runner(Protocol):
         starts: Seq[Start],
         *,
         steps: Seq[int],
-        plains: Seq[Plain],
+        asked: Seq[tuple[Plain, Penalties | None]],
     ) -> Found: ...
 
     def keyed_chain(

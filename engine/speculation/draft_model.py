@@ -30,6 +30,7 @@ from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 from engine.sampling.quick import Rows
 from engine.sampling.sampler import Sampler
@@ -207,20 +208,23 @@ class DraftModelProposer:
     def _draw_plain(
         self, drafts: list[Draft], output: ModelOutput, last: Seq[int]
     ) -> tuple[list[Draft], list[int]]:
-        """On the host, of those that have no other wishes; the others are left."""
-        mine, rows, plains, left = list[Draft](), list[int](), list[Plain](), list[Draft]()
+        """On the host, of those that have no other wishes than penalties; the others are left."""
+        mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
+        asked = list[tuple[Plain, Penalties | None]]()
         for draft, row in zip(drafts, last, strict=True):
-            if draft.plain is None:
+            wishes = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
+            if wishes is None:
                 left.append(draft)
+                after.append(row)
             else:
                 mine.append(draft)
                 rows.append(row)
-                plains.append(draft.plain)
+                asked.append(wishes)
         if mine:
             steps = [draft.k for draft in mine]
-            found = self._runner.chain(output, rows, starts_of(mine), steps=steps, plains=plains)
+            found = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=asked)
             self._take_chains(mine, found)
-        return left, [row for row in last if row not in rows] if left else []
+        return left, after
 
     def _fits_one_call(self, drafts: list[Draft]) -> bool:
         """On a device that draws itself: by the requests' fields, and what was guessed already."""

@@ -127,8 +127,13 @@ MIXES: dict[str, list[dict[str, Any]]] = {
     "both": [{"temperature": 0.0}, {"temperature": 1.3}],
     "ends": [{"ignore_eos": False}, {"stop_token_ids": tuple(range(0, 128, 9))}],
     "filtered": [{"top_p": 0.9}, {"top_k": 5, "top_p": 0.8}, {"min_p": 0.1, "temperature": 2.0}],
-    "not usual": [{"frequency_penalty": 1.0}, {"min_tokens": 99}],
-    "in company": [{"temperature": 0.8}, {"frequency_penalty": 1.0}, {"temperature": 0.0}],
+    "penalised": [
+        {"frequency_penalty": 1.0, "presence_penalty": -0.5, "temperature": 0.0},
+        {"repetition_penalty": 1.7, "temperature": 0.7, "top_p": 0.9},
+        {"repetition_penalty": 0.8, "presence_penalty": 1.5},
+    ],
+    "not usual": [{"logit_bias": {3: 2.0}}, {"min_tokens": 99, "frequency_penalty": 1.0}],
+    "in company": [{"temperature": 0.8}, {"frequency_penalty": 1.0}, {"min_tokens": 99}],
 }
 
 

@@ -19,6 +19,7 @@ from engine.model.batch import Batch, Segment
 from engine.model.call import front_door
 from engine.model.compiled import CompiledDecoder
 from engine.model.kernels_decoder import TILE
+from engine.model.kernels_gate import gate
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
@@ -187,6 +188,24 @@ def test_tiles_and_vectors_agree(dim: int) -> None:
             given = (dim, 2 * group, planes, rows, start, slots, runs)
             found, expected = (layer(kind, *given) for kind in ("tiles", "vectors"))
             torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("inner", [32, 78, 96])  # whole vectors, and some numbers more
+def test_the_gate_is_right_and_the_same_in_any_company(inner: int) -> None:
+    """Law: silu(gate) * up to the last bits of bfloat16, also far from zero; a row's bits do not
+    depend on the rows beside it."""
+    rng = np.random.default_rng(1)
+    wide = (rng.standard_normal((9, 2 * inner + 5)) * 5).astype(np.float32)
+    wide[0, :4] = 0, -0.0, 120, -120
+    words = np.zeros((9, inner // 2), np.uint32)
+    gate(wide, inner, words)
+    found = torch.from_numpy(words.view(np.int16)).view(torch.bfloat16).double()
+    gates, ups = torch.from_numpy(wide).double()[:, : 2 * inner].chunk(2, dim=1)
+    torch.testing.assert_close(found, gates.sigmoid() * gates * ups, rtol=4e-3, atol=1e-30)
+    for first, last in ((0, 1), (3, 8)):
+        some = np.zeros((last - first, inner // 2), np.uint32)
+        gate(wide[first:last].copy(), inner, some)
+        assert (some == words[first:last]).all()
 
 
 def test_trees_go_the_other_way_over_the_same_cache(tmp_path: Path) -> None:
