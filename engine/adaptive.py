@@ -29,7 +29,7 @@ from engine.step_costs import StepCosts
 
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
-_REST = 15  # rounds at K = 0 between two that are looked at
+_REST, _REST_ON = 15, 3  # rounds between two that are looked at, at K = 0 and above
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
 
@@ -59,6 +59,7 @@ class AdaptiveK:
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
         self._anew = False  # choose at once
         self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
+        self._resting = 0  # draft steps in each
         self._spells = Spells()
         self._hearing = Hearing(self._spells, self._explore)
         self._price = 0.0  # tokens per second: what a second is worth
@@ -98,11 +99,11 @@ class AdaptiveK:
         sequences = max(1, load.num_sequences)
         size = sequences.bit_length()
         changed = size != self._size or self._anew
-        self._before, self._now = self._now, 0
+        self._before, self._now = self._now, None if self._resting else 0
         if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = self.looks_back = False
-            return 0
+            return self._resting
         self._wake()
         self._sequences = sequences
         self._guesses.chances.restart()
@@ -114,24 +115,25 @@ class AdaptiveK:
         self._hearing.play(on=k > 0)
         self.listens = self._hearing.wants(sequences)
         self.looks_back = self.listens and self._hearing.looks_back(behind=not self._drafted)
-        if k:
-            self._now = None
-        else:
-            self._rest()
+        self._rest(k)
         return k
 
-    def _rest(self) -> None:
-        """At K = 0, once that is known, nothing is due for some rounds."""
-        self._drafted = False
+    def _rest(self, k: int) -> None:
+        """Once all is known, nothing is due for some rounds."""
+        self._resting, self._drafted = k, self._drafted and k > 0
+        self._now = None if k else 0
         if self._spells.is_known and self._explore.round == "usual":
-            self._rests = _REST
+            if not k:
+                self._rests = _REST
+            elif self.listens and self._guesses.tells:
+                self._rests = _REST_ON
 
     def _wake(self) -> None:
         """Count the rounds that it rested."""
         if self._rested:
             self._spells.go(self._rested)
             self._hearing.rest(self._rested)
-            self._explore.rest(self._rested, self._usual)
+            self._explore.rest(self._rested, self._usual, on=self._resting > 0)
         self._rests = self._rested = 0
 
     def resume(self) -> None:

@@ -283,7 +283,9 @@ class Engine:
                     self._allowance.forget(item.chunk.seq)
         settled = self._controller.reason == "pays" if speculates else not listens
         goes_on, size = self.has_work, len(plan.chunks)
-        self._around.end(lap, size, speculates=speculates, settled=settled, goes_on=goes_on)
+        self._around.end(
+            lap, size, speculates=speculates, settled=settled, heard=listens, goes_on=goes_on
+        )
 
     def _hears(self) -> bool:
         """Whether anybody is told what the drafter finds out in hindsight."""

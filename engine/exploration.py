@@ -28,6 +28,7 @@ class Exploration:
         self.round: Round = "usual"
         # Seconds, of probes and of the others: a trial for all must not keep from probing a few.
         self._owed = {True: 0.0, False: 0.0}
+        self._gain = 0.0  # of guesses, in the last round with them
         self.restart()
 
     def restart(self) -> None:
@@ -68,7 +69,8 @@ class Exploration:
         """`gain`: of guesses, in seconds saved by each; some of it is there to be spent. `varies`:
         whether proposals' lengths do by themselves. A baseline is some rounds at 0: of
         the first ones too little is in the caches to tell what a round costs there."""
-        self._pay(seconds, 1.0 + _OF_GAIN / _SHARE * max(gain, 0.0))
+        self._gain = gain
+        self._pay(seconds, self._of_gain())
         close = gain < _CLOSE
         self._busy += 1
         self._since += 1
@@ -85,10 +87,19 @@ class Exploration:
             self.round = "above" if self._busy % (2 * _NEIGHBOUR) else "below"
         return self.round
 
-    def rest(self, rounds: int, seconds: float) -> None:
-        """So many rounds at K = 0 in which nothing is tried."""
-        self._idle += rounds
-        self._pay(seconds, rounds)
+    def rest(self, rounds: int, seconds: float, *, on: bool = False) -> None:
+        """So many rounds like the last in which nothing is tried."""
+        if on:
+            self._busy += rounds
+            self._since += rounds
+            self._pay(seconds, rounds * self._of_gain())
+        else:
+            self._idle += rounds
+            self._pay(seconds, rounds)
+
+    def _of_gain(self) -> float:
+        """What a round at K > 0 pays, in rounds at K = 0."""
+        return 1.0 + _OF_GAIN / _SHARE * max(self._gain, 0.0)
 
     @property
     def is_alone(self) -> bool:

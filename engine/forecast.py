@@ -45,6 +45,8 @@ class Forecast:
     def keep(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
         """See KController: the rows with the most expected tokens at that price."""
         chances = self._guesses.chances.lists(confidences)
+        if len(chances) == 1:
+            return [self._keep_of_one(chances[0], sequences, price)]
         ordered = [chance for each in chances for chance in each]
         ordered.sort(reverse=True)
         spent = self.by_row[sequences + 1 : sequences + 1 + len(ordered)]
@@ -66,6 +68,19 @@ class Forecast:
                 length += 1
             kept.append(length)
         return kept
+
+    def _keep_of_one(self, chances: list[float], sequences: int, price: float) -> int:
+        """Its guesses come in order."""
+        spent = self.by_row[sequences + 1 : sequences + 1 + len(chances)]
+        before = self.by_row[sequences]
+        value = most = 0.0
+        length = 0
+        for row, (chance, seconds) in enumerate(zip(chances, spent, strict=False), 1):
+            value += chance
+            worth = value - price * (seconds - before)
+            if worth > most:
+                length, most = row, worth
+        return length
 
     def worth(self, survival: Sequence[float], sequences: int, k: int, *, instead: bool) -> int:
         """See KController; all but one of the `sequences` draft `k` steps."""

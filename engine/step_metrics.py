@@ -159,18 +159,28 @@ class Around:
         return more + self._chosen.get(size, 0.0) if speculates else more
 
     def end(
-        self, lap: Stopwatch, sequences: int, *, speculates: bool, settled: bool, goes_on: bool
+        self,
+        lap: Stopwatch,
+        sequences: int,
+        *,
+        speculates: bool,
+        settled: bool,
+        heard: bool,
+        goes_on: bool,
     ) -> None:
-        """After everything; `settled`: the step was a usual one of its kind; `goes_on`: there is
-        more work."""
+        """After everything; `settled`: the step was a usual one of its kind; `heard`: the
+        controller was told of it, as it is of few steps with guesses once it has settled;
+        `goes_on`: there is more work."""
         after = lap()
         if settled:
             size = sequences.bit_length()
-            # Seldom it plans anew, and not every step is listened to.
-            known = self._after.get((speculates, size), after)
-            self._after[speculates, size] = known + (after - known) / 16
+            known = self._after.get((speculates, size))
+            if known is None:
+                known = self._after.get((False, size), after)
+            share = 1 / 64 if heard and speculates else 1 / 16
+            self._after[speculates, size] = known + (after - known) * share
             if speculates:
                 before = self._chosen.get(size, 0.0)
-                self._chosen[size] = before + (self._choosing - before) / 16
+                self._chosen[size] = before + (self._choosing - before) * share
         if goes_on:
             self._ended = lap.last

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from random import Random
 from typing import Any
 
 from engine.comparison.arms import Arm
@@ -57,6 +58,7 @@ class Offline:
             "schedule": {"max_sequences": concurrency},
             "cache": cache | {"cpu_memory_gib": 1e3},
         }
+        self._order = Random(0)
         self._entrants = {arm: Entrant(pair, arm, said, clock) for arm in arms}
 
     def warm(self, prompts: Sequence[str]) -> None:
@@ -84,19 +86,18 @@ class Offline:
     def round(
         self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Callable[[Arm], None]
     ) -> dict[Arm, Run]:
-        """All of them abreast, by tokens: they work on the same part of their texts."""
+        """All of them abreast, by tokens: they work on the same part of their texts. In any order,
+        since whose turn came before tells what the caches hold."""
         sessions = {arm: self._session(self._entrants[arm], lanes, salt="") for arm in arms}
-        left, turns, upto = list(arms), 0, len(lanes)
+        left, upto = list(arms), len(lanes)
         while left:
-            for arm in list(left) if turns % 2 else left[::-1]:
+            for arm in self._order.sample(left, len(left)):
                 session = sessions[arm]
                 session.play(upto)
                 if session.is_over(whole=False):
                     session.clear()
                     left.remove(arm)
                     notice(arm)
-            turns += 1
-            left = [*left[1:], *left[:1]]
             upto += max(1, round(TURN * min(session.rate for session in sessions.values())))
         return {arm: session.as_run() for arm, session in sessions.items()}
 

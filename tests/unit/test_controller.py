@@ -67,6 +67,40 @@ def test_it_rests_while_nothing_is_due() -> None:
     assert controller.choose(Load(4)) > 0
 
 
+class Counted(AdaptiveK):
+    """Says how often it thought about a round with guesses."""
+
+    thoughts = 0
+
+    def _while_on(self) -> int:
+        self.thoughts += 1
+        return super()._while_on()
+
+
+def test_it_rests_between_rounds_that_it_hears_of() -> None:
+    """Law: while guesses pay, and once that is known, three rounds of four cost no thought: the
+    choice stands. What falls due in them comes when they are over; another batch at once."""
+    world = World(alpha=0.9, informed=1.0)
+    controller = Counted(K_MAX)
+    world.profile(controller)
+    play(controller, world, 200)
+    thought, chosen = controller.thoughts, list[int]()
+    for _ in range(600):
+        k = controller.choose(Load(1))
+        chosen.append(k)
+        seen = world.round(controller, k)
+        if controller.listens:
+            controller.update(seen)
+    assert 150 <= controller.thoughts - thought < 300
+    assert share(chosen, lambda k: k > 0) > 0.95
+    assert 0 in chosen  # a baseline
+    for _ in range(8):
+        thought = controller.thoughts
+        controller.choose(Load(1))
+        controller.choose(Load(4))
+        assert controller.thoughts > thought
+
+
 def test_under_load_even_a_good_draft_is_switched_off() -> None:
     """Acceptance alone is blind to load: at 48 sequences every row is paid for."""
     world = World(alpha=0.7, batch=48, free=1, row=4e-4)
