@@ -173,7 +173,7 @@ class AdaptiveK:
         self._spells.choose()
         if changed:
             self._spells.resize(self._size, sequences.bit_length())
-            self._explore.restart()
+            self._explore.restart(sequences.bit_length())
             self._price = 0.0
             self._pace.restart()
         self._ahead.renew(sequences, self._price)
@@ -263,7 +263,9 @@ class AdaptiveK:
                 self._pace.add(seen.tokens, _seconds(seen))
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe
-        self._explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
+        self._explore.over(
+            asked=seen.k > 0, seconds=_seconds(seen), lost=self._lost(seen), usual=self._usual
+        )
         if probe and changes != self._guesses.acceptance.changes:
             self._explore.suspect()
 

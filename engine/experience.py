@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from engine.chances import Chances
-from engine.confidence import Array, Calibration
+from engine.confidence import LEAST, MOST, Array, Calibration
 from engine.controller import Confidences, StepObservation
 from engine.estimates import AcceptanceEstimate, Outcome
 
@@ -53,11 +53,17 @@ class Experience:
         chances = np.array(self.acceptance.chances())
         odds = np.log(chances / (1.0 - chances))
         base, slope, weight = self._calibration.line()
-        self.chances.trust((base + slope * odds).tolist(), weight)
         self._odds = odds.tolist()
+        bases = base + slope * odds
         nothing = [np.nan] * self._k_max
         sample = np.array([[*sure, *nothing[len(sure) :]] for sure in self._sample or [()]])
-        self.sure = np.where(np.isnan(sample), chances, self._calibration.sure(odds, sample))
+        said = ~np.isnan(sample)
+        z = np.where(said, bases + weight * np.minimum(sample, MOST), odds)
+        sure = 1.0 / (1.0 + np.exp(-np.clip(z, -LEAST, LEAST)))
+        shift = odds - _odds_of_mean(sure, said)
+        bases += shift
+        self.sure = 1.0 / (1.0 + np.exp(-np.clip(z + said * shift, -LEAST, LEAST)))
+        self.chances.trust(bases.tolist(), weight)
 
     def gains(self, step: float, rows: Array) -> Array:
         """`[depth, GRID]`: what going on after `depth` guesses is worth to a sequence, by the
@@ -126,3 +132,13 @@ class Experience:
             sure += [confidence for confidence, _ in stretch]
             hits += [hit for _, hit in stretch]
         self._calibration.learn(odds, sure, hits)
+
+
+def _odds_of_mean(sure: Array, said: Array) -> Array:
+    """By depth: of the chances of those that `said` how sure they are, each with the weight of all
+    before it being right."""
+    reached = np.cumprod(sure, axis=1)
+    weights = said * reached / sure + 1e-12
+    mean = (weights * sure).sum(0) / weights.sum(0)
+    found: Array = np.log(mean / (1.0 - mean))
+    return found

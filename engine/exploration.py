@@ -9,12 +9,13 @@ from typing import Literal
 
 PROBE_FIRST, PROBE_LAST = 16, 48  # rounds between probes while K is 0, at least
 _TRIAL = 8  # one probe in so many is a trial of K > 0, the first of a batch size included
-_BASELINE_FIRST, _BASELINE = 6, 256  # rounds at K > 0 before some are played at 0, at least;
+_BASELINE_FIRST, _BASELINE = 6, 512  # rounds at K > 0 before some are played at 0, at least;
 _BASELINE_CLOSE = 128  # where little is lost by it
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
-_TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 16
+_TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 10
 _SHARE, _OF_GAIN = 0.01, 0.25  # of the time may be lost by trying; and of what guesses save
-_CLOSE = 0.2  # gain that errors of the costs could make up
+_CLOSE, _NEAR = 0.2, 0.6  # gain that errors of the costs could make up
+_COOLS = 0.08  # of a first round at 0 that later ones do without, where more than one are needed
 _MOST_OWED = 10.0  # usual rounds: no more is ever paid off, of either
 
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
@@ -29,15 +30,18 @@ class Exploration:
         # Seconds, of probes and of the others: a trial for all must not keep from probing a few.
         self._owed = {True: 0.0, False: 0.0}
         self._gain = 0.0  # of guesses, in the last round with them
-        self.restart()
+        self._saved: dict[int, float] = {}  # by size: of a baseline's first round, by the last ones
+        self.restart(0)
 
-    def restart(self) -> None:
+    def restart(self, size: int) -> None:
         """Another batch size: look soon."""
+        self._size = size
         self._interval, self._after = PROBE_FIRST, _BASELINE_FIRST
         self._idle = 0  # rounds at K = 0 since the last probe
         self._probes = _TRIAL  # since the last trial, that included: one is due
         self._left = 0  # more rounds of a trial, or of a baseline
         self._spell = 1  # rounds of the last baseline
+        self._first = self._last = 0.0  # seconds of its first, and of the last two
         self._busy = self._since = 0  # rounds at K > 0; and since the last baseline
 
     def suspect(self) -> None:
@@ -79,9 +83,11 @@ class Exploration:
             self._left, self.round = self._left - 1, "baseline"
         elif self._since >= self._after and self._owed[False] <= 0.0:
             self.round, self._spell = "baseline", 1
-            if close and self._after > _BASELINE_FIRST:
+            cools = self._cools()
+            if self._after > _BASELINE_FIRST and (close or cools):
                 self._left, self._spell = _BASELINE_ROUNDS - 1, _BASELINE_ROUNDS
-            most = _BASELINE_CLOSE if close else _BASELINE
+            most = _BASELINE * (2 if gain > _NEAR and cools else 1)
+            most = _BASELINE_CLOSE if close else most
             self._since, self._after = 0, min(8 * self._after, most)
         elif self._busy % _NEIGHBOUR == 0 and not varies:
             self.round = "above" if self._busy % (2 * _NEIGHBOUR) else "below"
@@ -124,15 +130,37 @@ class Exploration:
         """Whether this round ends what looks for what was missed."""
         return self.asks and not self._left
 
-    def over(self, *, asked: bool, lost: float = 0.0, usual: float = 0.0) -> None:
-        """The round is; `asked`: somebody was asked for a guess; `lost`: seconds that it took
-        beyond those in which its tokens come in usual rounds, of `usual` seconds each."""
+    def over(
+        self, *, asked: bool, seconds: float = 0.0, lost: float = 0.0, usual: float = 0.0
+    ) -> None:
+        """The round is; `asked`: somebody was asked for a guess; `seconds`: that it took; `lost`:
+        of these, beyond those in which its tokens come in usual rounds, of `usual` seconds each."""
+        if self.round == "baseline" and self._spell > 1:
+            self._time(seconds)
         if self.round != "usual":
             kind = self.round == "probe"
             self._owed[kind] = min(self._owed[kind] + max(lost, 0.0), _MOST_OWED * usual)
         if self.asks and asked:
             self._idle, self._interval = 0, min(2 * self._interval, PROBE_LAST)
         self.round = "usual"
+
+    def _cools(self) -> bool:
+        """Whether the first rounds of a baseline cost more than those to come, as far as it is
+        known: less so for a larger batch."""
+        known = max((size for size in self._saved if size <= self._size), default=None)
+        return known is None or self._saved[known] > _COOLS
+
+    def _time(self, seconds: float) -> None:
+        """A round of a long baseline: whether the first cost more than the last two did, since the
+        drafter's data was in the caches."""
+        if self._left == self._spell - 1:
+            self._first, self._last = seconds, 0.0
+        elif self._left < 2:
+            self._last += seconds / 2
+        if not self._left and self._first > 0.0:
+            saved = 1.0 - self._last / self._first
+            before = self._saved.get(self._size, saved)
+            self._saved[self._size] = (before + saved) / 2
 
     def _pay(self, seconds: float, rounds: float = 1.0) -> None:
         """What is owed from dearer rounds is no more than what can be owed of these."""

@@ -37,7 +37,8 @@ class Hearing:
         """Whether to be told of this round: at K > 0, of what is known, a few are enough;
         at K = 0 only what it costs is new."""
         if not self._on:
-            return self.learns_costs()
+            begins = self._explore.round == "baseline" and not self._since
+            return begins or self.learns_costs()
         if self._explore.round != "usual":
             return True
         if not self._spells.is_known:
