@@ -258,7 +258,7 @@ class AdaptiveK:
         if seen.pure_decode and seen.num_sequences:
             if self._hearing.learns_costs():
                 rounds, self._hearing.unlearned = self._hearing.unlearned, 0
-                self._costs.learn(seen, fresh=self._drafted and not seen.agreements, rounds=rounds)
+                self._costs.learn(seen, fresh=self._drafted and not self.looks_back, rounds=rounds)
             if seen.k:
                 self._pace.add(seen.tokens, _seconds(seen))
         if seen.outcomes:

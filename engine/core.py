@@ -274,7 +274,8 @@ class Engine:
     ) -> None:
         speculates, listens = metrics.num_proposed > 0, self._controller.listens
         if listens:
-            main, agreed = self._allowance.learn(sampled), self._proposer.agreements
+            main = self._allowance.learn(sampled)
+            agreed = self._proposer.agreements if self._controller.looks_back else ()
             around = self._around.seconds(len(plan.chunks), speculates=speculates)
             told = observation(plan, sampled, metrics.seconds, main, agreed, around)
             self._controller.update(told)

@@ -77,10 +77,11 @@ class Modes:
             self.listens, self.looks_back = self._configured.listens, self._configured.looks_back
             return chosen
         self._unasked += 1
-        self.listens = self.looks_back = self._unasked >= _LOOK
+        self.listens, self.looks_back = self._unasked >= _LOOK, False
         if self.listens:
             self._unasked = 0
             self._configured.choose(load)
+            self.looks_back = self._configured.looks_back
         return self._present.choose(load)
 
     def resume(self) -> None:

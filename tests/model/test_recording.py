@@ -9,6 +9,7 @@ import pytest
 
 from engine.bench.record import drive, main
 from engine.config import EngineConfig, ScheduleConfig
+from engine.controller import StepObservation
 from engine.core import Engine
 from engine.errors import TraceError
 from engine.messages import Output, SamplingParams, Submit
@@ -59,6 +60,25 @@ def record(
     engine = Engine(config(target, draft, path, controller))
     said = serve(engine, temperature)
     return read_trace(path), said
+
+
+def test_a_trace_does_not_change_what_the_controller_is_told(
+    tiny_target: str, tiny_draft: str, tmp_path: Path
+) -> None:
+    """Bug: for a trace all rounds are judged in hindsight, and so the controller took none of them
+    for one that says what drafting costs."""
+    engine = Engine(config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive"}))
+    controller, told = engine._controller, list[tuple[bool, bool]]()
+    update = controller.update
+
+    def listen(observation: StepObservation) -> None:
+        told.append((controller.looks_back, bool(observation.agreements)))
+        update(observation)
+
+    controller.update = listen  # type: ignore[method-assign]
+    serve(engine, 0.0)
+    assert (True, True) in told
+    assert (False, True) not in told
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

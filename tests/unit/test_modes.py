@@ -193,6 +193,24 @@ def test_who_is_not_obeyed_is_rarely_told() -> None:
     assert told == listener.asked == 10
 
 
+def test_who_is_not_obeyed_looks_back_when_it_wants_to() -> None:
+    """Bug: in fixed mode each round that was told was judged in hindsight, too, and the time of
+    that was taken for drafting's."""
+    world = World(alpha=0.6, informed=1.0)
+    controller = modes(world)
+    controller.set("fixed", 4)
+    looked = []
+    for _ in range(640):
+        controller.choose(Load(1))
+        if controller.listens:
+            looked.append(controller.looks_back)
+            controller.update(world.round(controller, 4))
+        else:
+            assert not controller.looks_back
+    assert len(looked) == 40
+    assert 10 <= sum(looked) <= 30
+
+
 def test_what_stands_behind_another_s_proposal_is_not_told() -> None:
     """Bug this guards against: the configured controller takes it for the guess behind one of the
     length that it chose itself."""
