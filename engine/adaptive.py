@@ -100,13 +100,13 @@ class AdaptiveK:
         size = sequences.bit_length()
         changed = size != self._size or self._anew
         self._before, self._now = self._now, None if self._resting else 0
+        self._guesses.chances.restart()
         if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = self.looks_back = False
             return self._resting
         self._wake()
         self._sequences = sequences
-        self._guesses.chances.restart()
         self._spells.go()
         if changed or self._spells.is_due(on=self._k > 0, crowd=sequences > FEW):
             self._plan(sequences, changed=changed)

@@ -10,6 +10,7 @@ from engine.adaptive import AdaptiveK
 from engine.controller import Load, StepObservation
 from engine.replay import ablate
 from engine.replay.variants import STOP, VARIANTS, WHOLE, KeepAll, NoHindsight, ProfileOnly, Uniform
+from tests.support.controller_world import K_MAX, World, play
 from tests.unit.test_trace import served, write
 
 
@@ -32,6 +33,21 @@ def test_a_trace_whose_drafter_cannot_stop_is_not_judged_on_stopping(tmp_path: P
     path = write(tmp_path / "t", trace)
     assert STOP not in ablate.judge(path, seeds=1, charge=0.0, stops=False).seconds
     assert STOP in ablate.judge(path, seeds=1, charge=0.0, stops=True).seconds
+
+
+def test_without_the_stop_it_drafts_on_however_unsure() -> None:
+    """Law: what was chosen is drafted by the one; the other stops at a guess that is hardly right.
+    Bug: in a round that it rested it judged another round's guess."""
+    found = []
+    for name in (WHOLE, STOP):
+        world = World(alpha=0.7, informed=2.0)
+        controller = VARIANTS[name](K_MAX, stops=True)
+        world.profile(controller)
+        play(controller, world, 300)
+        for lead in (8.0, -4.0):
+            controller.choose(Load(1))
+            found.append(controller.goes_on([[lead]]))
+    assert found == [True, False, True, True]
 
 
 def test_equal_seeds_are_equal_plays(tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def test_the_same_draft_is_used_when_the_load_is_gone() -> None:
     controller = adaptive(loaded)
     play(controller, loaded, 200)
     alone = World(alpha=0.7, batch=1, row=4e-4)
-    trace = play(controller, alone, 100)
-    assert share(trace.ks[:], lambda k: k > 0) > 0.85  # two baselines, the second of ten rounds
+    trace = play(controller, alone, 200)
+    assert share(trace.ks[:], lambda k: k > 0) > 0.9
 
 
 @pytest.mark.parametrize("batch", [1, 32])
