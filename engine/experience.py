@@ -18,6 +18,7 @@ from engine.estimates import AcceptanceEstimate, Outcome
 _SAMPLE = 64  # proposals that stand for the next
 _LATEST = 8  # of a step that go into it
 _TOGETHER = 8  # outcomes that are learnt from at once
+_CERTAIN = 12.0  # log-odds; more is no different
 _SEEN = 32  # of the sample, for the worth of one more confidence
 
 GRID = np.linspace(0.0, 1.0, 17)
@@ -59,7 +60,8 @@ class Experience:
         sample = np.array([[*sure, *nothing[len(sure) :]] for sure in self._sample or [()]])
         said = ~np.isnan(sample)
         z = np.where(said, bases + weight * np.minimum(sample, MOST), odds)
-        sure = 1.0 / (1.0 + np.exp(-np.clip(z, -LEAST, LEAST)))
+        z = np.clip(z, -_CERTAIN, _CERTAIN)  # or a mean of 1 would have no odds
+        sure = 1.0 / (1.0 + np.exp(-z))
         shift = odds - _odds_of_mean(sure, said)
         bases += shift
         self.sure = 1.0 / (1.0 + np.exp(-np.clip(z + said * shift, -LEAST, LEAST)))

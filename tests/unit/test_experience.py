@@ -66,3 +66,20 @@ def test_by_depth_the_means_are_what_was_found_though_confidences_differ() -> No
     alive = np.cumprod(guesses.sure, axis=1).mean(0)
     assert np.allclose(alive, np.cumprod(guesses.acceptance.chances()), atol=0.06)
     assert guesses.sure[:, 0].std() > 0.05
+
+
+def test_a_draft_far_surer_than_any_before_is_believed_by_its_outcomes() -> None:
+    """Bug: where the whole sample was beyond doubt its mean had no odds, nor had anything else."""
+    guesses = Experience(K)
+    random = np.random.default_rng(5)
+    for _ in range(400):
+        right = int(random.integers(0, 2)) * K
+        sure = [1.0 + 0.01 * bool(right)] * K
+        outcome = Outcome(K, min(right + 1, K), right)
+        guesses.remember([sure])
+        guesses.learn(K, [outcome], told(outcome, sure), None)
+    for _ in range(64):
+        guesses.remember([[99.0, 99.0]])
+    guesses.refresh()
+    assert np.isfinite(guesses.sure).all()
+    assert np.allclose(guesses.sure.mean(0), guesses.acceptance.chances(), atol=0.02)
