@@ -31,7 +31,7 @@ _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
 
 class Calibration:
-    """`sure` turns confidences into probabilities; `learn` is told what became of them."""
+    """`line` turns confidences into log-odds; `learn` is told what became of the guesses."""
 
     def __init__(self) -> None:
         self._weights = _START.copy()
@@ -42,11 +42,12 @@ class Calibration:
         self._hits: list[bool] = []
         self._pause = 0
 
-    def sure(self, odds: Array, confidences: Array) -> Array:
-        """Probabilities. `odds`: log-odds of the priors; broadcasts."""
-        base, slope, weight = self.line()
-        z = base + slope * odds + weight * np.minimum(confidences, MOST)
-        return 1.0 / (1.0 + np.exp(np.minimum(-z, LEAST)))
+    def line(self, odds: Array) -> tuple[Array, float]:
+        """Log-odds of a guess: base + weight * confidence, up to `MOST` of it. A base for each of
+        the `odds`, the log-odds of the priors."""
+        w0, w1, w2 = self._weights.tolist()
+        weight = w2 / self._variance**0.5
+        return w0 - weight * self._mean + w1 * odds, weight
 
     def wants(self) -> bool:
         """Asked once a round: whether to learn from it. Not from every one, to save time."""
@@ -63,12 +64,6 @@ class Calibration:
         if len(self._hits) >= (_BATCH if self._seen < _FEW else _LARGE):
             self.fit()
             self._pause = _PAUSE
-
-    def line(self) -> tuple[float, float, float]:
-        """w0, w1, w2 for confidences as they come."""
-        w0, w1, w2 = self._weights.tolist()
-        weight = w2 / self._variance**0.5
-        return w0 - weight * self._mean, w1, weight
 
     def fit(self) -> None:
         """With what was gathered: after a look back, which may have seen another world."""

@@ -53,9 +53,8 @@ class Experience:
         self._consider()
         chances = np.array(self.acceptance.chances())
         odds = np.log(chances / (1.0 - chances))
-        base, slope, weight = self._calibration.line()
+        bases, weight = self._calibration.line(odds)
         self._odds = odds.tolist()
-        bases = base + slope * odds
         nothing = [np.nan] * self._k_max
         sample = np.array([[*sure, *nothing[len(sure) :]] for sure in self._sample or [()]])
         said = ~np.isnan(sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.chances import Chances
 from engine.confidence import Array, Calibration
 
 ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
@@ -21,6 +22,19 @@ def learn(calibration: Calibration, slope: float, trials: int, *, scale: float =
         calibration.learn(odds.tolist(), confidences.tolist(), hits.tolist())
 
 
+def said(calibration: Calibration, odds: float, confidences: Array) -> Array:
+    """Chances of guesses that stand alone, as a round computes them."""
+    bases, weight = calibration.line(np.array([odds]))
+    chances = Chances(1)
+    chances.trust(bases.tolist(), weight)
+    return np.array(chances.lists([[sure] for sure in confidences.tolist()]))[:, 0]
+
+
+def weight_of(calibration: Calibration) -> float:
+    """Of a confidence."""
+    return calibration.line(ODDS)[1]
+
+
 def chance(odds: Array) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-odds)))
 
@@ -33,26 +47,26 @@ def test_it_learns_a_known_logistic(slope: float, scale: float) -> None:
     learn(calibration, slope, 12_000, scale=scale)
     surprise = np.linspace(-1.5, 1.5, 7)
     for odds in ODDS:
-        said = calibration.sure(np.full(7, odds), scale * (3.0 + surprise))
-        assert np.abs(said - chance(odds + slope * surprise)).max() < 0.08
+        found = said(calibration, odds, scale * (3.0 + surprise))
+        assert np.abs(found - chance(odds + slope * surprise)).max() < 0.08
 
 
 def test_a_useless_confidence_is_ignored() -> None:
     calibration = Calibration()
-    before = calibration.line()[2]
+    before = weight_of(calibration)
     learn(calibration, 0.0, 12_000)
-    assert calibration.line()[2] < 0.1 < before
+    assert weight_of(calibration) < 0.1 < before
     for odds in ODDS:
-        said = calibration.sure(np.full(3, odds), np.array([1.5, 3.0, 4.5]))
-        assert said == pytest.approx([float(chance(odds))] * 3, abs=0.06)
+        found = said(calibration, odds, np.array([1.5, 3.0, 4.5]))
+        assert found == pytest.approx([float(chance(odds))] * 3, abs=0.06)
 
 
 def test_it_follows_a_confidence_that_becomes_useless() -> None:
     calibration = Calibration()
     learn(calibration, 2.0, 6_000)
-    assert calibration.line()[2] > 1.0
+    assert weight_of(calibration) > 1.0
     learn(calibration, 0.0, 12_000)
-    assert calibration.line()[2] < 0.25
+    assert weight_of(calibration) < 0.25
 
 
 def test_chances_are_chances_for_any_numbers() -> None:
@@ -60,12 +74,12 @@ def test_chances_are_chances_for_any_numbers() -> None:
     equally sure."""
     calibration = Calibration()
     calibration.learn([0.0] * 96, [99.0, -1e6] * 48, [True, False] * 48)
-    said = calibration.sure(np.zeros(6), np.array([-1e6, -50.0, 0.0, 5.0, 12.0, 99.0]))
-    assert np.isfinite(said).all()
-    assert (said >= 0).all()
-    assert (said <= 1).all()
-    assert (np.diff(said) >= 0).all()
-    assert said[4] == said[5]
+    found = said(calibration, 0.0, np.array([-1e6, -50.0, 0.0, 5.0, 12.0, 99.0]))
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+    assert (found <= 1).all()
+    assert (np.diff(found) >= 0).all()
+    assert found[4] == found[5]
 
 
 def test_it_does_not_ask_for_every_round() -> None:
