@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.connection import Connection
 from tests.support.fake_client import FakeClient, make_ready
-from tests.support.serving import MODEL, serve
+from tests.support.serving import MODEL, Served, serve
 
 
 class Hasty(Connection):
@@ -137,16 +137,37 @@ def test_whoever_asks_twice_and_leaves_is_missed(stream: bool) -> None:
     """uvicorn told only the last of several pipelined requests that their client was gone: the
     first one's generation went on, up to a write into a closed connection if it streamed."""
     client = FakeClient(ready=make_ready(max_model_len=1_000_000))
-    fields = {"max_tokens": 900_000, "ignore_eos": True, "stream": stream}
-    body = json.dumps({"model": MODEL, "prompt": "a", **fields})
-    request = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     with serve(client) as served:
-        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as asking:
-            asking.sendall(2 * request.encode())
+        with socket.create_connection(address_of(served)) as asking:
+            asking.sendall(2 * long_request(stream=stream))
             served.until(lambda: client.inflight == 1)
         served.until(lambda: client.inflight == 0)
     assert client.aborted == [submit.id for submit in client.submitted]
     assert len(client.submitted) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_whoever_says_that_nothing_more_will_come_is_gone(stream: bool) -> None:
+    """A socket that was closed and one that was shut down for writing look alike from here, and an
+    unstreamed reply writes nothing that a closed one would refuse: it would be made to its end."""
+    client = FakeClient(ready=make_ready(max_model_len=1_000_000))
+    with serve(client) as served, socket.create_connection(address_of(served)) as asking:
+        asking.sendall(long_request(stream=stream))
+        served.until(lambda: client.inflight == 1)
+        asking.shutdown(socket.SHUT_WR)
+        served.until(lambda: client.inflight == 0)
+        assert client.aborted == [submit.id for submit in client.submitted]
+
+
+def address_of(served: Served) -> tuple[str, int]:
+    return "127.0.0.1", int(served.url.rpartition(":")[2])
+
+
+def long_request(*, stream: bool) -> bytes:
+    """One whose reply nobody waits for to the end."""
+    fields = {"max_tokens": 900_000, "ignore_eos": True, "stream": stream}
+    body = json.dumps({"model": MODEL, "prompt": "a", **fields})
+    return f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 def test_what_is_no_http_does_not_get_into_an_answer() -> None:
