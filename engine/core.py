@@ -247,7 +247,7 @@ class Engine:
                 seq.predicted += proposal.num_candidates
             if item.tokens:
                 before = seq.num_tokens
-                self._straighten(seq, len(proposal), item.path[:accepted])
+                self._cache.straighten(seq.blocks, before, item.path[:accepted])
                 valid = min(seq.num_draft_computed, before + accepted)
                 self._scheduler.commit(chunk, item.tokens, accepted, valid)
                 feedback.append(Feedback(seq, proposal, accepted, before))
@@ -256,15 +256,6 @@ class Engine:
             if item.finish is not None:
                 self._scheduler.finish(item.chunk.seq, item.finish)
                 self._leave(item.chunk.seq)
-
-    def _straighten(self, seq: Sequence, nodes: int, accepted: list[int]) -> None:
-        """Move the KV of the accepted ones of a proposal's nodes to where a chain would have
-        written it."""
-        if accepted == list(range(len(accepted))):
-            return
-        size, blocks, before = self._pool.block_size, seq.blocks, seq.num_tokens
-        slots = [blocks[(before + i) // size] * size + (before + i) % size for i in range(nodes)]
-        self._cache.move([slots[i] for i in accepted], slots[: len(accepted)])
 
     def _emit(self, sampled: list[Sampled]) -> list[Output]:
         return self._take_pending() + [report(item) for item in sampled]

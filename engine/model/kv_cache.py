@@ -77,6 +77,20 @@ class KVCache:
         self.planes[name] = plane
         return plane
 
+    def straighten(self, blocks: Sequence[int], before: int, path: Sequence[int]) -> None:
+        """Move the KV of the kept nodes of a token tree to where a chain would have written it.
+        `before`: tokens of the sequence in front of the tree, whose node i was written at position
+        `before + i`; `path`: the nodes kept, in order."""
+        if list(path) == list(range(len(path))):
+            return
+        size = self.block_size
+
+        def slot(position: int) -> int:
+            return blocks[position // size] * size + position % size
+
+        source = [slot(before + node) for node in path]
+        self.move(source, [slot(before + i) for i in range(len(path))])
+
     @torch.inference_mode()
     def move(self, source: Sequence[int], destination: Sequence[int]) -> None:
         """Copy the KV of slots to other slots, in every plane and layer. All are read before any
