@@ -8,7 +8,10 @@ keeps its own for forwards of many rows):
 - a float32 model whose numbers are exact in bfloat16, as those of most published ones are, is read
   as bfloat16 and multiplied in float32 (`engine.model.kernels`): exact, and half the bytes;
 - a bfloat16 model is multiplied by the instruction for it, where there is one
-  (`engine.model.kernels_bfloat16`). All between the products is float32.
+  (`engine.model.kernels_bfloat16`). All between the products is float32. These are the models that
+  an operator asked to have in bfloat16 and that `engine.model.compiled` does not run: with heads
+  of other sizes than its attention knows, or on two threads without tiles. `auto` makes float32 of
+  both. Torch's own products would give a row other bits in other company.
 
 The products run on one thread, so this is for engines with hardly more. What is chosen depends on
 sizes alone, so that the last bits of a logit are the same after a restart.

@@ -11,12 +11,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.kernel import FOLDED_ROWS, Kernel
+from engine.jit import HAS_TILES
 from engine.model import kernels_bfloat16
 from engine.model.call import front_door
 from engine.model.kernels_rows import gate_rows
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
-from engine.model.packed import MOST_THREADS, PackedDecoder, packed_decoder
+from engine.model.packed import MOST_THREADS, SMALLEST, PackedDecoder, packed_decoder
 from engine.model.proof import TOLERANCE, sample_tokens, whole_sequence
 from tests.support import tiny
 
@@ -100,6 +101,33 @@ def test_it_is_offered_only_where_it_is_right_and_pays(tmp_path: Path) -> None:
 def test_odd_widths_have_no_pairs(tmp_path: Path) -> None:
     loaded = load(tmp_path, torch.bfloat16, intermediate_size=77)
     assert packed_decoder(loaded.model, front_door(loaded.model), smallest=0) is None
+
+
+@needs_instruction
+@pytest.mark.parametrize(
+    ("width", "threads", "dtype", "is_packed"),
+    [
+        (48, 1, "bfloat16", True),
+        (48, 1, "auto", True),  # in float32
+        (64, 1, "bfloat16", False),
+        (64, 2, "bfloat16", not HAS_TILES),
+        (64, 2, "auto", not HAS_TILES),
+        (48, 3, "bfloat16", False),
+    ],
+)
+def test_it_runs_what_is_large_and_not_one_compiled_call(
+    width: int, threads: int, dtype: Any, is_packed: bool, tmp_path: Path
+) -> None:
+    """Law: of Llamas in bfloat16 those with heads of other sizes than compiled attention knows, and
+    on two threads without tiles all; `auto` has both in float32, packed as well."""
+    shape = {"hidden_size": 4 * width, "head_dim": width, "vocab_size": SMALLEST // (6 * width)}
+    model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
+    folder = tiny.save(model.to(torch.bfloat16), tmp_path)
+    torch.set_num_threads(threads)
+    loaded = load_model(folder, role="target", device="cpu", dtype=dtype)
+    assert isinstance(loaded.logits, PackedDecoder) == is_packed
+    assert (loaded.compiled is None) == (is_packed or threads > MOST_THREADS)
+    assert loaded.dtype == (torch.float32 if dtype == "auto" and is_packed else torch.bfloat16)
 
 
 @needs_instruction
