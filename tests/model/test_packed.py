@@ -121,7 +121,7 @@ def test_it_runs_what_is_large_and_not_one_compiled_call(
     """Law: of Llamas in bfloat16 those with heads of other sizes than compiled attention knows, and
     on two threads without tiles all; `auto` has both in float32, packed as well."""
     shape = {"hidden_size": 4 * width, "head_dim": width, "vocab_size": SMALLEST // (6 * width)}
-    model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
+    model: Any = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
     folder = tiny.save(model.to(torch.bfloat16), tmp_path)
     torch.set_num_threads(threads)
     loaded = load_model(folder, role="target", device="cpu", dtype=dtype)
