@@ -36,6 +36,7 @@ from server.metrics import Metrics
 from server.regimes import Regimes
 from server.structured import grammar_checker
 from server.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
+from server.tensorless import forget_torch
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.welcome import welcome
 
@@ -230,8 +231,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def load_for(config: Config) -> Tokenizer:
-    """The target's tokenizer. Raises ModelError."""
+    """For a process that serves and does nothing else: the tokenizer. Raises ModelError."""
     target = config.engine.target
+    if not target.trust_remote_code:  # code that may be of any kind
+        forget_torch()
     return load_tokenizer(
         model_folder(target.path, "target"),
         revision=target.revision,

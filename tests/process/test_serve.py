@@ -163,3 +163,16 @@ def test_engine_given_up_after_serving() -> None:
     with front(Script(die_after=1), "server.max_restarts=0") as served:
         httpx.post(f"{served.url}/v1/completions", json=body(5), timeout=PATIENCE)
         assert served.wait() == 1
+
+
+def test_the_front_end_holds_no_torch() -> None:
+    """Bug: transformers imported it for a tokenizer, in each start for seconds. Nor does anybody
+    hear that there are no models in here."""
+    script = (
+        "import sys; from server.config import load_config; from server.serve import load_for;"
+        "tokenizer = load_for(load_config(None, []));"
+        "print([name for name in sys.modules if name.startswith('torch.')]);"
+        "print(tokenizer.decode(tokenizer.encode_plain('as ever'), skip_special_tokens=False))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\nas ever\n", "")
