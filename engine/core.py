@@ -157,7 +157,7 @@ class Engine:
     def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
         """Who guesses for it, unless that is the main proposer alone and without a bound."""
         sources = proposers_of(params, self.ready)
-        if self._proposer.needs.follows_grammar and self._proposer.name in sources:
+        if self._proposer.follows_grammar and self._proposer.name in sources:
             sources = tuple(name for name in sources if name != GRAMMAR)
         bounded = params.speculation is not None and params.speculation.max_draft is not None
         return None if sources == (self._proposer.name,) and not bounded else sources

@@ -48,7 +48,6 @@ class Score:
     pairs: int = 0
     switches: int = 0
     regime_switches: int = 0
-    toggles: int = 0
     controller_seconds: list[float] = field(default_factory=list)  # of each round at batch 32
     alone_seconds: list[float] = field(default_factory=list)  # and at batch 1
 
@@ -59,7 +58,6 @@ class Score:
         self.rounds += len(rounds)
         self.pairs += len(rounds) - 1
         self.switches += _changes([done.k for done in rounds])
-        self.toggles += _changes([int(done.k > 0) for done in rounds])
         regime = [done.k for done in rounds if done.reason not in _TRIALS]
         self.regime_switches += _changes(regime)
         self.controller_seconds += [r.controller_seconds for r in rounds if r.sequences == 32]

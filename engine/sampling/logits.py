@@ -143,13 +143,6 @@ class LogitsProcessor:
             return None
         return plain_of(params), self._penalties.of(seq)
 
-    def scale_of(self, seq: Sequence) -> float | None:
-        """The same, if it is a scale alone; 1 at temperature 0."""
-        plain = self.plain(seq)
-        if plain is None or plain.is_filtered:
-            return None
-        return plain.scale or 1.0
-
     def forget(self, seq: Sequence) -> None:
         """Optional: what is kept per sequence is bounded and only saves work."""
         self._histories.pop(id(seq), None)

@@ -27,7 +27,7 @@ class Cascade:
 
     def __init__(self, main: Proposer, free: Seq[Proposer], *, limit: Limit) -> None:
         self.name = main.name
-        self.needs = main.needs
+        self.follows_grammar = main.follows_grammar
         self.forward_seconds = 0.0
         self.agreements: Seq[Agreement] = ()
         self._main = main

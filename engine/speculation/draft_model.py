@@ -39,7 +39,7 @@ from engine.speculation.draft_forwards import DraftForwards, Runner
 from engine.speculation.drafts import Draft, chain_keys, drafts_of, noise_keys, starts_of
 from engine.speculation.hindsight import agreements, judge, parts
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Agreement, Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback
 from engine.step_plan import Chunk
 
 
@@ -67,7 +67,7 @@ class DraftModelProposer:
     whether anybody is told of this step's `agreements` (None: always); else there are none."""
 
     name = "draft_model"
-    needs = Needs(kv_plane=True, follows_grammar=True)
+    follows_grammar = True
 
     def __init__(
         self,

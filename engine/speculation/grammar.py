@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from engine.constraint import Constraint, has_bit
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback
 from engine.step_plan import Chunk
 
 
@@ -20,7 +20,7 @@ class GrammarProposer:
     """Says what must come next, for sequences with a grammar."""
 
     name = GRAMMAR
-    needs = Needs()
+    follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from engine.sequence import Sequence
 from engine.speculation.evidence import Evidence, Record
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback
 from engine.step_plan import Chunk
 
 _MAX_SIZES = 4  # suffix lengths that are indexed
@@ -29,7 +29,7 @@ class NgramProposer:
     """Looks for suffixes of `n_max` down to `n_min` tokens, at up to four lengths between them."""
 
     name = "ngram"
-    needs = Needs()
+    follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 from engine.sequence import Sequence
 from engine.speculation.evidence import START, SUPPOSED, Evidence, Record, grown
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback
 from engine.step_plan import Chunk
 
 NAME = "prediction"
@@ -35,7 +35,7 @@ class PredictionProposer:
     """Serves sequences whose parameters hold a prediction."""
 
     name = NAME
-    needs = Needs()
+    follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
 

@@ -55,17 +55,6 @@ class Proposal(msgspec.Struct, frozen=True):
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
-    def path(self, node: int) -> list[int]:
-        """Node indices from the root's child down to `node`, both included; [] for -1."""
-        path: list[int] = []
-        while node >= 0:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
-
-    def path_tokens(self, node: int) -> list[int]:
-        return [self.tokens[i] for i in self.path(node)]
-
     def trim(self, size: int) -> Proposal:
         """The first `size` nodes; a prefix of a topological order is itself a tree."""
         if size >= len(self.tokens):

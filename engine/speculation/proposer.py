@@ -13,17 +13,6 @@ from engine.speculation.proposal import EMPTY, Proposal
 from engine.step_plan import Chunk
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a proposer must be given beyond the tokens. `kv_plane`: its own plane in the KV cache
-    (same block numbering). `tree_mask`: its proposals may branch. `follows_grammar`: it puts in by
-    itself what a grammar forces."""
-
-    kv_plane: bool = False
-    tree_mask: bool = False
-    follows_grammar: bool = False
-
-
 class Feedback(NamedTuple):
     """What became of one sequence's proposal in this step, after commit. `num_tokens_before` is the
     sequence's length when it was proposed."""
@@ -47,11 +36,12 @@ class Agreement:
 
 class Proposer(Protocol):
     """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
-    k is 0 or the chunk does not sample). `forward_seconds` is the time the last `propose` spent in
-    model forwards, `agreements` what it found out on the way."""
+    k is 0 or the chunk does not sample). `follows_grammar`: it puts in by itself what a grammar
+    forces. `forward_seconds` is the time the last `propose` spent in model forwards, `agreements`
+    what it found out on the way."""
 
     name: str
-    needs: Needs
+    follows_grammar: bool
     forward_seconds: float
     agreements: Seq[Agreement]
 
@@ -73,7 +63,7 @@ class NoProposer:
     """Speculation off: plain decoding through the same step."""
 
     name = "none"
-    needs = Needs()
+    follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
 

@@ -21,8 +21,6 @@ COLOURS = (
     "#c026d3",
 )
 
-_ROUND = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12)
-
 Points = Sequence[tuple[float, float]]
 
 

@@ -102,6 +102,15 @@ def draw(history: tuple[int, ...], noise: Noise) -> int:
     return next(t for t in range(4) if atom < sum(target_law(history)[: t + 1]))
 
 
+def path_tokens(proposal: Proposal, node: int) -> list[int]:
+    """From the root's child down to `node`, both included; [] for -1."""
+    tokens: list[int] = []
+    while node >= 0:
+        tokens.append(proposal.tokens[node])
+        node = proposal.parents[node]
+    return tokens[::-1]
+
+
 def emitted(drafter: Drafter, noise: Noise) -> tuple[int, ...]:
     """The first tokens of a reply made in speculative rounds."""
     history: tuple[int, ...] = ()
@@ -109,7 +118,7 @@ def emitted(drafter: Drafter, noise: Noise) -> tuple[int, ...]:
         proposal = drafter(history, noise)
         rows = [draw(history, noise)]
         for node in range(len(proposal)):
-            ahead = history + tuple(proposal.path_tokens(node))
+            ahead = history + tuple(path_tokens(proposal, node))
             rows.append(draw(ahead, noise) if len(ahead) < LENGTH else 0)
         history += tuple(walk(proposal, rows).tokens)
     return history[:LENGTH]
@@ -220,7 +229,7 @@ def test_speculative_rounds_emit_what_plain_decoding_emits(
         tree = random_tree(known[0], 9, generator)
         proposals = [tree, chain([*known[1], wild], "half"), EMPTY]
         contexts = [
-            RowContext(seq, proposal.path_tokens(node))
+            RowContext(seq, path_tokens(proposal, node))
             for seq, proposal in zip(sequences, proposals, strict=True)
             for node in range(-1, len(proposal))
         ]

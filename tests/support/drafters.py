@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback
 from engine.step_plan import Chunk
 
 
@@ -15,7 +15,7 @@ class Oracle:
     """Proposes what the reference is known to say next. `known`: request id -> all tokens."""
 
     name = "oracle"
-    needs = Needs()
+    follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
 
@@ -47,7 +47,6 @@ class TreeOracle(Oracle):
     so an accepted path is never where a chain would have written it."""
 
     name = "tree oracle"
-    needs = Needs(tree_mask=True)
 
     def depth(self, k: int) -> int:
         return max(k // 2, k % 2)

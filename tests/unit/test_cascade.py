@@ -13,7 +13,7 @@ from engine.messages import SamplingParams, Speculation
 from engine.sequence import Sequence
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback, Needs
+from engine.speculation.proposer import Agreement, Feedback
 from engine.step_plan import Chunk
 
 
@@ -25,7 +25,7 @@ class Scripted:
     word: int = 7
     knows: Seq[str] | None = None
     forward_seconds: float = 0.5
-    needs: Needs = field(default_factory=Needs)
+    follows_grammar: bool = False
     asked: list[list[tuple[str, int]]] = field(default_factory=list)
     told: list[Feedback] = field(default_factory=list)
     forgotten: list[Sequence] = field(default_factory=list)

@@ -22,26 +22,23 @@ def test_chain_hangs_each_token_on_the_one_before() -> None:
 def test_the_empty_proposal_is_a_chain_of_nothing() -> None:
     assert len(EMPTY) == 0
     assert EMPTY.is_chain
-    assert EMPTY.depths() == EMPTY.path(-1) == EMPTY.path_tokens(-1) == []
+    assert EMPTY.depths() == []
     assert chain([], "ngram").tokens == []
 
 
-def test_depths_and_paths_follow_the_parents() -> None:
+def test_depths_follow_the_parents() -> None:
     assert not TREE.is_chain
     assert TREE.depths() == [1, 1, 2, 2, 3]
-    assert [TREE.path(node) for node in range(5)] == [[0], [1], [0, 2], [1, 3], [0, 2, 4]]
-    assert TREE.path_tokens(4) == [10, 11, 12]
-    assert TREE.path_tokens(3) == [20, 21]
 
 
 @pytest.mark.parametrize("size", range(7))
-def test_a_trimmed_tree_is_a_tree_with_the_same_paths(size: int) -> None:
+def test_a_trimmed_tree_is_a_tree_with_the_same_branches(size: int) -> None:
     trimmed = TREE.trim(size)
     kept = min(size, 5)
     assert len(trimmed) == kept
     assert trimmed.num_candidates == min(size, 4)
     assert trimmed.source == "tree"
-    assert [trimmed.path(n) for n in range(kept)] == [TREE.path(n) for n in range(kept)]
+    assert (trimmed.tokens, trimmed.parents) == (TREE.tokens[:kept], TREE.parents[:kept])
 
 
 def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
