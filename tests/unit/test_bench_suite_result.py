@@ -39,7 +39,10 @@ def result() -> Result:
             "streams": 64, "finished": 64, "equal": 63, "tokens_per_second": 500.0,
             "serial_tokens_per_second": 100.0,
         },
-        served={"ready_seconds": 12.0, "streams": 64, "finished": 64, "equal": 64, "exit_code": 0},
+        served={
+            "ready_seconds": 12.0, "ready_processor_seconds": 6.0, "streams": 64, "finished": 64,
+            "equal": 64, "exit_code": 0,
+        },
     )  # fmt: skip
 
 

@@ -173,6 +173,11 @@ def _details(result: Result) -> Iterator[str]:
         f" one by one {c['serial_tokens_per_second']:.0f}"
     )
     yield from prediction_lines(result)
+    if s := result.served:
+        yield (
+            f"second start: ready after {s['ready_seconds']:.1f} s, in which both processes took"
+            f" {s['ready_processor_seconds']:.1f} s of a processor"
+        )
     yield (
         f"texts equal to K=0: {result.texts_equal} of {result.texts_compared};"
         f" to transformers' greedy ones: {result.hf_texts_equal} of {result.facts['prompts']}"

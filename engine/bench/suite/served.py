@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,21 +16,26 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.errors import EngineError
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 300.0
 REPLY_TIMEOUT = 300.0
+TICKS = os.sysconf("SC_CLK_TCK")  # of the system's clock in a second
 
 
 @dataclass(frozen=True)
 class Served:
-    """What was seen from outside. `equal`: streams whose text is that of the same request alone."""
+    """What was seen from outside. `equal`: streams whose text is that of the same request alone.
+    `ready_processor_seconds`: what both processes took of `ready_seconds`, or 0 where the system
+    does not say; on a machine with other work it tells whose fault a long wait was."""
 
     ready_seconds: float
+    ready_processor_seconds: float
     streams: int
     finished: int
     equal: int
@@ -45,12 +51,14 @@ def measure_served(
         with server(target, draft):
             pass
     with server(target, draft) as (process, port, seconds):
+        taken = processor_seconds(process.pid)
         with ThreadPoolExecutor(len(prompts)) as pool:
             together = list(pool.map(lambda prompt: complete(port, prompt, tokens), prompts))
         alone = [complete(port, prompt, tokens) for prompt in prompts]
     texts = [text for text, _ in alone]
     return Served(
         ready_seconds=seconds,
+        ready_processor_seconds=taken,
         streams=len(prompts),
         finished=sum(ended for _, ended in together),
         equal=sum(a == b for (a, _), b in zip(together, texts, strict=True)),
@@ -79,6 +87,20 @@ def server(target: str, draft: str) -> Iterator[tuple[subprocess.Popen[bytes], i
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and those below it so far; 0 where the system does not say."""
+    taken, parents = dict[int, float](), dict[int, int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()  # behind the command's name
+            parents[int(stat.parent.name)] = int(fields[1])
+            taken[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / TICKS
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(taken.get(member, 0.0) for member in family)
 
 
 def is_ready(port: int) -> bool:
