@@ -34,7 +34,7 @@ from engine.jit import HAS_TILES
 from engine.messages import SamplingParams
 from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
 from engine.model.batch import Segment, is_chain
-from engine.model.fused import is_plain
+from engine.model.fused import is_plain, signed_angles
 from engine.model.panels import Words, is_exact
 from engine.sampling.kernels import NOT_FINITE
 from engine.sampling.noise import words_of
@@ -113,7 +113,7 @@ class CompiledDecoder:
             _array(body.norm.weight),
             _aligned([self._arithmetic.pack(head)], 1)[0],
         )
-        self._angles = _angles(body.rotary_emb, positions)
+        self._angles = angle_table(body.rotary_emb, positions)
         self._shape = (
             int(config.num_attention_heads),
             int(config.num_key_value_heads),
@@ -271,13 +271,11 @@ def _stack(weights: Sequence[Tensor]) -> Floats:
     return np.stack([_array(weight) for weight in weights])
 
 
-def _angles(rotary: Any, count: int) -> tuple[Floats, Floats]:
-    """Cosine and signed sine `[count, dim]` of every position (arXiv:2104.09864)."""
+def angle_table(rotary: Any, count: int) -> tuple[Floats, Floats]:
+    """Of every position up to `count`, see fused.signed_angles."""
     with torch.inference_mode():
-        cosine, sine = rotary(torch.zeros(1), position_ids=torch.arange(count)[None])
-        half = sine.shape[-1] // 2
-        signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
-        return cosine[0].contiguous().numpy(), signed[0].contiguous().numpy()
+        cosine, sine = signed_angles(rotary, torch.arange(count), like=torch.zeros(1))
+        return cosine.contiguous().numpy(), sine.contiguous().numpy()
 
 
 def _tables(needed: Sequence[tuple[Sequence[int], int]], block_size: int) -> Integers:

@@ -73,13 +73,7 @@ class FusedDecoder:
         """Cosine and signed sine `[length, dim]` of every position."""
         if length > LONGEST_TABLE:
             return None
-        return self._rotate(torch.arange(length))
-
-    def _rotate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cosine, sine = self._rotary(self._norm, position_ids=positions[None])
-        half = sine.shape[-1] // 2
-        signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
-        return cosine[0], signed[0]
+        return signed_angles(self._rotary, torch.arange(length), like=self._norm)
 
     def __call__(
         self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
@@ -88,7 +82,7 @@ class FusedDecoder:
         if self._few is not None and len(rows) <= FLIPPED_ROWS:
             return self._logits(self._few.run(rows, positions[0], prepared), keep)
         if self._table is None:
-            cosine, sine = self._rotate(positions[0])
+            cosine, sine = signed_angles(self._rotary, positions[0], like=self._norm)
         else:
             cosine, sine = (angles.index_select(0, positions[0]) for angles in self._table)
         angles = cosine[:, None], sine[:, None]
@@ -203,8 +197,17 @@ def _share(joined: Tensor, modules: tuple[Any, ...]) -> None:
         first = last
 
 
+def signed_angles(rotary: Any, positions: Tensor, *, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine `[positions, dim]` of rotary embedding (arXiv:2104.09864), halves
+    paired: x becomes `x cosine + swap(x) sine`. In the dtype of `like`."""
+    cosine, sine = rotary(like, position_ids=positions[None])
+    half = sine.shape[-1] // 2
+    signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
+    return cosine[0], signed[0]
+
+
 def _rotated(heads: Tensor, cosine: Tensor, signed_sine: Tensor) -> Tensor:
-    """Rotary embedding (arXiv:2104.09864), halves paired: `x cos + swap(x) signed_sin`."""
+    """As `signed_angles` says."""
     half = heads.shape[-1] // 2
     swapped = heads.roll(half, dims=-1)
     return torch.addcmul(heads * cosine, swapped, signed_sine)

@@ -31,6 +31,7 @@ from torch import Tensor
 from engine.attention.interface import PreparedAttention
 from engine.jit import HAS_TILES
 from engine.model import kernels, kernels_bfloat16, panels
+from engine.model.compiled import angle_table
 from engine.model.fused import LONGEST_TABLE, is_plain
 from engine.model.kernels_rows import add_and_normalise, gate_rows, normalise, rotate
 
@@ -98,7 +99,7 @@ class PackedDecoder:
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
         self._inner = int(config.intermediate_size)
-        self._cosine, self._sine = _angles(body.rotary_emb, config.max_position_embeddings)
+        self._cosine, self._sine = angle_table(body.rotary_emb, config.max_position_embeddings)
 
     def _pack(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -199,12 +200,3 @@ def _is_even(model: Any) -> bool:
 def _floats(weight: Tensor) -> Floats:
     array: Floats = weight.detach().float().contiguous().numpy()
     return array
-
-
-def _angles(rotary: Any, count: int) -> tuple[Floats, Floats]:
-    """Cosine and signed sine `[count, dim]` of every position (arXiv:2104.09864)."""
-    with torch.inference_mode():
-        cosine, sine = rotary(torch.zeros(1), position_ids=torch.arange(count)[None])
-        half = sine.shape[-1] // 2
-        signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
-        return _floats(cosine[0]), _floats(signed[0])

@@ -256,6 +256,6 @@ def test_it_passes_the_proof_or_is_not_used(
     """Law: a compiled decoder that answers anything else than transformers is not used."""
     from engine.model import compiled
 
-    genuine = compiled._angles
-    monkeypatch.setattr(compiled, "_angles", lambda *given: genuine(*given)[::-1])
+    genuine = compiled.angle_table
+    monkeypatch.setattr(compiled, "angle_table", lambda *given: genuine(*given)[::-1])
     assert load(tmp_path).compiled is None
