@@ -99,9 +99,10 @@ def test_end_of_text_does_not_end_a_contender(parsed: argparse.Namespace, pair: 
         assert seconds > 0
 
 
-def test_a_pair_that_cannot_be_loaded_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("given", [["--target", "/nowhere"], ["--cpu-seconds"]])
+def test_a_mistake_is_a_sentence(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Law: exit code 2 and one line, no traceback."""
-    assert main(["--target", "/nowhere"]) == 2
+    assert main(given) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("foretoken bench suite: ")

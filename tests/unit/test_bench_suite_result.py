@@ -23,7 +23,7 @@ def result() -> Result:
         facts={
             "target": "t", "draft": "d", "dtype": "float32", "device": "cpu", "threads": 2,
             "torch": "2", "transformers": "5", "prompts": 2, "prompt_tokens": [10, 20],
-            "tokens": 8, "rounds": 3,
+            "tokens": 8, "rounds": 3, "seconds": "of CPU time",
         },
         rates={name: {0.0: rate, 0.8: rate} for name, rate in rates.items()},
         ratios={name: {0.0: rate / 100, 0.8: rate / 150} for name, rate in rates.items()},

@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -48,7 +49,7 @@ from engine.bench.suite.result import (
 )
 from engine.bench.suite.served import measure_served
 from engine.config import BUILTIN, EngineConfig, model_folder
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.pair import Pair, load_pair
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.threads or VARIABLES[0] not in os.environ:
         torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
     try:
+        if parsed.cpu_seconds and parsed.threads != 1:
+            raise ConfigError("--cpu-seconds needs --threads 1: it cannot tell threads apart")
         if parsed.only is not None:
             return alone(parsed)
         result = run(parsed, size_of(parsed))
@@ -83,6 +86,11 @@ def build_parser() -> Parser:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
+    parser.add_argument(
+        "--cpu-seconds", action="store_true",
+        help="time by the seconds that this process computes: for a machine that others use too;"
+        " needs --threads 1",
+    )  # fmt: skip
     return parser
 
 
@@ -167,7 +175,8 @@ def config_of(
 
 
 def size_of(parsed: argparse.Namespace) -> Size:
-    return QUICK if parsed.quick else Size()
+    size = QUICK if parsed.quick else Size()
+    return replace(size, clock=time.process_time) if parsed.cpu_seconds else size
 
 
 def held_out_prompts(
@@ -189,7 +198,7 @@ def build_contenders(parsed: argparse.Namespace, pair: Pair, size: Size) -> list
     said |= {f"K={k}": {"controller": {"k": k}} for k in size.ks}
     said[ADAPTIVE] = {"controller": {"k_max": K_MAX}}
     ours: list[Contender] = [
-        EngineContender(name, speculation, pair=pair, tokens=size.tokens)
+        EngineContender(name, speculation, pair=pair, tokens=size.tokens, clock=size.clock)
         for name, speculation in said.items()
     ]
     target, draft = pair.target, pair.draft
@@ -202,7 +211,9 @@ def build_contenders(parsed: argparse.Namespace, pair: Pair, size: Size) -> list
     tuned.generation_config.num_assistant_tokens_schedule = "constant"
     tuned.generation_config.assistant_confidence_threshold = 0
     theirs: list[Contender] = [
-        TransformersContender(name, model=model, assistant=helper, tokens=size.tokens)
+        TransformersContender(
+            name, model=model, assistant=helper, tokens=size.tokens, clock=size.clock
+        )
         for name, helper in ((HF_PLAIN, None), (HF_ASSISTED, assistant), (HF_TUNED, tuned))
     ]
     return ours + theirs
@@ -226,6 +237,7 @@ def facts(
         "prompt_tokens": [lengths[0], lengths[-1]],
         "tokens": size.tokens,
         "rounds": size.rounds,
+        "seconds": "of CPU time" if size.clock is time.process_time else "of the wall's clock",
     }
 
 

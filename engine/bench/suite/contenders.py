@@ -118,7 +118,7 @@ class EngineContender:
             }
         )
         alone = config.speculation.proposer.kind == "none"
-        self._engine = Engine(config, pair=Pair(pair.target) if alone else pair)
+        self._engine = Engine(config, pair=Pair(pair.target) if alone else pair, clock=clock)
         self._count = 0
 
     def run(

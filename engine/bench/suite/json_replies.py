@@ -73,7 +73,7 @@ def structured(pair: Pair, tasks: Sequence[Task], size: Size, result: Result) ->
         ADAPTIVE: {},
     }
     contenders = [
-        EngineContender(name, speculation, pair=pair, tokens=LONGEST_REPLY)
+        EngineContender(name, speculation, pair=pair, tokens=LONGEST_REPLY, clock=size.clock)
         for name, speculation in said.items()
     ]
     for temperature in TEMPERATURES:

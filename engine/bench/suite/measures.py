@@ -99,7 +99,7 @@ def overhead(pair: Pair, prompts: list[list[int]], size: Size, result: Result) -
     """The share of a step outside forwards, with the default settings, at batch 1 and 8."""
     for batch in (1, 8):
         contender = EngineContender(
-            f"batch {batch}", {}, pair=pair, tokens=size.tokens, sequences=batch
+            f"batch {batch}", {}, pair=pair, tokens=size.tokens, sequences=batch, clock=size.clock
         )
         for temperature in TEMPERATURES:
             progress(f"host overhead, batch {batch}, T={temperature:g}")
@@ -115,9 +115,11 @@ def concurrency(pair: Pair, prompts: list[list[int]], size: Size, result: Result
     """64 greedy streams at once against the same ones alone."""
     progress(f"{CONCURRENT} concurrent streams")
     tokens = size.concurrent_tokens
-    crowd = EngineContender("64 at once", {}, pair=pair, tokens=tokens, sequences=CONCURRENT)
+    crowd = EngineContender(
+        "64 at once", {}, pair=pair, tokens=tokens, sequences=CONCURRENT, clock=size.clock
+    )
     together, at_once = crowd.run_all(prompts, temperature=0.0, seed=SEED)
-    serial = EngineContender("one by one", {}, pair=pair, tokens=tokens)
+    serial = EngineContender("one by one", {}, pair=pair, tokens=tokens, clock=size.clock)
     alone = [serial.run(prompt, temperature=0.0, seed=SEED) for prompt in prompts]
     result.concurrent = {
         "streams": len(prompts),

@@ -60,10 +60,13 @@ def guesses(replies: Sequence[list[int]]) -> dict[str, list[list[int]] | None]:
 
 def prediction(pair: Pair, prompts: list[list[int]], size: Size, result: Result) -> None:
     """Fills `result.predicted`, and counts texts like any other comparison."""
-    plain = EngineContender(PLAIN, {"proposer": {"kind": "none"}}, pair=pair, tokens=size.tokens)
-    ours = EngineContender(ADAPTIVE, {}, pair=pair, tokens=size.tokens)
-    lookup = EngineContender(
-        LOOKUP, {"companions": ["prediction", "ngram"]}, pair=pair, tokens=size.tokens
+    plain, ours, lookup = (
+        EngineContender(name, speculation, pair=pair, tokens=size.tokens, clock=size.clock)
+        for name, speculation in (
+            (PLAIN, {"proposer": {"kind": "none"}}),
+            (ADAPTIVE, {}),
+            (LOOKUP, {"companions": ["prediction", "ngram"]}),
+        )
     )
     for temperature in TEMPERATURES:
         progress(f"predictions, T={temperature:g}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ HF_PLAIN, HF_ASSISTED, HF_TUNED = "transformers", "transformers assisted", "assi
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run. Rates include the prompt, so replies are long: it is about decoding."""
+    """How much is run. Rates include the prompt, so replies are long: it is about decoding.
+    `clock`: whose seconds count."""
 
     ks: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     prompts: int = 4
@@ -28,6 +30,7 @@ class Size:
     concurrent_tokens: int = 48
     json_replies: int = 12
     temperatures: tuple[float, ...] = TEMPERATURES
+    clock: Callable[[], float] = time.perf_counter
 
 
 QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=24)
@@ -135,7 +138,8 @@ def _heading(result: Result) -> Iterator[str]:
     yield (
         f"{f['threads']} threads, torch {f['torch']}, transformers {f['transformers']};"
         f" {f['prompts']} held-out prompts of {f['prompt_tokens'][0]} to {f['prompt_tokens'][1]}"
-        f" tokens, {f['tokens']} tokens each, median of {f['rounds']} rounds"
+        f" tokens, {f['tokens']} tokens each, median of {f['rounds']} rounds, seconds"
+        f" {f['seconds']}"
     )
 
 
