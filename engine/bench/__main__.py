@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -15,13 +14,14 @@ import torch
 
 from engine.arguments import whole
 from engine.bench.offline import Encode, Offline
+from engine.bench.seconds import Clock, add_clock, clock_of, told
 from engine.comparison.arguments import Settings, build_parser, settings
 from engine.comparison.output import progress, show
 from engine.comparison.race import race, steps
 from engine.comparison.result import Comparison
 from engine.comparison.sizing import LONGEST
 from engine.config import BUILTIN, EngineConfig, QuantizationName, model_folder
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.model.memory import weights_of
 from engine.pair import Pair, load_pair
 from engine.threads import VARIABLES, engine_threads, granted_cores
@@ -33,11 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     try:
         said = settings(parsed)
-        if parsed.cpu_seconds and parsed.threads != 1:
-            raise ConfigError("--cpu-seconds needs --threads 1: it cannot tell threads apart")
+        clock = clock_of(parsed)
         if parsed.threads or VARIABLES[0] not in os.environ:
             torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-        comparison = compare(parsed, said)
+        comparison = compare(parsed, said, clock)
         return show(comparison, json=said.json, picture=said.plot)
     except (EngineError, OSError) as error:
         print(f"foretoken bench: {error}", file=sys.stderr)
@@ -59,26 +58,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threads", type=whole(1, 1024), help="CPU threads; default: as the server does"
     )
-    parser.add_argument(
-        "--cpu-seconds", action="store_true",
-        help="time by the seconds that this process computes: for a machine that others use too;"
-        " needs --threads 1",
-    )  # fmt: skip
+    add_clock(parser)
     return parser
 
 
-def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
+def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Comparison:
     """The whole race. Raises EngineError."""
     pair = load(parsed)
     most = max(cell.concurrency for cell in said.cells)
-    clock = time.process_time if parsed.cpu_seconds else time.perf_counter
     encode = encoder(parsed.target)
     reply = said.size.tokens or LONGEST
     driver = Offline(pair, encode, arms=said.arms, concurrency=most, reply=reply, clock=clock)
     # As in a server: the collector never walks what was loaded.
     gc.collect()
     gc.freeze()
-    comparison = Comparison(facts=_facts(parsed, pair, said), arms=said.arms)
+    facts = {**_facts(parsed, pair, said), "seconds": told(clock)}
+    comparison = Comparison(facts=facts, arms=said.arms)
     with progress(steps(said.cells, said.arms, said.size)) as notice:
         race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
     return comparison
@@ -121,7 +116,6 @@ def _facts(parsed: argparse.Namespace, pair: Pair, said: Settings) -> dict[str, 
         **({} if parsed.quantization == "none" else {"quantization": parsed.quantization}),
         "MB of target weights": round(weights_of(pair.target).size / 1e6),
         "threads": torch.get_num_threads(),
-        "seconds": "of CPU time" if parsed.cpu_seconds else "of the wall's clock",
         "torch": torch.__version__,
         "rounds": said.size.rounds,
     }

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -22,7 +23,7 @@ from typing import Any, get_args
 import torch
 
 from engine.arguments import Parser
-from engine.bench.machine.costs import COPIED, copy_seconds, now
+from engine.bench.machine.costs import COPIED, copy_seconds
 from engine.config import BUILTIN, AttentionName, DTypeName, EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError, EngineError
@@ -145,7 +146,7 @@ def run(parsed: argparse.Namespace) -> tuple[Engine, Found]:
             wait, cached, times = _decode(engine, text[:length], parsed.tokens)
             steps[length] += times
         seconds.append(wait)
-        copies.append(copy_seconds(source, sink, now))
+        copies.append(copy_seconds(source, sink, time.perf_counter))
     middle = {length: median(times) for length, times in steps.items()}
     base, slope = line(middle)
     return engine, Found(
@@ -169,10 +170,10 @@ def _decode(
         seed=0, temperature=0.0, max_tokens=tokens, ignore_eos=True, cache_salt=salt
     )
     engine.add(Submit("context", prompt, params, 0.0))
-    began, wait, cached = now(), 0.0, 0
+    began, wait, cached = time.perf_counter(), 0.0, 0
     times: list[float] = []
     while engine.has_work:
-        step = now()
+        step = time.perf_counter()
         outputs = engine.step()
         for output in outputs.items:
             if output.error is not None:
@@ -180,9 +181,9 @@ def _decode(
             if output.cached_tokens is not None:
                 cached = output.cached_tokens
         if wait:
-            times.append(now() - step)
+            times.append(time.perf_counter() - step)
         elif any(output.tokens for output in outputs.items):
-            wait = now() - began
+            wait = time.perf_counter() - began
     return wait, cached, times
 
 

@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import torch
 from engine.arguments import Parser, whole
 from engine.bench.__main__ import encoder, load
 from engine.bench.offline import LONGEST_PROMPT, Encode
+from engine.bench.seconds import Clock, add_clock, clock_of
 from engine.comparison.grid import KINDS, SEED, Cell, cells, mixed_cells
 from engine.comparison.prompts import pool
 from engine.config import BUILTIN, EngineConfig
@@ -48,12 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not 8 <= parsed.tokens <= MOST_TOKENS:
             raise ConfigError(f"--tokens must be from 8 to {MOST_TOKENS}, but is {parsed.tokens}")
-        if parsed.cpu_seconds and parsed.threads != 1:
-            raise ConfigError("--cpu-seconds needs --threads 1: it cannot tell threads apart")
+        clock = clock_of(parsed)
         folder = _new(parsed.output)
         if parsed.threads or VARIABLES[0] not in os.environ:
             torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-        record_all(parsed, folder)
+        record_all(parsed, folder, clock)
     except (EngineError, OSError) as error:
         sys.stderr.write(f"foretoken bench record: {error}\n")
         return 2
@@ -73,9 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--threads", type=whole(1, 1024), help="CPU threads; default: as the server does")
-    add("--cpu-seconds", action="store_true",
-        help="time by the seconds that this process computes: for a machine that others use too;"
-        " needs --threads 1")  # fmt: skip
+    add_clock(parser)
     return parser
 
 
@@ -85,7 +82,7 @@ def workloads() -> list[Cell]:
     return [*grid, *mixed_cells(KINDS, CONCURRENCY)]
 
 
-def record_all(parsed: argparse.Namespace, folder: Path) -> None:
+def record_all(parsed: argparse.Namespace, folder: Path, clock: Clock) -> None:
     """A file for each workload; all of them or none. Raises EngineError."""
     pair, encode = load(parsed), encoder(parsed.target)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
@@ -96,7 +93,7 @@ def record_all(parsed: argparse.Namespace, folder: Path) -> None:
             name = _file_name(cell)
             sys.stderr.write(f"{number} of {len(chosen)}: {name}\n")
             requests = list(requests_of(cell, encode, parsed.tokens))
-            engine = _engine(pair, part / name, cell.concurrency, cpu=parsed.cpu_seconds)
+            engine = _engine(pair, part / name, cell.concurrency, clock)
             drive(engine, requests, cell.concurrency, explore=not parsed.auto)
         part.replace(folder)
     finally:
@@ -119,14 +116,13 @@ def requests_of(cell: Cell, encode: Encode, tokens: int) -> Iterator[Submit]:
         yield Submit(f"{number}", encode(text)[-LONGEST_PROMPT:], params, 0.0)
 
 
-def _engine(pair: Pair, path: Path, concurrency: int, *, cpu: bool) -> Engine:
-    """One that records, by the wall's clock or this process's."""
+def _engine(pair: Pair, path: Path, concurrency: int, clock: Clock) -> Engine:
+    """One that records."""
     said = {
         "target": {"path": pair.target.path},
         "schedule": {"max_sequences": concurrency},
         "speculation": {"trace": os.fspath(path)},
     }
-    clock = time.process_time if cpu else time.perf_counter
     return Engine(EngineConfig.model_validate(said), pair=pair, clock=clock)
 
 

@@ -18,6 +18,7 @@ import torch
 
 from engine.arguments import Parser
 from engine.bench.machine.found import KS, card, measure
+from engine.bench.seconds import Clock, add_clock, clock_of
 from engine.config import BUILTIN, EngineConfig
 from engine.errors import ConfigError, EngineError
 from engine.pair import Pair, load_pair
@@ -31,9 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     try:
         _refuse(parsed)
+        clock = clock_of(parsed)
         if parsed.threads or VARIABLES[0] not in os.environ:
             torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-        return run(parsed)
+        return run(parsed, clock)
     except EngineError as error:
         print(f"foretoken bench machine: {error}", file=sys.stderr)
         return 2
@@ -59,6 +61,7 @@ def build_parser() -> Parser:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
+    add_clock(parser)
     parser.add_argument("--rounds", type=int, default=5, help="of every measurement (1 to 1000)")
     parser.add_argument("--tokens", type=int, default=64, help="of a reply (8 to 1024)")
     parser.add_argument("--prompts", type=int, default=2, help="replies a round (1 to 100)")
@@ -76,7 +79,7 @@ def _refuse(parsed: argparse.Namespace) -> None:
         raise ConfigError(f"acceptance is {parsed.acceptance}; allowed are 0.05 to 0.99")
 
 
-def run(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace, clock: Clock) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     model = {"path": parsed.target, "dtype": parsed.dtype}
     proposer = {"path": parsed.draft, "dtype": parsed.dtype}
@@ -93,8 +96,9 @@ def run(parsed: argparse.Namespace) -> int:
     )
     pair = _pair(parsed, config)
     found = measure(
-        config, pair, rounds=parsed.rounds, prompts=parsed.prompts, tokens=parsed.tokens
-    )
+        config, pair, rounds=parsed.rounds, prompts=parsed.prompts, tokens=parsed.tokens,
+        clock=clock,
+    )  # fmt: skip
     print("\n".join(card(found, pair)))
     print(json.dumps(found.as_dict()))
     return 0 if found.equal or not pair.target.exact else 1

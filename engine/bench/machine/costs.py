@@ -6,7 +6,6 @@ all of it; ratios are medians of ratios within a round.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -50,8 +49,8 @@ def measure_costs(
     longest = min(longest, pair.target.max_model_len)
     start = longest - MOST_GUESSES - 1
     table = list(range(-(-longest // cache.block_size)))
-    target = runner_of(config, pair.target, cache)
-    draft = runner_of(config, pair.draft, cache) if pair.draft else None
+    target = runner_of(config, pair.target, cache, clock)
+    draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
     source = torch.ones(COPIED, device=pair.target.device)
     sink = torch.empty_like(source)
     rows: list[list[float]] = [[] for _ in range(MOST_GUESSES + 1)]
@@ -114,6 +113,3 @@ def weight_bytes(model: LoadedModel) -> int:
     packed = isinstance(model.logits, PackedDecoder) or model.compiled is not None
     size = torch.bfloat16.itemsize if packed else model.dtype.itemsize
     return int(numbers * size)
-
-
-now = time.perf_counter

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from engine.bench.machine.costs import CONTEXT, Costs, measure_costs, now
+from engine.bench.machine.costs import CONTEXT, Costs, measure_costs
 from engine.bench.machine.formula import leviathan, with_verification
 from engine.bench.machine.speed import Speed, measure_speeds
+from engine.bench.seconds import Clock
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.pair import Pair
@@ -35,17 +36,19 @@ class Found:
         return {"costs": asdict(self.costs), "speeds": speeds, "equal": self.equal}
 
 
-def measure(config: EngineConfig, pair: Pair, *, rounds: int, prompts: int, tokens: int) -> Found:
+def measure(
+    config: EngineConfig, pair: Pair, *, rounds: int, prompts: int, tokens: int, clock: Clock
+) -> Found:
     """`prompts` replies of so many `tokens`. The config allows the largest of KS. Raises
     EngineError."""
-    costs = measure_costs(config, pair, rounds=rounds, clock=now)
-    engine = Engine(config, pair=pair)
+    costs = measure_costs(config, pair, rounds=rounds, clock=clock)
+    engine = Engine(config, pair=pair, clock=clock)
     speeds: list[Speed] = []
     equal = True
     for temperature in TEMPERATURES:
         found, same = measure_speeds(
             engine, _prompts(pair, prompts), ks=KS, temperature=temperature,
-            tokens=tokens, rounds=rounds, clock=now,
+            tokens=tokens, rounds=rounds, clock=clock,
         )  # fmt: skip
         speeds += found
         equal &= same

@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -21,6 +20,7 @@ import torch
 from engine.arguments import Parser
 from engine.bench.machine.found import KS, measure
 from engine.bench.machine.found import card as machine_card
+from engine.bench.seconds import add_clock, clock_of, told
 from engine.bench.suite.contenders import (
     LONGEST_PROMPT,
     Contender,
@@ -49,7 +49,7 @@ from engine.bench.suite.result import (
 )
 from engine.bench.suite.served import measure_served
 from engine.config import BUILTIN, EngineConfig, model_folder
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.pair import Pair, load_pair
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
@@ -61,11 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.threads or VARIABLES[0] not in os.environ:
         torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
     try:
-        if parsed.cpu_seconds and parsed.threads != 1:
-            raise ConfigError("--cpu-seconds needs --threads 1: it cannot tell threads apart")
+        size = replace(QUICK if parsed.quick else Size(), clock=clock_of(parsed))
         if parsed.only is not None:
-            return alone(parsed)
-        result = run(parsed, size_of(parsed))
+            return alone(parsed, size)
+        result = run(parsed, size)
     except EngineError as error:
         print(f"foretoken bench suite: {error}", file=sys.stderr)
         return 2
@@ -86,11 +85,7 @@ def build_parser() -> Parser:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
-    parser.add_argument(
-        "--cpu-seconds", action="store_true",
-        help="time by the seconds that this process computes: for a machine that others use too;"
-        " needs --threads 1",
-    )  # fmt: skip
+    add_clock(parser)
     return parser
 
 
@@ -116,13 +111,15 @@ def machine(parsed: argparse.Namespace, pair: Pair, size: Size, result: Result) 
     """What forwards cost here, and the speed that these costs promise."""
     progress("what verification and drafting cost")
     config = config_of(parsed, {"kind": "fixed", "k": max(KS)})
-    found = measure(config, pair, rounds=size.rounds + 1, prompts=2, tokens=size.tokens // 4)
+    found = measure(
+        config, pair, rounds=size.rounds + 1, prompts=2, tokens=size.tokens // 4, clock=size.clock
+    )
     result.machine, result.machine_lines = found.as_dict(), list(machine_card(found, pair))
 
 
-def alone(parsed: argparse.Namespace) -> int:
+def alone(parsed: argparse.Namespace, size: Size) -> int:
     """One part and nothing else; the exit code. Raises EngineError."""
-    size, result, pair = size_of(parsed), Result(facts={}), load(parsed)
+    result, pair = Result(facts={}), load(parsed)
     lines: Iterable[str]
     if parsed.only == "json":
         structured(pair, json_tasks(parsed.target, size.json_replies), size, result)
@@ -172,11 +169,6 @@ def config_of(
             "speculation": {"proposer": proposer, "controller": dict(controller)},
         }
     )
-
-
-def size_of(parsed: argparse.Namespace) -> Size:
-    size = QUICK if parsed.quick else Size()
-    return replace(size, clock=time.process_time) if parsed.cpu_seconds else size
 
 
 def held_out_prompts(
@@ -237,7 +229,7 @@ def facts(
         "prompt_tokens": [lengths[0], lengths[-1]],
         "tokens": size.tokens,
         "rounds": size.rounds,
-        "seconds": "of CPU time" if size.clock is time.process_time else "of the wall's clock",
+        "seconds": told(size.clock),
     }
 
 

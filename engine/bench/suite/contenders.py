@@ -7,12 +7,13 @@ the same work) and says how long that took, prompt included. All share one loade
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from engine.bench.seconds import Clock
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Grammar, SamplingParams, StepMetrics, Submit
@@ -21,8 +22,6 @@ from engine.pair import Pair
 LONGEST_PROMPT = 512  # tokens
 SLACK = 16  # rows of a proposal beyond the last token
 BLOCK_SIZE = 16
-
-Clock = Callable[[], float]
 
 
 @dataclass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from engine.bench.seconds import Clock
 
 TEMPERATURES = (0.0, 0.8)
 K_MAX = 8
@@ -30,7 +32,7 @@ class Size:
     concurrent_tokens: int = 48
     json_replies: int = 12
     temperatures: tuple[float, ...] = TEMPERATURES
-    clock: Callable[[], float] = time.perf_counter
+    clock: Clock = time.perf_counter
 
 
 QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=24)
