@@ -233,6 +233,10 @@ class AdaptiveK:
         do as last chosen."""
         return self._ahead.worth(survival, self._sequences, self._k, instead=instead)
 
+    def least(self, *, instead: bool) -> float:
+        """A first guess that is less likely is worth nothing, whatever comes behind it."""
+        return self._ahead.least(self._sequences, self._k, instead=instead)
+
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, observation: StepObservation) -> None:

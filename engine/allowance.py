@@ -2,25 +2,26 @@
 
 Owns what stands between the controller, which chooses one K for the main proposer and prices what
 others offer, and the requests, which may bound or choose their proposers. Promises that a sequence
-without wishes costs nothing here, and that what the controller learns about the main proposer comes
-from sequences that were left to it, unbounded by their request. Numbers only; who is asked, and in
-which order, is the cascade's.
+costs little here as long as nobody but the main proposer has something to say about it, and that
+what the controller learns about the main proposer comes from sequences that were left to it,
+unbounded by their request. Numbers only; who is asked, and in which order, is the cascade's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.controller import KController, Load
+from engine.controller import NEVER, KController, Load
 from engine.estimates import Outcome
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
+from engine.speculation.proposer import FreeProposer
 from engine.step_plan import Chunk
 
-Forecast = Callable[[Sequence, int], list[float]]  # see speculation.proposer.FreeProposer
+_PAUSE = 4  # tokens: the first
 
 
 class Walked(Protocol):
@@ -50,23 +51,24 @@ class MainOutcomes:
 
 
 class Allowance:
-    """`begin` a step, then `want` once per sequence that samples, `of` as often as needed, `learn`
-    at its end. `forecasts`: by name, of the free proposers."""
+    """`begin` a step, then `want` once per sequence that samples, `limits` as often as needed,
+    `learn` at its end."""
 
-    def __init__(
-        self, controller: KController, main: str, forecasts: Mapping[str, Forecast]
-    ) -> None:
+    def __init__(self, controller: KController, main: str, free: Iterable[FreeProposer]) -> None:
         self._controller = controller
         self._main = main
-        self._forecasts = dict(forecasts)
+        self._free = {proposer.name: proposer for proposer in free}
         self._limits: dict[Sequence, dict[str, int]] = {}
-        self._missed: set[Sequence] = set()  # sampled last without the main proposer
+        self._missed: set[Sequence] = set()  # served by others since the main proposer was asked
+        self._late = False  # whether one of these is asked now
+        self._least = dict[bool, float]()  # see KController.least
         self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
-        self._k = 0
+        self._k, self._num_sequences = 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
+        self._num_sequences = load.num_sequences
         self._k = self._controller.choose(load)
         most = self._controller.max_speculating
         if most is None:
@@ -76,20 +78,32 @@ class Allowance:
             self._probed = set(sorted(asked, key=_backlog)[:most])
         self._limits.clear()
         self._drafted.clear()
+        self._least.clear()
+        self._late = False
 
     def want(self, seq: Sequence) -> int:
         """Rows to keep for guesses about `seq`."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
-        if seq.sources is None:
-            return self._main_of(seq, self._k)
-        limits = {name: self._limit(seq, name) for name in seq.sources}
-        self._limits[seq] = limits
-        return max(limits.values(), default=0)
+        main = self._main_of(seq)
+        if seq.sources is None or seq.num_tokens < seq.asks_from:
+            return self._asked(seq, main)
+        free = self._worth(seq)
+        if not free and self.is_open(seq):
+            self._pause(seq, seq.sources)
+            return self._asked(seq, main)
+        seq.pause = 0
+        limits = self._limits[seq] = free | {self._main: main}
+        if next((name for name in seq.sources if limits.get(name)), None) in free:
+            self._missed.add(seq)
+        else:
+            self._asked(seq, main)
+        return max(limits.values())
 
-    def of(self, seq: Sequence, name: str) -> int:
-        """Guesses that `name` may make for a sequence with wishes, after `want`."""
-        return self._limits[seq].get(name, 0)
+    def limits(self, seq: Sequence) -> Mapping[str, int] | None:
+        """After `want`, by name how many guesses each may make; None if it is the main proposer's
+        alone, in a number that is not its request's."""
+        return self._limits.get(seq)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
         """The proposals, the main proposer's without the guesses that are not worth their rows.
@@ -113,23 +127,17 @@ class Allowance:
         """What tells of the main proposer. The free ones know their own chances."""
         if not self._limits:
             k = max((item.chunk.k for item in walked), default=0)
-            return self._told(k, walked, None)
+            return self._told(k, walked, 0 if self._late else None)
         asked: list[tuple[int, Walked]] = []
-        fresh = True
         for item in walked:
-            seq = item.chunk.seq
-            if seq.sources is None:
+            if item.chunk.seq not in self._limits:
                 asked.append((item.chunk.k, item))
             elif limit := self._left_to_main(item):
                 asked.append((limit, item))
-                fresh = fresh and seq not in self._missed
-                self._missed.discard(seq)
-            else:
-                self._missed.add(seq)
         k = max((limit for limit, _ in asked), default=0)
         # A bound that is the request's own is no evidence that there was nothing more to say.
-        told = [item for limit, item in asked if limit == k or item.chunk.seq.sources is None]
-        return self._told(k, told, len(asked) if fresh else 0)
+        told = [item for limit, item in asked if limit == k or item.chunk.seq not in self._limits]
+        return self._told(k, told, 0 if self._late else len(asked))
 
     def _told(self, k: int, walked: Seq[Walked], num_drafting: int | None) -> MainOutcomes:
         outcomes: list[Outcome] = []
@@ -144,28 +152,64 @@ class Allowance:
     def _left_to_main(self, item: Walked) -> int:
         """Guesses that the main proposer was asked for, when nobody before it had any."""
         if item.proposal.source in (self._main, EMPTY.source):
-            return min(self._limits[item.chunk.seq].get(self._main, 0), item.chunk.k)
+            return min(self._limits[item.chunk.seq][self._main], item.chunk.k)
         return 0
 
     def forget(self, seq: Sequence) -> None:
         """It has ended, or starts over."""
         self._missed.discard(seq)
 
-    def _limit(self, seq: Sequence, name: str) -> int:
-        bound = seq.max_draft
-        if name == self._main:
-            return self._main_of(seq, self._k if bound is None else min(self._k, bound))
-        most = self._controller.k_max if bound is None else min(self._controller.k_max, bound)
+    def _pause(self, seq: Sequence, sources: tuple[str, ...]) -> None:
+        """The longer nothing is found, the longer until the next look, since it takes time; but not
+        so long that a step looks for less than one sequence."""
+        most = min((self._free[name].pause for name in sources if name != self._main), default=0)
+        seq.pause = min(max(2 * seq.pause, _PAUSE), max(self._num_sequences, _PAUSE), most)
+        seq.asks_from = seq.num_tokens + seq.pause
+
+    def _worth(self, seq: Sequence) -> dict[str, int]:
+        """How many guesses of the others are worth their rows, where any are."""
         assert seq.sources is not None
-        instead = self._main in seq.sources
-        return self._controller.worth(self._forecasts[name](seq, most), instead=instead)
+        most, bound = self._controller.k_max, seq.max_draft
+        instead = self._may_ask(seq)
+        if instead not in self._least:
+            self._least[instead] = self._controller.least(instead=instead)
+        least = self._least[instead]
+        if bound is not None:
+            most = min(most, bound)
+        if least >= NEVER or not most:
+            return {}
+        found = {}
+        for name in seq.sources:
+            if name == self._main:
+                continue
+            if chances := self._free[name].forecast(seq, most, least):
+                length = self._controller.worth(chances, instead=instead)
+                if length:
+                    found[name] = length
+        return found
 
     def _may_ask(self, seq: Sequence) -> bool:
         """Whether the main proposer may guess for it."""
         return seq.sources is None or (self._main in seq.sources and seq.max_draft != 0)
 
-    def _main_of(self, seq: Sequence, k: int) -> int:
-        return k if self._probed is None or seq in self._probed else 0
+    def is_open(self, seq: Sequence) -> bool:
+        """Whether the main proposer may make as many guesses as it is asked for."""
+        return seq.max_draft is None and self._may_ask(seq)
+
+    def _main_of(self, seq: Sequence) -> int:
+        """Guesses of the main proposer, if it is asked."""
+        if not self._k or (self._probed is not None and seq not in self._probed):
+            return 0
+        if not self._may_ask(seq):
+            return 0
+        return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
+
+    def _asked(self, seq: Sequence, k: int) -> int:
+        """Note that it is; it has to catch up with what others served."""
+        if k and seq in self._missed:
+            self._missed.discard(seq)
+            self._late = True
+        return k
 
 
 def _backlog(seq: Sequence) -> int:

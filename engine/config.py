@@ -133,7 +133,7 @@ class SpeculationConfig(Part):
 
     proposer: ProposerConfig = DraftModelConfig()
     companions: tuple[Companion, ...] = Field(
-        ("grammar", "prediction"),
+        ("grammar", "prediction", "ngram"),
         strict=False,
         description="free proposers, asked in this order before `proposer` where they promise more"
         " than it; `prediction` is asked for requests that bring one; a request may name others",
@@ -146,7 +146,8 @@ class SpeculationConfig(Part):
         None,
         min_length=1,
         description="file to record steps in, for `foretoken replay`: sizes, times and hits, no"
-        " text; an existing file is left alone, the next free number is taken",
+        " text; an existing file is left alone, the next free number is taken; without `ngram`"
+        " before the draft",
     )
     trace_mib: float = Field(64.0, gt=0, description="size at which the recording ends")
 

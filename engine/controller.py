@@ -14,7 +14,10 @@ from engine.estimates import Outcome, Points
 from engine.messages import Estimates, Reason
 
 NO_BATCHES: Mapping[int, Points] = {}
+NEVER = 2.0  # no chance is as large
 Confidences = Sequence[Sequence[float]]  # by sequence, of its guesses in order
+
+_LIKELY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class KController(Protocol):
     drafted sequence's guesses, from its first, are worth a row of the target. `worth` prices
     guesses that cost nothing to make, for one sequence of the same step: given their chances to be
     kept (each with all before it), how many pay; 0 also where the main proposer, if it may be asked
-    `instead`, is the better choice."""
+    `instead`, is the better choice. None does where the first is less likely than `least`."""
 
     name: str
     k_max: int
@@ -107,13 +110,16 @@ class KController(Protocol):
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int: ...
 
+    def least(self, *, instead: bool) -> float: ...
+
     def update(self, observation: StepObservation) -> None: ...
 
     def estimates(self) -> Estimates: ...
 
 
 class FixedK:
-    """The same K in every round; 0 is plain decoding. The baseline of every benchmark."""
+    """The same K in every round; 0 is plain decoding. The baseline of every benchmark. It knows no
+    costs: free guesses go before the main proposer's where the first is likelier right than not."""
 
     name = "fixed"
     listens = looks_back = False
@@ -147,7 +153,14 @@ class FixedK:
         return [len(sure) for sure in confidences]
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        if survival and survival[0] < self.least(instead=instead):
+            return 0
         return min(len(survival), self.k_max)
+
+    def least(self, *, instead: bool) -> float:
+        if not self.k_max:
+            return NEVER
+        return _LIKELY if instead else 0.0
 
     def update(self, observation: StepObservation) -> None:
         return None

@@ -101,9 +101,8 @@ class Engine:
         )
         self._max_sequences = config.schedule.max_sequences
         free = build_free()
-        forecasts = {p.name: p.forecast for p in free}
-        self._allowance = Allowance(self._controller, main.name, forecasts)
-        self._proposer = Cascade(main, free, limit=self._allowance.of)
+        self._allowance = Allowance(self._controller, main.name, free)
+        self._proposer = Cascade(main, free, limits=self._allowance.limits)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(*measured)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.confidence import Array
-from engine.controller import Confidences
+from engine.controller import NEVER, Confidences
 from engine.experience import Experience
 from engine.step_costs import StepCosts
 
@@ -84,20 +84,36 @@ class Forecast:
 
     def worth(self, survival: Sequence[float], sequences: int, k: int, *, instead: bool) -> int:
         """See KController; all but one of the `sequences` draft `k` steps."""
+        tokens, rows, drafting, rate = self._others(sequences, k, instead=instead)
+        best = 0
+        most = min(len(survival), self._k_max, len(self.by_row) - 1 - rows)
+        for length in range(1, most + 1):
+            tokens += survival[length - 1]
+            found = tokens / (self.by_row[rows + length] + drafting)
+            if found > rate:
+                best, rate = length, found
+        return best
+
+    def least(self, sequences: int, k: int, *, instead: bool) -> float:
+        """Where the first guess is less likely, `worth` says 0: no guess is likelier than the ones
+        before it."""
+        tokens, rows, drafting, rate = self._others(sequences, k, instead=instead)
+        most = min(self._k_max, len(self.by_row) - 1 - rows)
+        spent = self.by_row[rows + 1 : rows + 1 + most]
+        return min(
+            ((rate * (s + drafting) - tokens) / (i + 1) for i, s in enumerate(spent)), default=NEVER
+        )
+
+    def _others(self, sequences: int, k: int, *, instead: bool) -> tuple[float, int, float, float]:
+        """Tokens, rows and seconds of drafting without the guesses of one of the `sequences`, and
+        the rate to beat; all others draft `k` steps."""
         others = sequences - 1
         each_tokens, each_rows = self.each[k]
         tokens, rows = others * each_tokens + 1.0, round(others * each_rows) + 1
         begin, step = self._costs.drafting(others)
         drafting = begin + k * step if others and k else 0.0
-        rate = self.rates[k] if instead else tokens / (self.seconds[rows] + drafting)
-        best = 0
-        most = min(len(survival), self._k_max, len(self.seconds) - 1 - rows)
-        for length in range(1, most + 1):
-            tokens += survival[length - 1]
-            found = tokens / (self.seconds[rows + length] + drafting)
-            if found > rate:
-                best, rate = length, found
-        return best
+        rate = self.rates[k] if instead else tokens / (self.by_row[rows] + drafting)
+        return tokens, rows, drafting, rate
 
     def _look(self, sequences: int) -> None:
         most = (1 << sequences.bit_length()) * (self._k_max + 1)

@@ -100,6 +100,9 @@ class Modes:
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         return self._present.worth(survival, instead=instead)
 
+    def least(self, *, instead: bool) -> float:
+        return self._present.least(instead=instead)
+
     def update(self, observation: StepObservation) -> None:
         if self._mode != "auto":
             # A single one stands behind a proposal whose length the configured did not choose.

@@ -43,8 +43,16 @@ def introduction(
         controller=config.speculation.controller.kind,
         k_max=k_max,
         proposers=proposers if k_max else (),
-        default_proposers=(*config.speculation.companions, main),
+        default_proposers=_default_proposers(config, main),
     )
+
+
+def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
+    """Who guesses for a request that does not say. What a look-up says depends on where its round
+    began, so with one there would be no replay: a trace is about the main proposer."""
+    said = config.speculation
+    recorded = {"ngram"} if said.trace is not None else set[str]()
+    return (*(name for name in said.companions if name not in recorded | {main}), main)
 
 
 def report(item: Sampled) -> Output:

@@ -35,7 +35,7 @@ class Rounds:
         self._acceptor = acceptor
         self._one_wait = None
         if isinstance(main, DraftModelProposer) and isinstance(draws, DeviceDraws):
-            self._one_wait = OneWait(main, allowance, runner, acceptor, draws)
+            self._one_wait = OneWait(main, proposer, allowance, runner, acceptor, draws)
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
         """One for each chunk that samples; `seconds` are filled in for these three."""

@@ -40,6 +40,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     constraint: Constraint | None = None  # what its text must satisfy
     follows_grammar: bool = False  # the grammar may guess for it
+    asks_from: int = 0  # tokens, until which look-ups are not asked
+    pause: int = 0  # tokens between the last two times that they were, in vain
     sources: tuple[str, ...] | None = None  # who may guess, in order; None: the main one, freely
 
     @property

@@ -10,7 +10,7 @@ first have to run that beginning, which costs what guessing it costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
@@ -18,21 +18,21 @@ from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import Agreement, Feedback, Proposer
 from engine.step_plan import Chunk
 
-Limit = Callable[[Sequence, str], int]
+Limits = Callable[[Sequence], Mapping[str, int] | None]
 
 
 class Cascade:
-    """A Proposer. `limit` says how many guesses a proposer may make for a sequence with wishes;
-    it is asked with the names in `Sequence.sources`, which must all be known here."""
+    """A Proposer. `limits` says how many guesses each proposer may make for a sequence, by the
+    names in `Sequence.sources`, which must all be known here; None: it is left to the main one."""
 
-    def __init__(self, main: Proposer, free: Seq[Proposer], *, limit: Limit) -> None:
+    def __init__(self, main: Proposer, free: Seq[Proposer], *, limits: Limits) -> None:
         self.name = main.name
         self.follows_grammar = main.follows_grammar
         self.forward_seconds = 0.0
         self.agreements: Seq[Agreement] = ()
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
-        self._limit = limit
+        self._limits = limits
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Cascade:
         self.forward_seconds, self.agreements = 0.0, ()
         if not any(chunk.k for chunk in chunks):
             return [EMPTY] * len(chunks)
-        if any(chunk.seq.sources is not None for chunk in chunks):
+        if any(self._limits(chunk.seq) is not None for chunk in chunks):
             return self._each(chunks)
         return self._ask(chunks)
 
@@ -66,13 +66,17 @@ class Cascade:
             for proposer in self._free.values():
                 proposer.forget(seq)
 
-    def _each(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        proposals = []
-        left: list[Chunk] = []  # what the main proposer is asked: k is 0 where somebody served
+    def look_up(self, chunks: Seq[Chunk]) -> tuple[list[Proposal], list[Chunk]]:
+        """What the free ones guess, and what is left to the main one: k is 0 where they did."""
+        proposals, left = list[Proposal](), list[Chunk]()
         for chunk in chunks:
             proposal, k = self._walk(chunk) if chunk.k else (EMPTY, 0)
             proposals.append(proposal)
             left.append(chunk if k == chunk.k else chunk._replace(k=k))
+        return proposals, left
+
+    def _each(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        proposals, left = self.look_up(chunks)
         if not any(chunk.k for chunk in left):
             return proposals
         drafted = self._ask(left)
@@ -85,10 +89,11 @@ class Cascade:
 
     def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:
         """What a free proposer says, or how many guesses are left to the main one."""
-        if chunk.seq.sources is None:
+        limits = self._limits(chunk.seq)
+        if limits is None:
             return EMPTY, chunk.k
-        for name in chunk.seq.sources:
-            k = min(chunk.k, self._limit(chunk.seq, name))
+        for name in chunk.seq.sources or (self._main.name,):
+            k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
                 return EMPTY, k
             if k:

@@ -53,6 +53,10 @@ class Evidence:
             run = grown(run)
         return chances
 
+    def rate(self, run: int) -> float:
+        """Of the first."""
+        return self._rate(_grade(run))
+
     def _rate(self, grade: int) -> float:
         elsewhere = self._everyone.right[grade] / self._everyone.trials[grade]
         right = self._own.right[grade] + _PRIOR_TRIALS * elsewhere

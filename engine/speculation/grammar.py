@@ -23,11 +23,12 @@ class GrammarProposer:
     follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
+    pause = 0
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]
 
-    def forecast(self, seq: Sequence, k: int) -> list[float]:
+    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
         """What is forced is what the target will draw."""
         return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
 

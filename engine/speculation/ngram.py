@@ -1,16 +1,18 @@
-"""Prompt lookup: propose what followed the most recent earlier occurrence of the present suffix
-(Saxena, "Prompt Lookup Decoding", 2023).
+"""Prompt lookup: propose what followed an earlier occurrence of the present suffix (Saxena, "Prompt
+Lookup Decoding", 2023).
 
-Owns one index per sequence over its own tokens, grown by appending: a few dictionary writes per new
-token, a few reads per proposal, whatever the length. Committed tokens never change, so preemption
-needs nothing. As one of several proposers it tells the chances of its guesses (`evidence`). No
-torch, no model.
+Per sequence it owns a place in its own past. While what comes is what came there, the place moves
+along; a token that differs is a miss, after which the last occurrences of the present suffix are
+compared (a hash chain, as compressors have it) and the longest match wins, the latest of equals. So
+a token costs a dictionary entry and a comparison, whatever the length of the text. Committed tokens
+never change, so preemption needs nothing.
+
+As one of several proposers it tells the chances of its guesses (`evidence`). No torch, no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from engine.sequence import Sequence
 from engine.speculation.evidence import Evidence, Record
@@ -18,26 +20,27 @@ from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.proposer import Agreement, Feedback
 from engine.step_plan import Chunk
 
-_MAX_SIZES = 4  # suffix lengths that are indexed
 _SHORT = 3  # a match of fewer tokens is weak evidence, and proposes at most ...
 _SHORT_LIMIT = 4  # ... this many
 _LONGEST = 16  # tokens of a match that count as evidence
+_CANDIDATES = 16  # occurrences that are compared
+_PAUSE = 16  # tokens for which it may be left alone
 _PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
 
 class NgramProposer:
-    """Looks for suffixes of `n_max` down to `n_min` tokens, at up to four lengths between them."""
+    """Looks for suffixes of at least `n_min` tokens; one of `n_max` is as good as a longer one."""
 
     name = "ngram"
     follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
+    pause = _PAUSE
 
     def __init__(self, *, n_max: int, n_min: int) -> None:
         assert 1 <= n_min <= n_max
-        self._sizes = suffix_sizes(n_min, n_max)
-        self._indexes: dict[Sequence, _SuffixIndex] = {}
-        self._forecasts: dict[Sequence, _Forecast] = {}
+        self._sizes = n_min, n_max
+        self._followers: dict[Sequence, _Follower] = {}
         self._everyone = Record(_PRIORS)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
@@ -47,99 +50,106 @@ class NgramProposer:
         ]
 
     def update(self, feedback: Seq[Feedback]) -> None:
-        """Nothing to learn: the index reads the committed tokens."""
+        """Nothing to learn: the committed tokens are read when they are needed."""
 
     def forget(self, seq: Sequence) -> None:
-        self._indexes.pop(seq, None)
-        self._forecasts.pop(seq, None)
+        self._followers.pop(seq, None)
 
-    def forecast(self, seq: Sequence, k: int) -> list[float]:
-        """As proposer.FreeProposer. What it would have guessed the last time is compared with what
-        was committed since, whoever guessed that."""
-        past = self._forecasts.get(seq)
-        if past is None:
-            past = self._forecasts[seq] = _Forecast(Evidence(self._everyone))
-        past.learn(seq.tokens)
-        guess = self._propose(seq, k).tokens
-        past.start, past.guess = seq.num_tokens, guess
-        past.run = self._agreed(seq) if guess else 0
-        return past.evidence.chances(past.run, len(guess))
-
-    def _agreed(self, seq: Sequence) -> int:
-        """Tokens before the end that equal those before the place that was found."""
-        tokens = seq.tokens
-        size, end = self._indexes[seq].find(tokens)
-        while size < min(_LONGEST, end) and tokens[end - size - 1] == tokens[-size - 1]:
-            size += 1
-        return size
+    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
+        """As proposer.FreeProposer."""
+        return self._follow(seq).chances(k, least)
 
     def _propose(self, seq: Sequence, k: int) -> Proposal:
-        index = self._indexes.get(seq)
-        if index is None:
-            index = self._indexes[seq] = _SuffixIndex(self._sizes)
-        tokens = seq.tokens
-        index.extend(tokens)
-        size, end = index.find(tokens)
-        if not size:
-            return EMPTY
-        if size < _SHORT:
-            k = min(k, _SHORT_LIMIT)
-        # The suffix recurs every `period` tokens, so a continuation that runs into the end of the
-        # sequence goes on from its own beginning.
-        period = len(tokens) - end
-        return chain([tokens[end + i % period] for i in range(k)], self.name)
+        guess = self._follow(seq).next(seq.tokens, k)
+        return chain(guess, self.name) if guess else EMPTY
+
+    def _follow(self, seq: Sequence) -> _Follower:
+        follower = self._followers.get(seq)
+        if follower is None:
+            follower = _Follower(*self._sizes, self._everyone)
+            self._followers[seq] = follower
+        follower.extend(seq.tokens)
+        return follower
 
 
-@dataclass(slots=True)
-class _Forecast:
-    """What was foretold of one sequence: `guess` from position `start` on, after `run` tokens that
-    agreed."""
+class _Follower:
+    """One sequence's place in its own past: `at` is the index of the token expected next, 0 while
+    lost; `run` tokens before it agree with the last ones."""
 
-    evidence: Evidence
-    start: int = 0
-    run: int = 0
-    guess: list[int] = field(default_factory=list)
+    def __init__(self, n_min: int, n_max: int, everyone: Record) -> None:
+        self._n_min, self._n_max = n_min, n_max
+        self._evidence = Evidence(everyone)
+        # Of n_min tokens that something followed: the index behind their last occurrence, and by
+        # such an index that of the one before.
+        self._latest: dict[tuple[int, ...], int] = {}
+        self._before = [0] * n_min
+        self._at = self._run = 0
 
-    def learn(self, tokens: list[int]) -> None:
-        """What became of it; up to the first that was wrong."""
-        for i, token in enumerate(self.guess[: len(tokens) - self.start]):
-            hit = tokens[self.start + i] == token
-            self.evidence.learn(self.run + i, hit=hit)
-            if not hit:
-                break
-        self.guess = []
+    def next(self, tokens: list[int], k: int) -> list[int]:
+        """The guesses. The suffix recurs every `period` tokens, so a continuation that runs into
+        the end of the sequence goes on from its own beginning."""
+        at, period = self._at, len(tokens) - self._at
+        if not at:
+            return []
+        k = self._most(k)
+        return tokens[at : at + k] if k <= period else [tokens[at + i % period] for i in range(k)]
 
-
-class _SuffixIndex:
-    """For each size, where the last occurrence of each n-gram ended, as far as something followed
-    it. Hashes, not tuples, are the keys: a hit is compared with the tokens before it counts."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self._ends: dict[int, dict[int, int]] = {size: {} for size in sizes}
-        self._indexed = 0  # every n-gram that ends at or before this position is in
+    def chances(self, k: int, least: float) -> list[float]:
+        """For each of them, that it and all before it are right; none if the first is not as likely
+        as `least`."""
+        if not self._at or self._evidence.rate(self._run) < least:
+            return []
+        return self._evidence.chances(self._run, self._most(k))
 
     def extend(self, tokens: list[int]) -> None:
-        """Add the n-grams that end before the last token."""
-        last = len(tokens) - 1
-        for size, ends in self._ends.items():
-            for end in range(max(self._indexed + 1, size), last + 1):
-                ends[hash(tuple(tokens[end - size : end]))] = end
-        self._indexed = max(last, self._indexed)
+        """Look at what came since the last time."""
+        first, last = len(self._before), len(tokens)
+        if first >= last:
+            return
+        self._index(tokens, first, last)
+        while self._at and first < last:
+            self._step(hit=tokens[self._at] == tokens[first])
+            first += 1
+        if not self._at:
+            self._find(tokens)
 
-    def find(self, tokens: list[int]) -> tuple[int, int]:
-        """(size, end) of the longest suffix that occurred before; (0, 0) if none did."""
-        for size, ends in self._ends.items():
-            suffix = tokens[-size:]
-            end = ends.get(hash(tuple(suffix))) if len(tokens) > size else None
-            if end is not None and tokens[end - size : end] == suffix:
-                return size, end
-        return 0, 0
+    def _most(self, k: int) -> int:
+        return min(k, _SHORT_LIMIT) if self._run < _SHORT else k
+
+    def _step(self, *, hit: bool) -> None:
+        """What was expected has come, or something else."""
+        self._evidence.learn(self._run, hit=hit)
+        if hit:
+            self._at, self._run = self._at + 1, self._run + 1
+        else:
+            self._at = self._run = 0
+
+    def _index(self, tokens: list[int], first: int, last: int) -> None:
+        """Those that end before these indices."""
+        size, latest, before = self._n_min, self._latest, self._before
+        begins = [tokens[first - back : last - back] for back in range(size, 0, -1)]
+        for end, gram in enumerate(zip(*begins, strict=True), first):
+            before.append(latest.get(gram, 0))
+            latest[gram] = end
+
+    def _find(self, tokens: list[int]) -> None:
+        """The place after the longest match."""
+        size, found = len(tokens), self._n_min - 1
+        end = self._latest.get(tuple(tokens[-self._n_min :]), 0)
+        for _ in range(_CANDIDATES):
+            if not end or found >= self._n_max:
+                break
+            # A longer one agrees in this token, too.
+            if end > found and tokens[end - 1 - found] == tokens[size - 1 - found]:
+                run = _agreeing(tokens, end, size)
+                if run > found:
+                    found, self._at, self._run = run, end, run
+            end = self._before[end]
 
 
-def suffix_sizes(n_min: int, n_max: int) -> list[int]:
-    """Longest first: all sizes if they are few, else evenly spread in ratio, both ends included."""
-    if n_max - n_min < _MAX_SIZES:
-        return list(range(n_max, n_min - 1, -1))
-    ratio = n_max / n_min
-    steps = _MAX_SIZES - 1
-    return sorted({round(n_min * ratio ** (i / steps)) for i in range(_MAX_SIZES)}, reverse=True)
+def _agreeing(tokens: list[int], end: int, size: int) -> int:
+    """Tokens before `end` that equal those before `size`."""
+    run, most = 0, min(_LONGEST, end)
+    while run < most and tokens[end - 1 - run] == tokens[size - 1 - run]:
+        run += 1
+    return run

@@ -38,14 +38,15 @@ class PredictionProposer:
     follows_grammar = False
     forward_seconds = 0.0
     agreements: Seq[Agreement] = ()
+    pause = 0
 
     def __init__(self) -> None:
         self._followers: dict[Sequence, _Follower] = {}
         self._everyone = Record(_PRIORS)
 
-    def forecast(self, seq: Sequence, k: int) -> list[float]:
+    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
         """As proposer.FreeProposer."""
-        return self._follow(seq).chances(k)
+        return self._follow(seq).chances(k, least)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [
@@ -90,10 +91,12 @@ class _Follower:
         """The guesses."""
         return [] if self._at is None else list(self._tokens[self._at : self._at + k])
 
-    def chances(self, k: int) -> list[float]:
-        """For each of them, that it and all before it are right."""
-        left = 0 if self._at is None else len(self._tokens) - self._at
-        return self._evidence.chances(self._run, min(k, left))
+    def chances(self, k: int, least: float) -> list[float]:
+        """For each of them, that it and all before it are right; none if the first is not as likely
+        as `least`."""
+        if self._at is None or self._evidence.rate(self._run) < least:
+            return []
+        return self._evidence.chances(self._run, min(k, len(self._tokens) - self._at))
 
     def extend(self, seq: Sequence) -> None:
         """Look at what was committed since the last time."""

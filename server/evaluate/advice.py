@@ -21,7 +21,7 @@ from engine.config import (
     NoProposerConfig,
     SpeculationConfig,
 )
-from server.evaluate.contenders import ALONE, BOTH, NGRAM
+from server.evaluate.contenders import ALONE, BOTH, DRAFT, NGRAM
 from server.evaluate.findings import PLAIN, Cell, Contender, Findings, Record, known
 
 PAYS = 1.02  # of K = 0; below that guessing is not worth its memory
@@ -101,8 +101,9 @@ def recommended(config: EngineConfig, contender: Contender) -> SpeculationConfig
         return said.model_copy(update={"proposer": NoProposerConfig()})
     if contender.family == NGRAM:
         proposer = proposer if isinstance(proposer, NgramConfig) else NgramConfig()
-    elif contender.family == BOTH:
-        companions = (*(name for name in companions if name != "ngram"), "ngram")
+    elif contender.family in (BOTH, DRAFT):
+        companions = tuple(name for name in companions if name != "ngram")
+        companions += ("ngram",) if contender.family == BOTH else ()
     elif contender.family == ALONE:
         companions = ()
     fixed = contender.mode.name == "fixed"

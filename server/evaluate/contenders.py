@@ -22,7 +22,7 @@ def contenders(ready: Ready, tasks: Iterable[Task]) -> list[Contender]:
     found = [Contender(PLAIN, "", Mode("off"))]
     companions = tuple(name for name in COMPANIONS if name in ready.proposers)
     if main == "draft_model":
-        found += _family(DRAFT, None, _up_to(KS, ready.k_max))
+        found += _family(DRAFT, (*companions, main), _up_to(KS, ready.k_max))
     configured = main != "draft_model"
     free = None if configured else (*companions, "ngram")
     found += _family(NGRAM, free, _up_to(NGRAM_KS, ready.k_max))

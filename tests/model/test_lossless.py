@@ -80,6 +80,9 @@ def pair(tiny_target: str, tiny_draft: str) -> Pair:
     return load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
 
 
+ALONE: dict[str, dict[str, object]] = {"cache": {"block_size": 4}, "who": {"companions": []}}
+
+
 def config_for(
     target: str, draft: str, drafter: str, k: int | str, variant: dict[str, dict[str, object]]
 ) -> EngineConfig:
@@ -93,7 +96,11 @@ def config_for(
         {
             "target": {"path": target},
             "device": "cpu",
-            "speculation": {"proposer": proposer, "controller": controller},
+            "speculation": {
+                "proposer": proposer,
+                "controller": controller,
+                **variant.get("who", {}),
+            },
             "cache": {"num_blocks": 512, **variant.get("cache", {})},
             "schedule": variant.get("schedule", {}),
         }
@@ -371,7 +378,7 @@ def replies_of(
     oracle: Oracle, k: int, name: str, pair: Pair, paths: tuple[str, str], tokens: list[int]
 ) -> Output:
     """Run one request with this drafter, demand its text, answer its last Output."""
-    config = config_for(*paths, "ngram", k, {"cache": {"block_size": 4}})
+    config = config_for(*paths, "draft_model", k, ALONE)
     engine = Engine(config, pair=pair, proposer=oracle)
     submit_all(engine, PROMPT, {name: FIELDS[name]})
     replies = Replies(run(engine))
@@ -389,7 +396,7 @@ def test_liar(
 ) -> None:
     """Law: a drafter that is always wrong costs rounds and changes nothing; all blocks return."""
     known = {name: PROMPT + tokens for name, (tokens, _) in expected.items()}
-    config = config_for(tiny_target, tiny_draft, "ngram", k, {"cache": {"block_size": 4}})
+    config = config_for(tiny_target, tiny_draft, "draft_model", k, ALONE)
     engine = Engine(config, pair=pair, proposer=Liar(known, vocab_size=128))
     submit_all(engine, PROMPT, FIELDS)
     replies = Replies(run(engine))

@@ -4,6 +4,7 @@ the same outcomes, one copy. On a CPU, with a recorder that calls functions agai
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import msgspec
@@ -52,7 +53,13 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     monkeypatch.setattr("engine.core.build_draws", DeviceDraws)
 
     def made(
-        k: int = 4, *, usual: bool = True, backend: str = "flex", twin: bool = False, **more: Any
+        k: int = 4,
+        *,
+        usual: bool = True,
+        backend: str = "flex",
+        twin: bool = False,
+        companions: Seq[str] = (),
+        **more: Any,
     ) -> Engine:
         draft = load_twin(pair) if twin else pair.draft
         assert draft is not None
@@ -74,6 +81,7 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
             "speculation": {
                 "proposer": {"path": draft.path},
                 "controller": {"kind": "fixed", "k": k},
+                "companions": list(companions),
             },
             **more,
         }
@@ -111,7 +119,7 @@ class Counted:
     """How many steps went the one way, of those that had a draft to ask."""
 
     def __init__(self, engine: Engine) -> None:
-        self.once = self.other = 0
+        self.once = self.other = self.looked_up = 0
         self._way = engine._rounds._one_wait
         assert self._way is not None
         engine._rounds._one_wait = self  # type: ignore[assignment]
@@ -120,7 +128,9 @@ class Counted:
         assert self._way is not None
         found = self._way(plan, seconds, lap)
         self.once += found is not None
-        self.other += found is None and any(chunk.k for chunk in plan.chunks)
+        self.looked_up += found is not None and any(s.proposal.source == "ngram" for s in found)
+        _, left = self._way._cascade.look_up(plan.chunks)
+        self.other += found is None and any(chunk.k for chunk in left)
         return found
 
 
@@ -203,3 +213,24 @@ def test_the_host_waits_once(make: MakeEngine, k: int) -> None:
             outputs = engine.step()
         assert outputs.metrics.num_proposed == 3 * k
         assert waits.seen == ["tolist"]
+
+
+def test_look_ups_go_into_the_same_forward(make: MakeEngine) -> None:
+    """Law: beside sequences that are drafted for, what a look-up guesses is verified in the one
+    call, and nobody can see which way the step went."""
+    prompts = [PROMPT[:6], PROMPT[2:7], [5, 6, 7, 8, 9] * 4]
+    asked = [params(i, temperature=0.0, max_tokens=60, ignore_eos=True) for i in range(3)]
+
+    def steps(engine: Engine) -> tuple[list[list[Output]], Counted | None]:
+        counted = Counted(engine) if engine._rounds._one_wait else None
+        for i, (prompt, fields) in enumerate(zip(prompts, asked, strict=True)):
+            engine.add(Submit(str(i), prompt, fields, 0.0))
+        found = []
+        while engine.has_work:
+            found.append(engine.step().items)
+        return found, counted
+
+    mine, counted = steps(make(4, companions=["ngram"]))
+    assert mine == steps(make(4, usual=False, companions=["ngram"]))[0]
+    assert counted is not None
+    assert counted.looked_up > 0

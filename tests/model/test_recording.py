@@ -150,14 +150,19 @@ def test_no_text_is_recorded(tiny_target: str, tiny_draft: str, tmp_path: Path) 
     assert tiny_draft not in text
 
 
+def texts(said: dict[str, list[Output]]) -> dict[str, list[int]]:
+    return {
+        name: [t for output in outputs for t in output.tokens] for name, outputs in said.items()
+    }
+
+
 def test_a_recording_changes_no_token(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
     controller = {"kind": "fixed", "k": 3}
     _, said = record(tiny_target, tiny_draft, tmp_path / "t", controller, 1.0)
     plain = config(tiny_target, tiny_draft, tmp_path / "t", controller).model_dump()
     plain["speculation"]["trace"] = None
     again = serve(Engine(EngineConfig.model_validate(plain)), 1.0)
-    tokens = [[o.tokens for o in outputs] for outputs in said.values()]
-    assert tokens == [[o.tokens for o in outputs] for outputs in again.values()]
+    assert texts(said) == texts(again)
 
 
 def test_a_trace_that_cannot_be_written_is_a_sentence_at_start(

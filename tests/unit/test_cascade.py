@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -30,6 +31,13 @@ class Scripted:
     told: list[Feedback] = field(default_factory=list)
     forgotten: list[Sequence] = field(default_factory=list)
     agreements: Seq[Agreement] = ()
+    chances: Seq[float] = ()
+    pause: int = 6
+    looked: int = 0
+
+    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
+        self.looked += 1
+        return list(self.chances[:k]) if self.chances and self.chances[0] >= least else []
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         self.asked.append([(chunk.seq.id, chunk.k) for chunk in chunks])
@@ -54,12 +62,10 @@ def sequence(name: str, sources: tuple[str, ...] | None, max_draft: int | None =
     return Sequence(id=name, params=params, tokens=[1], num_prompt=1, sources=sources)
 
 
-def allowance_of(controller: KController) -> Allowance:
-    forecasts = {
-        "ngram": lambda seq, k: [0.5**j for j in range(1, k + 1)],
-        "prediction": lambda seq, k: [0.9, 0.8, 0.7][:k],
-    }
-    return Allowance(controller, "draft_model", forecasts)
+def allowance_of(controller: KController, *, chance: float = 0.5) -> Allowance:
+    chances = [chance**j for j in range(1, 17)]
+    free = [Scripted("ngram", chances=chances), Scripted("prediction", chances=[0.9, 0.8, 0.7])]
+    return Allowance(controller, "draft_model", free)
 
 
 class Trial:
@@ -69,7 +75,7 @@ class Trial:
         self.draft, self.ngram = Scripted("draft_model"), Scripted("ngram", knows=knows)
         self.other = Scripted("prediction", knows=())
         self.allowance = allowance_of(FixedK(4))
-        self.cascade = Cascade(self.draft, [self.ngram, self.other], limit=self.allowance.of)
+        self.cascade = Cascade(self.draft, [self.ngram, self.other], limits=self.allowance.limits)
 
     def propose(self, *sequences: Sequence) -> list[Proposal]:
         self.allowance.begin(Load(len(sequences)))
@@ -190,12 +196,63 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
 
 
 def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
-    """A draft that comes after rounds served by others first runs what it missed."""
+    """A draft that comes after rounds served by others first runs what it missed. Bug: rounds that
+    the controller did not listen to were not counted."""
+    seq, ngram = sequence("a", ("ngram", "draft_model")), Scripted("ngram", chances=[0.9] * 4)
+    allowance = Allowance(FixedK(4), "draft_model", [ngram])
+
+    def step(source: str, *, listens: bool = True) -> int | None:
+        ngram.chances = [0.9] * 4 if source == "ngram" else []
+        seq.asks_from = 0
+        allowance.begin(Load(1))
+        allowance.want(seq)
+        if not listens:
+            return None
+        return allowance.learn([walked(seq, 4, source, 4, 4)]).num_drafting
+
+    assert step("ngram") == 0
+    assert step("draft_model") == 0
+    assert step("draft_model") is None, "all of them"
+    step("ngram", listens=False)
+    assert step("draft_model") == 0
+    assert step("draft_model") is None
+
+
+def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
+    """Law: look-ups take time, so the silent are asked ever less often: up to as rarely as they
+    allow, in a batch up to once in as many tokens as it has sequences; and at once after one that
+    paid."""
+    for num_sequences, gaps in ((1, [4, 4, 4, 4]), (5, [4, 5, 5, 5]), (16, [4, 6, 6, 6])):
+        ngram = Scripted("ngram", chances=[])
+        allowance = Allowance(FixedK(4), "draft_model", [ngram])
+        seq = sequence("a", ("ngram", "draft_model"))
+        asked = list[int]()
+        for _ in range(40):
+            before = ngram.looked
+            allowance.begin(Load(num_sequences))
+            assert allowance.want(seq) == 4
+            asked += [seq.num_tokens] * (ngram.looked - before)
+            seq.tokens.append(1)
+        found = [after - before for before, after in pairwise(asked)]
+        assert found[:4] == gaps
+        ngram.chances, seq.asks_from = [0.9], 0
+        allowance.begin(Load(num_sequences))
+        allowance.want(seq)
+        seq.tokens.append(1)
+        before = ngram.looked
+        allowance.begin(Load(num_sequences))
+        allowance.want(seq)
+        assert ngram.looked == before + 1
+
+
+def test_nobody_is_asked_where_no_guesses_are_wanted() -> None:
+    """Law: mode off looks nothing up."""
+    ngram = Scripted("ngram", chances=[0.9])
+    allowance = Allowance(FixedK(0), "draft_model", [ngram])
     seq = sequence("a", ("ngram", "draft_model"))
-    allowance = wanted(FixedK(4), seq)
-    assert allowance.learn([walked(seq, 4, "ngram", 4, 4)]).num_drafting == 0
-    assert allowance.learn([walked(seq, 4, "draft_model", 4, 4)]).num_drafting == 0
-    assert allowance.learn([walked(seq, 4, "draft_model", 4, 4)]).num_drafting == 1
+    allowance.begin(Load(1))
+    assert allowance.want(seq) == 0
+    assert ngram.looked == 0
 
 
 def test_without_wishes_the_controller_hears_all() -> None:
@@ -214,11 +271,8 @@ def test_free_guesses_are_priced_by_their_forecasts() -> None:
     allowance.begin(Load(2))
     assert (allowance.want(both), allowance.want(alone)) == (4, 2)
     assert spy.priced == [([0.5, 0.25, 0.125, 0.0625], True), ([0.9, 0.8], False)]
-    assert [allowance.of(both, name) for name in ("ngram", "draft_model", "prediction")] == [
-        4,
-        4,
-        0,
-    ]
+    assert allowance.limits(both) == {"ngram": 4, "draft_model": 4}
+    assert allowance.limits(alone) == {"prediction": 2, "draft_model": 0}
 
 
 def test_who_does_not_pay_is_not_asked() -> None:
@@ -226,7 +280,8 @@ def test_who_does_not_pay_is_not_asked() -> None:
     seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("ngram",))
     allowance.begin(Load(2))
     assert (allowance.want(seq), allowance.want(alone)) == (4, 0)
-    assert allowance.of(seq, "ngram") == 0
+    assert allowance.limits(seq) is None, "as if it had no wishes"
+    assert allowance.limits(alone) == {"draft_model": 0}
 
 
 def test_a_probe_is_meant_for_a_few_sequences() -> None:

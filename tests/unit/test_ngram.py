@@ -1,4 +1,4 @@
-"""NgramProposer: the most recent earlier occurrence of the longest suffix, incrementally."""
+"""NgramProposer: what followed an earlier occurrence of the suffix, found once and followed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from engine.messages import SamplingParams
 from engine.sequence import Sequence
-from engine.speculation.ngram import NgramProposer, suffix_sizes
+from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
 from engine.step_plan import Chunk
 
@@ -28,16 +28,25 @@ def guess(proposer: NgramProposer, seq: Sequence, k: int) -> list[int]:
     return proposal.tokens
 
 
-def scanned(tokens: list[int], sizes: list[int], k: int) -> list[int]:
-    """What the proposer must find, by looking at every earlier window, from the right."""
-    for size in sizes:
-        for end in range(len(tokens) - 1, size - 1, -1):
-            if len(tokens) > size and tokens[end - size : end] == tokens[-size:]:
-                out = list(tokens)
-                for i in range(k if size >= 3 else min(k, 4)):
-                    out.append(out[end + i])
-                return out[len(tokens) :]
-    return []
+def places(tokens: list[int], n_min: int) -> dict[int, int]:
+    """Behind every earlier occurrence of the last `n_min` tokens, from the right: how many tokens
+    before it agree with the last ones."""
+    found = {}
+    for end in range(len(tokens) - 1, n_min - 1, -1):
+        run = 0
+        while run < end and tokens[end - 1 - run] == tokens[-1 - run]:
+            run += 1
+        if run >= n_min:
+            found[end] = run
+    return found
+
+
+def continued(tokens: list[int], end: int, k: int) -> list[int]:
+    """What came there, over and over if need be."""
+    out = list(tokens)
+    for i in range(k):
+        out.append(out[end + i])
+    return out[len(tokens) :]
 
 
 def test_proposes_what_followed_the_suffix() -> None:
@@ -81,21 +90,55 @@ def test_only_sampling_chunks_with_k_get_a_proposal() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_growing_by_random_steps_equals_scanning_everything(seed: int) -> None:
-    """Law: whatever the history of proposals, spells at k = 0 and lengths of steps, the answer is
-    that of a scan over all tokens. Three letters, so matches of every size occur."""
+def test_the_first_look_finds_the_longest_match(seed: int) -> None:
+    """Law: of the last sixteen occurrences of the shortest suffix the one with the longest match,
+    the latest of equals, where all from `n_max` on are equal. Three letters, so matches of every
+    size occur."""
+    rng = random.Random(seed)
+    found = 0
+    for _ in range(100):
+        tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 120))]
+        latest = list(places(tokens, 2).items())[:16]
+        proposed = guess(NgramProposer(n_max=6, n_min=2), sequence(tokens), 4)
+        if not latest:
+            assert proposed == []
+            continue
+        end, _ = max(latest, key=lambda place: min(place[1], 6))
+        assert proposed == continued(tokens, end, 4)
+        found += 1
+    assert found > 50
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
+    """Law: whatever the history of proposals, spells at k = 0 and lengths of steps, what is
+    proposed came behind an earlier occurrence of the suffix, and something is whenever there is
+    one."""
     rng = random.Random(seed)
     proposer = NgramProposer(n_max=6, n_min=2)
-    sizes = suffix_sizes(2, 6)
     seq = sequence([rng.randrange(3) for _ in range(rng.randrange(1, 30))])
     found = 0
     for _ in range(150):
         k = rng.randrange(9)
-        expected = scanned(seq.tokens, sizes, k) if k else []
-        assert guess(proposer, seq, k) == expected
-        found += bool(expected)
+        proposed, ends = guess(proposer, seq, k), places(seq.tokens, 2)
+        assert bool(proposed) == bool(ends and k)
+        if proposed:
+            assert len(proposed) >= min(k, 4)
+            assert any(continued(seq.tokens, end, len(proposed)) == proposed for end in ends)
+        found += bool(proposed)
         seq.tokens += [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
     assert found > 50
+
+
+def test_a_place_is_kept_while_it_is_right() -> None:
+    """Law: there is one look-up for a passage that comes again, not one for each of its tokens,
+    though a shorter match is later."""
+    passage = [1, 2, 3, 4, 5, 6]
+    seq = sequence([*passage, 9, 3, 4, 8, *passage[:3]])
+    proposer = NgramProposer(n_max=8, n_min=2)
+    assert guess(proposer, seq, 3) == [4, 5, 6]
+    seq.tokens.append(4)
+    assert guess(proposer, seq, 2) == [5, 6]
 
 
 def test_preemption_changes_nothing_and_forgetting_costs_only_work() -> None:
@@ -116,14 +159,6 @@ def test_sequences_do_not_see_each_other() -> None:
     assert [p.tokens[0] for p in proposer.propose([decode(one, 1), decode(other, 1)])] == [3, 9]
 
 
-@pytest.mark.parametrize(
-    ("n_min", "n_max", "sizes"),
-    [(2, 2, [2]), (1, 4, [4, 3, 2, 1]), (2, 8, [8, 5, 3, 2]), (1, 64, [64, 16, 4, 1])],
-)
-def test_few_sizes_cover_the_range(n_min: int, n_max: int, sizes: list[int]) -> None:
-    assert suffix_sizes(n_min, n_max) == sizes
-
-
 @pytest.mark.parametrize("likely", [True, False])
 def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
     """Law: chances follow what was committed, whoever guessed it: high in a text that repeats
@@ -139,6 +174,15 @@ def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
     assert len(chances) == len(guess(proposer, seq, 4)) > 0
     assert (chances[0] > 0.9) if likely else (chances[0] < 0.4)
     proposer.forget(seq)
+
+
+def test_what_is_too_unlikely_is_not_said() -> None:
+    """Law: a forecast whose first guess is below what pays is none, at no further cost."""
+    seq = sequence(list(range(9)) * 3)
+    proposer = NgramProposer(n_max=8, n_min=2)
+    [first, *_] = proposer.forecast(seq, 4)
+    assert proposer.forecast(seq, 4, first)
+    assert proposer.forecast(seq, 4, first + 0.01) == []
 
 
 def test_nothing_to_say_has_no_chances() -> None:
