@@ -34,6 +34,7 @@ from engine.jit import HAS_TILES
 from engine.messages import SamplingParams
 from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
 from engine.model.batch import Segment, is_chain
+from engine.model.block_tables import BlockTables
 from engine.model.fused import is_plain, signed_angles
 from engine.model.panels import Words, is_exact
 from engine.sampling.kernels import NOT_FINITE
@@ -48,7 +49,6 @@ LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyon
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
 Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
 
 
 class Start(NamedTuple):
@@ -64,11 +64,12 @@ class Memory(NamedTuple):
     keys: npt.NDArray[Any]
     values: npt.NDArray[Any]
     block_size: int
+    tables: BlockTables
 
     @classmethod
     def of(cls, plane: KVPlane) -> Memory:
         keys, values = map(_plane_array, plane.stacks[0])
-        return cls(keys, values, plane.block_size)
+        return cls(keys, values, plane.block_size, BlockTables(plane.block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +141,24 @@ class CompiledDecoder:
         """Logits float32 `[asked rows, vocab]` in segment order; keys and values are in `memory`
         afterwards. `suits(segments)` must hold."""
         tokens: list[int] = []
-        rows: list[tuple[int, int, int]] = []  # sequence, position, asked for
+        rows: list[int] = []  # of each: sequence, position, asked for
         needed: list[tuple[Sequence[int], int]] = []
         asked = 0
         for i, (some, start, blocks, num_logits, _) in enumerate(segments):
             end, silent = start + len(some), start + len(some) - num_logits
             tokens += some
-            rows += [(i, at, int(at >= silent)) for at in range(start, end)]
+            for at in range(start, end):
+                rows += (i, at, at >= silent)
             needed.append((blocks, end))
             asked += num_logits
             assert end <= len(self._angles[0])  # compiled code checks no bounds
         assert min(tokens) >= 0
         assert max(tokens) < self._vocab
         logits = np.empty((asked, self._columns), dtype=np.float32)
-        keys, values, block_size = memory
-        tables, facts = _tables(needed, block_size), np.array(rows, dtype=np.int64)
+        keys, values, block_size, tables = memory
+        facts = np.array(rows, dtype=np.int64).reshape(-1, 3)
         self._arithmetic.forward(
-            np.array(tokens, dtype=np.int64), facts, tables, block_size,
+            np.array(tokens, dtype=np.int64), facts, tables.of(needed), block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
         )  # fmt: skip
         return logits[:, : self._vocab]
@@ -174,19 +176,19 @@ class CompiledDecoder:
         """What follows each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape[1] == self._vocab
         assert max(rows) < len(logits)
-        items, needed = list[tuple[int, ...]](), list[tuple[Sequence[int], int]]()
+        items, needed = list[int](), list[tuple[Sequence[int], int]]()
         for row, (blocks, position), count, (plain, _) in zip(
             rows, starts, steps, asked, strict=True
         ):
             assert position + count <= len(self._angles[0])
-            items.append((row, count, position, *plain.words))
+            items += (row, count, position, *plain.words)
             needed.append((blocks, position + count))
         tokens = np.full((len(starts), max(steps)), NOT_FINITE, dtype=np.int64)
         leads = np.empty(tokens.shape, dtype=np.float32)
-        keys, values, block_size = memory
-        tables = _tables(needed, block_size)
+        keys, values, block_size, tables = memory
+        words = np.array(items, dtype=np.int64).reshape(len(starts), -1)
         self._arithmetic.chain(
-            logits, np.array(items, dtype=np.int64), self._words, tables, block_size,
+            logits, words, self._words, tables.of(needed), block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values,
             packed([penalties for _, penalties in asked], max(steps)), tokens, leads,
         )  # fmt: skip
@@ -276,13 +278,3 @@ def angle_table(rotary: Any, count: int) -> tuple[Floats, Floats]:
     with torch.inference_mode():
         cosine, sine = signed_angles(rotary, torch.arange(count), like=torch.zeros(1))
         return cosine.contiguous().numpy(), sine.contiguous().numpy()
-
-
-def _tables(needed: Sequence[tuple[Sequence[int], int]], block_size: int) -> Integers:
-    """`[sequences, blocks]` from each one's blocks and length; rows are filled up with zeros that
-    are never read."""
-    counts = [-(-length // block_size) for _, length in needed]
-    tables = np.zeros((len(needed), max(counts)), dtype=np.int64)
-    for row, (blocks, _), count in zip(tables, needed, counts, strict=True):
-        row[:count] = blocks[:count]
-    return tables

@@ -56,21 +56,21 @@ class QuickDraws:
         """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
         the long way."""
         found: list[list[int] | None] = [None] * len(asked)
-        places, items, count = list[int](), list[tuple[int, ...]](), 0
+        places, items, count = list[tuple[int, int]](), list[int](), 0
         for i, rows in enumerate(asked):
             plain = None if rows is None else self._processor.plain(rows.seq)
             if rows is not None and plain is not None:
-                places.append(i)
-                items.append((*rows[1:], *plain.words))
+                places.append((i, rows.size))
+                items += (rows.first, rows.size, rows.position, *plain.words)
                 count += rows.size
-        if not items:
+        if not places:
             return found
         tokens = np.empty(count, np.int64)
-        kernels_draws.draw(logits, np.array(items, np.int64), self._words, tokens)
+        kernels_draws.draw(logits, _table(items, len(places)), self._words, tokens)
         drawn, at = tokens.tolist(), 0
-        for i, item in zip(places, items, strict=True):
-            mine = drawn[at : at + item[1]]
-            at += item[1]
+        for i, size in places:
+            mine = drawn[at : at + size]
+            at += size
             if UNSURE not in mine:
                 found[i] = mine
         return found
@@ -92,13 +92,13 @@ class QuickDraws:
     def guess(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Of all rows in order, tokens and leads as Sampler.guess tells them; None: go the long
         way."""
-        items = list[tuple[int, ...]]()
+        items = list[int]()
         for rows in asked:
             plain = self._processor.plain(rows.seq)
             if plain is None:
                 return None
-            items.append((*rows[1:], *plain.words))
-        return self._guess(np.array(items, np.int64), logits)
+            items += (rows.first, rows.size, rows.position, *plain.words)
+        return self._guess(_table(items, len(asked)), logits)
 
     def _guess(self, items: Items, logits: Floats) -> tuple[list[int], list[float]]:
         count = int(items[:, 1].sum())
@@ -110,3 +110,7 @@ class QuickDraws:
         asked = [(i, 1, c.position, *plain_of(c.seq.params).words) for i, c in enumerate(contexts)]
         rows = self._processor.adjust(logits, contexts).numpy()
         return np.array(asked, np.int64), np.ascontiguousarray(rows)
+
+
+def _table(items: list[int], count: int) -> Items:
+    return np.array(items, np.int64).reshape(count, -1)

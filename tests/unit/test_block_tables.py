@@ -1,0 +1,35 @@
+"""Tables of blocks for compiled code: kept, and never those of before."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from engine.model.block_tables import BlockTables
+
+
+def test_a_table_holds_the_blocks_of_now() -> None:
+    """Law: whoever comes, grows, ends, changes places or is given other blocks in the same list,
+    row i begins with what sequence i has now; and it is whole, as compiled code wants it."""
+    rng = random.Random(5)
+    tables = BlockTables(16)
+    held: list[list[int]] = [[rng.randrange(99) for _ in range(3)] for _ in range(4)]
+    for _ in range(400):
+        match rng.randrange(6):
+            case 0:
+                held.append([rng.randrange(99)])
+            case 1 if len(held) > 1:
+                held.pop(rng.randrange(len(held)))
+            case 2:
+                rng.shuffle(held)
+            case 3:
+                rng.choice(held).append(rng.randrange(99))
+            case 4:
+                changed = rng.choice(held)
+                changed[rng.randrange(len(changed))] = rng.randrange(99)
+        table = tables.of([(blocks, 16 * len(blocks)) for blocks in held])
+        assert table.flags.c_contiguous
+        assert table.dtype == np.int64
+        for row, blocks in zip(table, held, strict=True):
+            assert row[: len(blocks)].tolist() == blocks
