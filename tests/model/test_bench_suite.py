@@ -18,7 +18,7 @@ from engine.bench.suite.result import (
     ADAPTIVE,
     HF_PLAIN,
     K_MAX,
-    LOOKUP,
+    NO_LOOKUP,
     PLAIN,
     PREDICTED,
     TEMPERATURES,
@@ -72,7 +72,7 @@ def test_whole_benchmark_on_a_tiny_pair(parsed: argparse.Namespace, pair: Pair) 
     assert result.concurrent["finished"] == result.concurrent["equal"] == 64
     assert json.loads(result.as_json())["lossless"]
     assert "texts equal to K=0: 40 of 40" in card(result)
-    assert set(result.predicted) == {PLAIN, ADAPTIVE, LOOKUP, *PREDICTED}
+    assert set(result.predicted) == {PLAIN, ADAPTIVE, NO_LOOKUP, *PREDICTED}
     assert "with a prediction: right" in card(result)
 
 

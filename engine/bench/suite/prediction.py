@@ -14,7 +14,7 @@ from engine.bench.suite.contenders import EngineContender
 from engine.bench.suite.measures import progress
 from engine.bench.suite.result import (
     ADAPTIVE,
-    LOOKUP,
+    NO_LOOKUP,
     PLAIN,
     PREDICTED,
     SEED,
@@ -60,12 +60,12 @@ def guesses(replies: Sequence[list[int]]) -> dict[str, list[list[int]] | None]:
 
 def prediction(pair: Pair, prompts: list[list[int]], size: Size, result: Result) -> None:
     """Fills `result.predicted`, and counts texts like any other comparison."""
-    plain, ours, lookup = (
+    plain, ours, drafted = (
         EngineContender(name, speculation, pair=pair, tokens=size.tokens, clock=size.clock)
         for name, speculation in (
             (PLAIN, {"proposer": {"kind": "none"}}),
             (ADAPTIVE, {}),
-            (LOOKUP, {"companions": ["prediction", "ngram"]}),
+            (NO_LOOKUP, {"companions": ["grammar", "prediction"]}),
         )
     )
     for temperature in TEMPERATURES:
@@ -73,7 +73,7 @@ def prediction(pair: Pair, prompts: list[list[int]], size: Size, result: Result)
         replies, _ = _all(plain, prompts, None, temperature)  # warm, and what is to be predicted
         said = guesses(replies)
         runs: list[tuple[str, EngineContender, list[list[int]] | None]]
-        runs = [(PLAIN, plain, None), (LOOKUP, lookup, None)]
+        runs = [(PLAIN, plain, None), (NO_LOOKUP, drafted, None)]
         runs += [(name, ours, predicted) for name, predicted in said.items()]
         for _, contender, predicted in runs:
             _all(contender, prompts[:1], predicted, temperature)
