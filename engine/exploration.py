@@ -13,6 +13,7 @@ _BASELINE_FIRST, _BASELINE = 6, 512  # rounds at K > 0 before some are played at
 _BASELINE_CLOSE = 128  # where little is lost by it
 _NEIGHBOUR = 32  # and one a step off, where lengths do not vary by themselves
 _TRIAL_ROUNDS, _BASELINE_ROUNDS = 3, 10
+_CROWD, _BASELINE_CROWD = 4, 4  # of more requests than 2 ** 4 - 1 fewer rounds are enough
 _SHARE, _OF_GAIN = 0.01, 0.25  # of the time may be lost by trying; and of what guesses save
 _CLOSE, _NEAR = 0.2, 0.6  # gain that errors of the costs could make up
 _COOLS = 0.08  # of a first round at 0 that later ones do without, where more than one are needed
@@ -30,13 +31,21 @@ class Exploration:
         # Seconds, of probes and of the others: a trial for all must not keep from probing a few.
         self._owed = {True: 0.0, False: 0.0}
         self._gain = 0.0  # of guesses, in the last round with them
+        self._size = self._after = 0
+        self._afters: dict[int, int] = {}  # by size: rounds until a baseline when it was left
         self._saved: dict[int, float] = {}  # by size: of a baseline's first round, by the last ones
         self.restart(0)
 
     def restart(self, size: int) -> None:
-        """Another batch size: look soon."""
+        """Another batch size: look soon. Of one that was left not long ago half of what was known
+        still holds: a load goes to and fro between two powers of two."""
+        if size != self._size:
+            self._afters[self._size] = self._after
+        else:
+            self._afters.pop(size, None)
         self._size = size
-        self._interval, self._after = PROBE_FIRST, _BASELINE_FIRST
+        self._interval = PROBE_FIRST
+        self._after = max(self._afters.get(size, 0) // 2, _BASELINE_FIRST)
         self._idle = 0  # rounds at K = 0 since the last probe
         self._probes = _TRIAL  # since the last trial, that included: one is due
         self._left = 0  # more rounds of a trial, or of a baseline
@@ -51,6 +60,7 @@ class Exploration:
     def forgive(self) -> None:
         """A spell in which nothing was tried paid for all."""
         self._owed = {True: 0.0, False: 0.0}
+        self._afters.clear()
 
     def while_off(self, seconds: float, *, alone: bool) -> Round:
         """A probe asks a few sequences for a guess. A trial plays K > 0 for all, for some rounds:
@@ -85,7 +95,8 @@ class Exploration:
             self.round, self._spell = "baseline", 1
             cools = self._cools()
             if self._after > _BASELINE_FIRST and (close or cools):
-                self._left, self._spell = _BASELINE_ROUNDS - 1, _BASELINE_ROUNDS
+                self._spell = _BASELINE_CROWD if self._size > _CROWD else _BASELINE_ROUNDS
+                self._left = self._spell - 1
             most = _BASELINE * (2 if gain > _NEAR and cools else 1)
             most = _BASELINE_CLOSE if close else most
             self._since, self._after = 0, min(8 * self._after, most)
@@ -111,6 +122,11 @@ class Exploration:
     def is_alone(self) -> bool:
         """Whether this round is a baseline of one round."""
         return self.round == "baseline" and self._spell == 1
+
+    @property
+    def is_short(self) -> bool:
+        """Whether this round is one of the few of a crowd's baseline."""
+        return self.round == "baseline" and self._spell == _BASELINE_CROWD
 
     def turned(self, *, back: bool) -> None:
         """Whatever was being tried is over. `back` from off, what K = 0 costs is known, and what

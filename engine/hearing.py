@@ -6,9 +6,10 @@ from engine.chances import FEW
 from engine.exploration import Exploration
 from engine.spells import Spells
 
-_WARM, _WARM_ON = 8, 1  # rounds at K = 0, and above, until the caches hold what these need
-_KNOWN, _NEW_CROWD = 4, 2  # of so many rounds with guesses one is listened to: once all is known,
-# and of a crowd before that
+# Rounds at K = 0, of them in a crowd's baseline, and above, until the caches hold what these need.
+_WARM, _WARM_CROWD, _WARM_ON = 8, 2, 1
+_KNOWN, _KNOWN_CROWD, _NEW_CROWD = 4, 8, 2  # of so many rounds with guesses one is listened to:
+# once all is known, and of a crowd before that
 _COSTS = 4  # of so many rounds with guesses one tells what it costs, once that is known
 
 
@@ -43,7 +44,7 @@ class Hearing:
             return True
         if not self._spells.is_known:
             return sequences <= FEW or self._since % _NEW_CROWD == 0
-        return self._since % _KNOWN == 0
+        return self._since % (_KNOWN if sequences <= FEW else _KNOWN_CROWD) == 0
 
     def looks_back(self, *, behind: bool) -> bool:
         """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer
@@ -56,8 +57,10 @@ class Hearing:
         if self._on:
             if self._explore.round == "trial" and self._since < _WARM_ON:
                 return False
-        elif self._since < _WARM and not self._explore.is_alone:
-            return False
+        elif not self._explore.is_alone:
+            warm = _WARM_CROWD if self._explore.is_short else _WARM
+            if self._since < warm:
+                return False
         if not self._spells.is_known or not self._on or self._explore.round != "usual":
             return True
         return self._since % _COSTS == 0

@@ -26,6 +26,34 @@ def test_a_baseline_is_long_where_its_first_rounds_are_dearer() -> None:
     assert baselines(explore, first=1.3, later=1.0, rounds=1400) == [1, 10, 10, 10]
 
 
+def test_a_crowds_baseline_is_shorter() -> None:
+    """Bug: of sixty rounds of a crowd that guesses made 1.8 times as fast, eleven were played at
+    K = 0, ten of them to see what the last two took; what that costs falls soon where a round takes
+    as long as a crowd's."""
+    explore = Exploration()
+    explore.restart(5)
+    assert baselines(explore, first=1.3, later=1.0, rounds=200) == [1, 4]
+
+
+def test_a_size_that_comes_back_is_no_new_one() -> None:
+    """Bug: a load that goes to and fro between 16 requests and 15 had its K = 0 looked at after six
+    rounds, and after 48 more, each time."""
+    explore = Exploration()
+
+    def first_after(size: int) -> int:
+        explore.restart(size)
+        for count in range(1, 200):
+            if explore.while_on(1.0, gain=0.4, varies=True) == "baseline":
+                return count
+            explore.over(asked=True, usual=1.0)
+        raise AssertionError
+
+    assert first_after(5) == 6
+    explore.restart(4)
+    assert first_after(5) == 24
+    assert first_after(6) == 6
+
+
 def test_one_round_is_enough_where_the_first_is_like_the_others() -> None:
     """Law: what tells nothing new is not paid for; nor, once that is known, of a larger batch."""
     explore = Exploration()

@@ -30,14 +30,29 @@ def test_what_is_new_is_heard_in_every_round_but_of_a_crowd() -> None:
 
 
 def test_what_is_known_is_heard_now_and_then() -> None:
-    """Law: one round of four, by whatever number of requests, while guesses pay."""
-    for sequences in (1, 4, 32):
-        assert heard(sequences, known=True) == (10, 10)
+    """Law: one round of four while guesses pay, of a crowd one of eight. Bug: to be told of sixteen
+    requests takes a twelfth of their round, and was done for one round of three on average."""
+    assert heard(1, known=True) == heard(FEW, known=True) == (10, 10)
+    assert heard(FEW + 1, known=True)[0] == heard(32, known=True)[0] == 5
 
 
 def test_the_first_rounds_without_guesses_tell_no_costs() -> None:
     """Law: until the caches hold what K = 0 needs, it looks dearer than it is."""
     assert heard(4, known=False, on=False) == (33, 33)
+
+
+def test_a_crowds_baseline_tells_costs_though_it_is_short() -> None:
+    """Bug this guards against: K = 0 that is never learnt again while guesses pay."""
+    explore = Exploration()
+    hearing = Hearing(Spells(), explore)
+    explore.restart(5)
+    learnt = 0
+    for _ in range(200):
+        is_baseline = explore.while_on(1.0, gain=0.1, varies=True) == "baseline"
+        hearing.play(on=not is_baseline)
+        learnt += is_baseline and hearing.wants(16) and hearing.learns_costs()
+        explore.over(asked=not is_baseline, seconds=1.0, usual=1.0)
+    assert learnt == 5  # the first, which is alone, and two of four, twice
 
 
 def test_rounds_that_it_rested_count() -> None:
