@@ -29,8 +29,7 @@ from engine.step_costs import StepCosts
 
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
-# Rounds between two that are looked at: at K = 0, above, and there of a crowd.
-_REST, _REST_ON, _REST_CROWD = 15, 3, 7
+_REST = 15  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
 
@@ -127,7 +126,7 @@ class AdaptiveK:
             if not k:
                 self._rests = _REST
             elif self.listens and self._guesses.tells:
-                self._rests = _REST_ON if self._sequences <= FEW else _REST_CROWD
+                self._rests = self._hearing.interval(self._sequences) - 1
 
     def _wake(self) -> None:
         """Count the rounds that it rested."""

@@ -160,10 +160,10 @@ class Allowance:
         self._missed.discard(seq)
 
     def _pause(self, seq: Sequence, sources: tuple[str, ...]) -> None:
-        """The longer nothing is found, the longer until the next look, since it takes time; but not
-        so long that a step looks for less than one sequence."""
+        """The longer nothing is found, the longer until the next look, since it takes time: of a
+        crowd's step, whose tokens cost less, a larger share."""
         most = min((self._free[name].pause for name in sources if name != self._main), default=0)
-        seq.pause = min(max(2 * seq.pause, _PAUSE), max(self._num_sequences, _PAUSE), most)
+        seq.pause = min(max(2 * seq.pause, _PAUSE), max(4 * self._num_sequences, 2 * _PAUSE), most)
         seq.asks_from = seq.num_tokens + seq.pause
 
     def _worth(self, seq: Sequence) -> dict[str, int]:

@@ -8,7 +8,7 @@ from engine.spells import Spells
 
 # Rounds at K = 0, of them in a crowd's baseline, and above, until the caches hold what these need.
 _WARM, _WARM_CROWD, _WARM_ON = 8, 2, 1
-_KNOWN, _KNOWN_CROWD, _NEW_CROWD = 4, 8, 2  # of so many rounds with guesses one is listened to:
+_OFTEN, _SELDOM, _NEW_CROWD = 4, 8, 2  # of so many rounds with guesses one is listened to:
 # once all is known, and of a crowd before that
 _COSTS = 4  # of so many rounds with guesses one tells what it costs, once that is known
 
@@ -44,7 +44,11 @@ class Hearing:
             return True
         if not self._spells.is_known:
             return sequences <= FEW or self._since % _NEW_CROWD == 0
-        return self._since % (_KNOWN if sequences <= FEW else _KNOWN_CROWD) == 0
+        return self._since % self.interval(sequences) == 0
+
+    def interval(self, sequences: int) -> int:
+        """Of so many rounds with guesses one is listened to, once all is known."""
+        return _SELDOM if sequences > FEW or self._spells.is_old else _OFTEN
 
     def looks_back(self, *, behind: bool) -> bool:
         """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer

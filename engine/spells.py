@@ -7,6 +7,7 @@ from __future__ import annotations
 _FEW = 24  # rounds of a batch size, or of K > 0, after which it is known
 _PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 512  # rounds between two choices: at first, at most
 _PATIENCE_CROWD = 12
+_LONG = 192  # rounds after which it is heard of less
 
 
 class Spells:
@@ -53,11 +54,16 @@ class Spells:
         """What the batch does and costs."""
         return self._turned >= _FEW
 
+    @property
+    def is_old(self) -> bool:
+        """Known for so long that news are few."""
+        return self._turned >= _LONG
+
     def is_due(self, *, on: bool, crowd: bool) -> bool:
         """The longer all is the same, the less a choice can change. A round of a `crowd` adds
         little to what its others tell."""
         if on:
             least = _PATIENCE_CROWD if crowd else _PATIENCE
-            return self._chosen >= min(max(least, self._turned // 8), _PATIENT_ON)
+            return self._chosen >= min(max(least, self._turned // 4), _PATIENT_ON)
         # What tells of guesses has it choose at once; without, little can change.
         return self._chosen >= min(max(_PATIENCE, self._same // 2), _PATIENT_OFF)

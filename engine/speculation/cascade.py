@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
+from engine.speculation.grammar import trimmed
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import Agreement, Feedback, Proposer
 from engine.step_plan import Chunk
@@ -98,6 +99,8 @@ class Cascade:
                 return EMPTY, k
             if k:
                 [proposal] = self._free[name].propose([chunk._replace(k=k)])
+                if chunk.seq.constraint is not None:  # what it forbids is no reason not to ask on
+                    proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
         return EMPTY, 0

@@ -6,9 +6,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from engine.allowance import Allowance
+from engine.constraint import Bits
 from engine.controller import Confidences, FixedK, KController, Load
 from engine.messages import SamplingParams, Speculation
 from engine.sequence import Sequence
@@ -108,6 +110,36 @@ def test_the_order_is_the_requests() -> None:
     trial = Trial()
     proposals = trial.propose(sequence("a", ("draft_model", "ngram")), sequence("b", ("ngram",)))
     assert [p.source for p in proposals] == ["draft_model", "ngram"]
+
+
+class OnlyNines:
+    """A Constraint: nothing but the token 9."""
+
+    error: str | None = None
+    is_slow = False
+
+    def extend(self, token: int) -> None:
+        return None
+
+    def allowed(self, path: Seq[int]) -> Bits:
+        return np.array([0, 2], dtype=np.uint8)
+
+    def is_complete(self, path: Seq[int]) -> bool:
+        return False
+
+    def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
+        return [9] * limit
+
+
+def test_a_look_up_that_the_grammar_forbids_does_not_serve() -> None:
+    """Bug: it was left out of the forward afterwards, when the draft, which knows what the grammar
+    forces, had not been asked; the step went without a guess."""
+    trial = Trial()
+    seq, other = (sequence(name, ("ngram", "draft_model")) for name in "ab")
+    seq.constraint = OnlyNines()
+    assert [p.source for p in trial.propose(seq, other)] == ["draft_model", "ngram"]
+    trial.ngram.word = 9
+    assert [p.source for p in trial.propose(seq, other)] == ["ngram", "ngram"]
 
 
 def test_no_draft_forward_where_nobody_is_left_to_it() -> None:
@@ -220,14 +252,13 @@ def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
 
 def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
     """Law: look-ups take time, so the silent are asked ever less often: up to as rarely as they
-    allow, in a batch up to once in as many tokens as it has sequences; and at once after one that
-    paid."""
-    for num_sequences, gaps in ((1, [4, 4, 4, 4]), (5, [4, 5, 5, 5]), (16, [4, 6, 6, 6])):
-        ngram = Scripted("ngram", chances=[])
+    allow, the more so the more sequences there are; and at once after one that paid."""
+    for num_sequences, gaps in ((1, [4, 8, 8, 8]), (3, [4, 8, 12, 12]), (16, [4, 8, 13, 13])):
+        ngram = Scripted("ngram", chances=[], pause=13)
         allowance = Allowance(FixedK(4), "draft_model", [ngram])
         seq = sequence("a", ("ngram", "draft_model"))
         asked = list[int]()
-        for _ in range(40):
+        for _ in range(60):
             before = ngram.looked
             allowance.begin(Load(num_sequences))
             assert allowance.want(seq) == 4

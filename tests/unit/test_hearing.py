@@ -8,12 +8,14 @@ from engine.hearing import Hearing
 from engine.spells import Spells
 
 
-def heard(sequences: int, *, known: bool, on: bool = True, rounds: int = 40) -> tuple[int, int]:
+def heard(
+    sequences: int, *, known: bool, on: bool = True, rounds: int = 40, spell: int = 100
+) -> tuple[int, int]:
     """Of so many rounds those that are told, and those whose costs are learnt."""
     spells = Spells()
     hearing = Hearing(spells, Exploration())
     if known:
-        spells.go(100)
+        spells.go(spell)
     told = learnt = 0
     for _ in range(rounds):
         hearing.play(on=on)
@@ -34,6 +36,11 @@ def test_what_is_known_is_heard_now_and_then() -> None:
     requests takes a twelfth of their round, and was done for one round of three on average."""
     assert heard(1, known=True) == heard(FEW, known=True) == (10, 10)
     assert heard(FEW + 1, known=True)[0] == heard(32, known=True)[0] == 5
+
+
+def test_what_has_been_known_for_long_is_heard_half_as_often() -> None:
+    """Law: also of a few requests one round of eight is enough then; what changes is as new."""
+    assert heard(1, known=True, spell=200)[0] == heard(FEW, known=True, spell=200)[0] == 5
 
 
 def test_the_first_rounds_without_guesses_tell_no_costs() -> None:
