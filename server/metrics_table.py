@@ -169,8 +169,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spec_decode_estimated_speedup_ratio",
         "gauge",
-        "tokens/s at the chosen K by tokens/s at K = 0, as the controller expects them; 1 where it"
-        " does not estimate",
+        "tokens/s at the chosen K by tokens/s at K = 0, as the controller expects them, look-ups"
+        " aside; 1 where it does not estimate",
     ),
     Metric(
         "spec_decode_estimated_regret_ratio",
