@@ -21,7 +21,7 @@ from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import FreeProposer
 from engine.step_plan import Chunk
 
-_PAUSE = 4  # tokens: the first
+_FIRST_PAUSE = 4  # tokens: the first
 
 
 class Walked(Protocol):
@@ -163,7 +163,9 @@ class Allowance:
         """The longer nothing is found, the longer until the next look, since it takes time: of a
         crowd's step, whose tokens cost less, a larger share."""
         most = min((self._free[name].pause for name in sources if name != self._main), default=0)
-        seq.pause = min(max(2 * seq.pause, _PAUSE), max(4 * self._num_sequences, 2 * _PAUSE), most)
+        seq.pause = min(
+            max(2 * seq.pause, _FIRST_PAUSE), max(4 * self._num_sequences, 2 * _FIRST_PAUSE), most
+        )
         seq.asks_from = seq.num_tokens + seq.pause
 
     def _worth(self, seq: Sequence) -> dict[str, int]:

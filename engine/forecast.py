@@ -30,13 +30,11 @@ class Forecast:
         self.row = 0.0
         self._look(1)
 
-    def renew(self, sequences: int, price: float, *, times: int = 1) -> None:
-        """`price`: tokens per second that a second is worth, 0 if that is not known; `times`: how
-        often, each time at the price found before if there was none."""
+    def renew(self, sequences: int, price: float) -> None:
+        """`price`: tokens per second that a second is worth, 0 if that is not known."""
         self._look(sequences)
         self._guesses.refresh()
-        for _ in range(times):
-            self._predict(sequences, price)
+        self._predict(sequences, price)
 
     def usual_seconds(self, sequences: int, k: int) -> float:
         """Of a round with `k` draft steps."""

@@ -1,11 +1,12 @@
 """Several proposers in a row: each sequence has its list, and the first that has something to say
 serves it.
 
-There is one main proposer, which serves every sequence without wishes, and there are free ones,
-which look things up. A list is walked in its order; the main proposer is asked once per step, for
-all sequences that got as far as to it, so that a draft forward is never spent on a sequence that
-another served. One proposal has one source: a draft that went on behind a looked-up beginning would
-first have to run that beginning, which costs what guessing it costs.
+There is one main proposer, and there are free ones, which look things up; a sequence about which
+they have nothing to say that pays is left to the main one as if they were not there. A list is
+walked in its order; the main proposer is asked once per step, for all sequences that got as far as
+to it, so that a draft forward is never spent on a sequence that another served. One proposal has
+one source: a draft that went on behind a looked-up beginning would first have to run that
+beginning, which costs what guessing it costs.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Cascade:
         limits = self._limits(chunk.seq)
         if limits is None:
             return EMPTY, chunk.k
-        for name in chunk.seq.sources or (self._main.name,):
+        for name in chunk.seq.sources or ():
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
                 return EMPTY, k

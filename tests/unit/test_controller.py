@@ -84,15 +84,22 @@ def test_it_rests_between_rounds_that_it_hears_of() -> None:
     world = World(alpha=0.9, informed=1.0)
     controller = Counted(K_MAX)
     world.profile(controller)
-    play(controller, world, 200)
-    thought, chosen = controller.thoughts, list[int]()
-    for _ in range(600):
-        k = controller.choose(Load(1))
-        chosen.append(k)
-        seen = world.round(controller, k)
-        if controller.listens:
-            controller.update(seen)
-    assert 75 <= controller.thoughts - thought < 150
+    chosen = list[int]()
+
+    def thoughts(rounds: int) -> int:
+        before = controller.thoughts
+        for _ in range(rounds):
+            k = controller.choose(Load(1))
+            chosen.append(k)
+            seen = world.round(controller, k)
+            if controller.listens:
+                controller.update(seen)
+        return controller.thoughts - before
+
+    play(controller, world, 60)
+    assert 25 <= thoughts(100) < 50
+    play(controller, world, 40)
+    assert 75 <= thoughts(600) < 150
     assert share(chosen, lambda k: k > 0) > 0.95
     assert 0 in chosen  # a baseline
     for _ in range(8):
