@@ -6,16 +6,17 @@ from engine.chances import FEW
 from engine.exploration import Exploration
 from engine.spells import Spells
 
-# Rounds at K = 0, of them in a crowd's baseline, and above, until the caches hold what these need.
-_WARM, _WARM_CROWD, _WARM_ON = 8, 2, 1
-_OFTEN, _SELDOM, _NEW_CROWD = 4, 8, 2  # of so many rounds with guesses one is listened to:
-# once all is known, and of a crowd before that
-_COSTS = 4  # of so many rounds with guesses one tells what it costs, once that is known
+# Rounds in a row until the caches hold what these need, so that costs can be learnt from the next:
+_WARM, _WARM_CROWD, _WARM_ON = 8, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
+# One round in so many is listened to while guesses pay:
+_OFTEN, _SELDOM = 4, 8  # once all is known; and of a crowd, or when it has been known for long
+_NEW_CROWD = 2  # of a crowd that is new
+_COSTS = 4  # and one in so many tells what it costs, once that is known
 
 
 class Hearing:
-    """`play` once a round, or `rest` for several. `unlearned`: rounds since one told what it
-    costs."""
+    """`play` once a round, or `rest` for several, before the questions about it. `unlearned`:
+    rounds since one told what it costs; whoever learns from one sets it to 0."""
 
     def __init__(self, spells: Spells, explore: Exploration) -> None:
         self._spells, self._explore = spells, explore
@@ -30,13 +31,13 @@ class Hearing:
         self.unlearned += 1
 
     def rest(self, rounds: int) -> None:
-        """At K = 0."""
+        """So many rounds like the last."""
         self._since += rounds
         self.unlearned += rounds
 
     def wants(self, sequences: int) -> bool:
-        """Whether to be told of this round: at K > 0, of what is known, a few are enough;
-        at K = 0 only what it costs is new."""
+        """Whether to be told of this round of so many sequences. While guesses pay, a few rounds
+        are enough once all is known; at K = 0 only what a round costs is news."""
         if not self._on:
             begins = self._explore.round == "baseline" and not self._since
             return begins or self.learns_costs()
@@ -61,8 +62,8 @@ class Hearing:
         if self._on:
             if self._explore.round == "trial" and self._since < _WARM_ON:
                 return False
-        elif not self._explore.is_alone:
-            warm = _WARM_CROWD if self._explore.is_short else _WARM
+        elif not self._explore.is_single_baseline:
+            warm = _WARM_CROWD if self._explore.is_crowd_baseline else _WARM
             if self._since < warm:
                 return False
         if not self._spells.is_known or not self._on or self._explore.round != "usual":

@@ -1,13 +1,12 @@
-"""How long things have been as they are, in rounds: how well they are known, and how long a choice
-can stand.
+"""How long the batch size, and K at 0 or above, have been what they are, in rounds. From that: how
+well the batch is known, and when a choice is due again.
 """
 
 from __future__ import annotations
 
-_FEW = 24  # rounds of a batch size, or of K > 0, after which it is known
-_PATIENCE, _PATIENT_ON, _PATIENT_OFF = 6, 64, 512  # rounds between two choices: at first, at most
-_PATIENCE_CROWD = 12
-_LONG = 192  # rounds after which it is heard of less
+_KNOWN, _OLD = 24, 192  # rounds after which a batch is no longer new; after which news are few
+# Rounds between two choices: at least, of a crowd, and at most while guesses pay and while not.
+_PATIENCE, _PATIENCE_CROWD, _PATIENT_ON, _PATIENT_OFF = 6, 12, 64, 512
 
 
 class Spells:
@@ -16,7 +15,8 @@ class Spells:
     def __init__(self) -> None:
         self._chosen = 0  # since the last choice
         self._same = 0  # since the batch was of another size
-        self._turned = 0  # since K > 0 was chosen after K = 0, or the other way round; no more
+        # Since K > 0 was chosen after K = 0, or the other way round; at most `_same`.
+        self._turned = 0
         self._visits: dict[int, int] = {}  # rounds of a size when it was last left
 
     def go(self, rounds: int = 1) -> None:
@@ -35,8 +35,9 @@ class Spells:
         self._turned = min(self._turned, self._same)
 
     def turn(self) -> bool:
-        """On or off. Whether what is left is known."""
-        known = self._turned >= _FEW
+        """K > 0 is chosen after K = 0, or the other way round. Whether what ends by it had lasted
+        long enough to be known."""
+        known = self._turned >= _KNOWN
         self._turned = 0
         return known
 
@@ -51,19 +52,19 @@ class Spells:
 
     @property
     def is_known(self) -> bool:
-        """What the batch does and costs."""
-        return self._turned >= _FEW
+        """Whether it is known what the batch does and costs."""
+        return self._turned >= _KNOWN
 
     @property
     def is_old(self) -> bool:
-        """Known for so long that news are few."""
-        return self._turned >= _LONG
+        """Whether it has been known for so long that news are few."""
+        return self._turned >= _OLD
 
     def is_due(self, *, on: bool, crowd: bool) -> bool:
-        """The longer all is the same, the less a choice can change. A round of a `crowd` adds
-        little to what its others tell."""
+        """Whether to choose: the longer all is the same, the less that can change. A round of a
+        `crowd` adds little to what its other sequences tell."""
         if on:
             least = _PATIENCE_CROWD if crowd else _PATIENCE
             return self._chosen >= min(max(least, self._turned // 4), _PATIENT_ON)
-        # What tells of guesses has it choose at once; without, little can change.
+        # Off, only probes and trials tell of guesses, and these `call` for a choice.
         return self._chosen >= min(max(_PATIENCE, self._same // 2), _PATIENT_OFF)
