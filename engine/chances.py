@@ -10,21 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
-from engine.confidence import LEAST, MOST
+from engine.confidence import LOWEST, SUREST
 from engine.controller import Confidences
 
 FEW = 12  # proposals, beyond which one alone weighs little
 
 
 class Chances:
-    """That a guess and all before it are right: log-odds = base + weight * confidence, by depth. In
-    a round it is asked of the same proposals, which only grow, or of fewer."""
+    """The chances that a guess and all before it are right. By depth, the log-odds of one guess are
+    base + weight * confidence. Within a round `lists` is asked of the same proposals, which only
+    grow; of another number of them it begins anew."""
 
     def __init__(self, k_max: int) -> None:
         self.trust([0.0] * k_max, 0.0)
 
     def trust(self, bases: Sequence[float], weight: float) -> None:
-        """How far confidences go from now on."""
+        """What confidences say from now on: a base for each depth, one weight for all."""
         self.bases, self.weight = bases, weight
         self.restart()
 
@@ -33,15 +34,15 @@ class Chances:
         self._lists: list[list[float]] = []
 
     def lists(self, confidences: Confidences) -> list[list[float]]:
-        """By proposal, then depth."""
+        """By proposal, then depth: the chance that the guess and all before it are right."""
         if len(self._lists) != len(confidences):
             self._lists = [[] for _ in confidences]
         bases, weight = self.bases, self.weight
         for found, sure in zip(self._lists, confidences, strict=True):
             alive, depth = found[-1] if found else 1.0, len(found)
             for confidence in sure[depth:] if depth else sure:
-                z = bases[depth] + weight * (confidence if confidence < MOST else MOST)
-                alive /= 1.0 + exp(-z if z > -LEAST else LEAST)
+                z = bases[depth] + weight * (confidence if confidence < SUREST else SUREST)
+                alive /= 1.0 + exp(-z if z > -LOWEST else LOWEST)
                 found.append(alive)
                 depth += 1
         return self._lists

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-MOST = 12.0  # of a confidence; beyond it all are equally sure
-LEAST = 40.0  # log-odds against a guess; more is no different
-_START = np.array([0.0, 1.0, 0.5])
+SUREST = 12.0  # of a confidence; beyond it all are equally sure
+LOWEST = 40.0  # log-odds against a guess; more is no different
+_START = np.array([0.0, 1.0, 0.5])  # the weights: the prior is right, and confidence tells a little
 _DEVIATION = 0.5  # of the weights about their start
-_MEMORY = 2000.0  # trials after which information counts half
-_BATCH, _LARGE = 48, 144  # trials that are gathered for one step: at first, later
-_FEW = 480.0  # trials; later it is known
-_MOST = 96  # trials that a round may add
+_MEMORY = 2000.0  # guesses after which information counts half
+_BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
+_KNOWN = 480.0  # guesses, after which the weights hardly move
+_MOST_A_ROUND = 96  # guesses that one round may add
 _PAUSE = 6  # rounds between two steps
 _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
@@ -43,8 +43,8 @@ class Calibration:
         self._pause = 0
 
     def line(self, odds: Array) -> tuple[Array, float]:
-        """Log-odds of a guess: base + weight * confidence, up to `MOST` of it. A base for each of
-        the `odds`, the log-odds of the priors."""
+        """Bases and a weight: the log-odds of a guess are base + weight * confidence, of which no
+        more than `SUREST` counts. A base for each of the `odds`, the log-odds of the priors."""
         w0, w1, w2 = self._weights.tolist()
         weight = w2 / self._variance**0.5
         return w0 - weight * self._mean + w1 * odds, weight
@@ -57,19 +57,21 @@ class Calibration:
     def learn(
         self, odds: Sequence[float], confidences: Sequence[float], hits: Sequence[bool]
     ) -> None:
-        """Of guesses whose fate became known."""
-        self._odds += odds[:_MOST]
-        self._confidences += confidences[:_MOST]
-        self._hits += hits[:_MOST]
-        if len(self._hits) >= (_BATCH if self._seen < _FEW else _LARGE):
+        """Of guesses whose fate became known: the log-odds of the priors, how sure their proposer
+        was, and whether they were right. Fits once enough are gathered."""
+        self._odds += odds[:_MOST_A_ROUND]
+        self._confidences += confidences[:_MOST_A_ROUND]
+        self._hits += hits[:_MOST_A_ROUND]
+        if len(self._hits) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
             self.fit()
             self._pause = _PAUSE
 
     def fit(self) -> None:
-        """With what was gathered: after a look back, which may have seen another world."""
+        """One Newton step with what was gathered. Others call it after a look back, which may have
+        seen another world."""
         if not self._hits:
             return
-        confidences = np.minimum(np.array(self._confidences), MOST)
+        confidences = np.minimum(np.array(self._confidences), SUREST)
         self._spread(confidences)
         count = len(confidences)
         x = np.empty((count, 3))

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 Points = Sequence[tuple[int, float]]  # (size, seconds), from a start-up profile
 
-_HALF_LIFE, _ROUNDS = 96.0, 32.0  # outcomes, and rounds, after both of which old ones count half
+# Half-lives: what is older than both, so many outcomes and so many rounds, counts less than half.
+_HALF_LIFE, _ROUNDS = 96.0, 32.0
 _PRIOR_REJECTION = 0.3
 _PRIOR_TRIALS = 4.0
 _POOL_WEIGHT = 8.0  # trials that the pooled hazard is worth at each depth
-_WINDOW = 12.0  # sequence-rounds after which a surprise counts half
-_CHANGE = 3.5  # deviations that are no chance
-_APART = 8.0  # sequences whose texts have nothing in common, at most: what begins together is alike
+_WINDOW = 12.0  # outcomes after which a surprise counts half
+_CHANGE = 3.5  # standard deviations of a surprise that is no chance any more
+_APART = 8.0  # sequences of a batch that count as independent, at most: texts begin together
 _DOUBT = 4.0  # trials that the past weighs after a change
 
 
@@ -58,7 +59,7 @@ class AcceptanceEstimate:
         self.changes = 0  # how often the world was found to be another
 
     def update(self, k: int, outcomes: Sequence[Outcome], rounds: int = 1) -> None:
-        """Learn from so many rounds at `k`."""
+        """Learn from the outcomes of so many rounds at `k`."""
         k = min(k, len(self._trials))
         if not k or not outcomes:
             return
@@ -125,27 +126,28 @@ class AcceptanceEstimate:
         self._weight = min(self._weight, trials)
 
     def hazard(self, j: int) -> float:
-        """That a guess at depth j + 1 is wrong, all before it being right."""
+        """The chance that a guess at depth j + 1 is wrong, all before it being right."""
         pooled = _POOL_WEIGHT * self.rejection
         hazard = (self._rejections[j] + pooled) / (self._trials[j] + _POOL_WEIGHT)
         return min(max(hazard, 0.005), 0.98)
 
     def chances(self) -> list[float]:
-        """For each depth: that a guess there is right, all before it being right."""
+        """For each depth: the chance that a guess there is right, all before it being right."""
         return [1.0 - self.hazard(j) for j in range(len(self._trials))]
 
     def offering(self) -> list[float]:
-        """For each depth: that a guess is offered there."""
+        """For each depth: the chance that a guess is offered there."""
         return [some / all_ for some, all_ in zip(self._offered, self._asked, strict=True)]
 
     def survival(self) -> list[float]:
-        """For each depth: that a guess is offered there and it and all before it are right."""
+        """For each depth: the chance that a guess is offered there and it and all before it are
+        right."""
         steps = zip(self.chances(), self._there, self._reached, strict=True)
         return list(accumulate((c * there / reached for c, there, reached in steps), mul))
 
 
 class _Surprise:
-    """Wrong guesses of the last rounds against those expected; a change is far from chance."""
+    """Wrong guesses of the last rounds against the expected number of them."""
 
     def __init__(self) -> None:
         self.restart()
@@ -157,8 +159,10 @@ class _Surprise:
     def ratio(self) -> float:
         return self._found / max(self._expected, 1e-9)
 
-    def seen(self, found: float, expected: float, spread: float, sequences: int) -> bool:
-        keep = 0.5 ** (sequences / _WINDOW)
+    def seen(self, found: float, expected: float, spread: float, outcomes: int) -> bool:
+        """Take in wrong guesses `found` and `expected` among so many outcomes, and the variance
+        (`spread`) of the latter. Whether they differ by more than chance."""
+        keep = 0.5 ** (outcomes / _WINDOW)
         self._found = self._found * keep + found
         self._expected = self._expected * keep + expected
         self._spread = self._spread * keep * keep + spread

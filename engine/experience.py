@@ -11,32 +11,35 @@ from itertools import islice
 import numpy as np
 
 from engine.chances import Chances
-from engine.confidence import LEAST, MOST, Array, Calibration
+from engine.confidence import LOWEST, SUREST, Array, Calibration
 from engine.controller import Confidences, StepObservation
 from engine.estimates import AcceptanceEstimate, Outcome
 
-_SAMPLE = 64  # proposals that stand for the next
-_LATEST = 8  # of a step that go into it
+_SAMPLE = 64  # proposals that stand for the next ones
+_LATEST = 8  # proposals of one step that go into the sample
 _TOGETHER = 8  # outcomes that are learnt from at once
 _CERTAIN = 12.0  # log-odds; more is no different
-_SEEN = 32  # of the sample, for the worth of one more confidence
+_SEEN = 32  # proposals of the sample that `gains` looks at
 
-GRID = np.linspace(0.0, 1.0, 17)
+GRID = np.linspace(0.0, 1.0, 17)  # chances at which `gains` is told; between them it is linear
 
 
 class Experience:
-    """`refresh` before a choice; until then the chances stay as they were."""
+    """`remember` proposals when they are made, `learn` what became of them, `refresh` before a
+    choice: until then `sure` and `chances` stay as they were."""
 
     def __init__(self, k_max: int) -> None:
         self.acceptance = AcceptanceEstimate(k_max)
-        self.sure = np.zeros((1, k_max))  # `[sample, depth]`: that a guess is right
-        self.chances = Chances(k_max)  # of the round's proposals
+        # `[sample, depth]`: the chance that a guess is right, all before it being right
+        self.sure = np.zeros((1, k_max))
+        self.chances = Chances(k_max)  # of this round's proposals
         self._k_max = k_max
         self._calibration = Calibration()
         self._sample = deque[Sequence[float]](maxlen=_SAMPLE)  # confidences
-        self._heard: list[Outcome] = []  # of rounds at one K, to be learnt from together
-        self._heard_k = self._rounds = 0
-        self._odds = [0.0] * k_max  # of the chances by depth
+        # Outcomes of so many rounds at one K, to be learnt from together.
+        self._gathered: list[Outcome] = []
+        self._gathered_k = self._rounds = 0
+        self._odds = [0.0] * k_max  # log-odds of the chances by depth
         depths = np.arange(k_max)
         self._steps = depths - depths[:, None] + 1  # [depth, last]: of drafting
         last = depths[:, None]
@@ -49,8 +52,10 @@ class Experience:
         return bool(self._sample)
 
     def refresh(self) -> None:
-        """The chances of the sampled proposals as of now; the mean chance where there was none."""
-        self._consider()
+        """The chances of the sampled proposals as of now; where a proposal ended before, the mean
+        chance at that depth. Confidences only say which guesses are likelier than others: by depth,
+        all are shifted until their mean is what outcomes say."""
+        self._take_in()
         chances = np.array(self.acceptance.chances())
         odds = np.log(chances / (1.0 - chances))
         bases, weight = self._calibration.line(odds)
@@ -58,12 +63,12 @@ class Experience:
         nothing = [np.nan] * self._k_max
         sample = np.array([[*sure, *nothing[len(sure) :]] for sure in self._sample or [()]])
         said = ~np.isnan(sample)
-        z = np.where(said, bases + weight * np.minimum(sample, MOST), odds)
+        z = np.where(said, bases + weight * np.minimum(sample, SUREST), odds)
         z = np.clip(z, -_CERTAIN, _CERTAIN)  # or a mean of 1 would have no odds
         sure = 1.0 / (1.0 + np.exp(-z))
         shift = odds - _odds_of_mean(sure, said)
         bases += shift
-        self.sure = 1.0 / (1.0 + np.exp(-np.clip(z + said * shift, -LEAST, LEAST)))
+        self.sure = 1.0 / (1.0 + np.exp(-np.clip(z + said * shift, -LOWEST, LOWEST)))
         self.chances.trust(bases.tolist(), weight)
 
     def gains(self, step: float, rows: Array) -> Array:
@@ -92,14 +97,14 @@ class Experience:
     ) -> None:
         """What became of the guesses of a step; see StepObservation. `before`: the K of the step
         before it, if that is known."""
-        if k != self._heard_k:
-            self._consider()
-        self._heard_k = k
-        self._heard += outcomes if k else ()
+        if k != self._gathered_k:
+            self._take_in()
+        self._gathered_k = k
+        self._gathered += outcomes if k else ()
         self._rounds += 1
         looked_back = any(len(each) > 1 for each in seen.agreements)
-        if len(self._heard) >= _TOGETHER or looked_back:
-            self._consider()
+        if len(self._gathered) >= _TOGETHER or looked_back:
+            self._take_in()
         if seen.agreements:
             self.acceptance.agree([[hit for _, hit in each] for each in seen.agreements], before)
         wanted = self._calibration.wants()
@@ -108,13 +113,14 @@ class Experience:
         if looked_back:
             self._calibration.fit()
 
-    def _consider(self) -> None:
-        self.acceptance.update(self._heard_k, self._heard, self._rounds)
-        self._heard, self._rounds = [], 0
+    def _take_in(self) -> None:
+        """Learn from the outcomes that were gathered."""
+        self.acceptance.update(self._gathered_k, self._gathered, self._rounds)
+        self._gathered, self._rounds = [], 0
 
     def look_back(self, seen: StepObservation) -> None:
-        """Remember what would have been proposed in a spell without guesses: from each position
-        behind a wrong guess on."""
+        """Remember what would have been proposed in a spell without guesses: each position behind
+        a wrong guess would have begun another proposal."""
         for stretch in seen.agreements:
             starts = [0, *(i + 1 for i, (_, hit) in enumerate(stretch) if not hit)]
             sure = [confidence for confidence, _ in stretch]
@@ -122,6 +128,7 @@ class Experience:
             self.remember([row for row in rows if row])
 
     def _calibrate(self, seen: StepObservation) -> None:
+        """Learn what confidences are worth, from all guesses of the step whose fate is known."""
         odds, sure, hits = list[float](), list[float](), list[bool]()
         for outcome, found in zip(seen.outcomes, seen.confidences, strict=False):
             tried = min(outcome.tried, len(found), self._k_max)
@@ -136,8 +143,8 @@ class Experience:
 
 
 def _odds_of_mean(sure: Array, said: Array) -> Array:
-    """By depth: of the chances of those that `said` how sure they are, each with the weight of all
-    before it being right."""
+    """By depth, log-odds of the mean chance of the guesses that `said` how sure they are, each
+    with the chance of all before it being right as its weight."""
     reached = np.cumprod(sure, axis=1)
     weights = said * reached / sure + 1e-12
     mean = (weights * sure).sum(0) / weights.sum(0)
