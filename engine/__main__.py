@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from engine.arguments import Parser
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.process import EngineProcess, StepEngine, follow_parent
+from engine.parent import follow_parent
+from engine.process import EngineProcess, StepEngine
 from engine.threads import limit_threads
 
 

@@ -6,7 +6,6 @@ stdout (`engine.evaluate_messages`).
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -42,10 +41,10 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
+from engine.parent import die_with_parent
 from engine.threads import VARIABLES, limit_threads
 
 OFF = Mode("off")
-_PR_SET_PDEATHSIG = 1
 
 
 class SwitchingEngine(Protocol):
@@ -188,8 +187,7 @@ def add_counts(sums: list[int], more: list[int]) -> None:
 def main() -> int:
     """Answer commands until stdin ends. What libraries print on stdout goes to stderr instead."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     commands = os.fdopen(os.dup(0), "rb")
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

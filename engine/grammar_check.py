@@ -21,8 +21,9 @@ from llguidance import LLTokenizer
 
 from engine.arguments import Parser
 from engine.errors import ModelError
-from engine.grammar_children import Children, die_with_parent
+from engine.grammar_children import Children
 from engine.messages import CheckOutcome, Grammar
+from engine.parent import die_with_parent
 from engine.sampling.grammar_probe import probe
 from engine.sampling.grammar_source import GrammarRefused, compile_grammar
 from engine.sampling.vocabulary import load_vocabulary

@@ -10,7 +10,6 @@ are taken, its place.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import selectors
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.messages import CheckOutcome, Grammar
+from engine.parent import die_with_parent
 
 PLACES = 8
 YOUNG_SECONDS = 0.1  # on the clock; most grammars are compiled by then
@@ -32,7 +32,6 @@ NICENESS = 5  # of one that is not young any more, beside others
 MEMORY_BYTES = 2**28  # address space beyond what the vocabulary took
 MAX_FILES = 256  # more than this process ever has open
 BUSY = "too many grammars are being compiled; try again"
-_PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[int, str, CheckOutcome], None]  # id, "" or a sentence
 
@@ -164,11 +163,6 @@ class Children:
         os.close(child.pipe)
         del self._running[child.pipe]
         return os.waitpid(child.pid, 0)[1]
-
-
-def die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def limit_memory() -> None:

@@ -1,8 +1,8 @@
 """EngineProcess: the loop between the sockets and an engine, and how this process ends.
 
 Promises: commands are taken between steps; an idle engine beats once a second from this very loop
-(a stuck step is therefore silence); the last message of a failing process is Fatal(sentence); the
-process outlives its parent by moments at most. Leaves to others: what a step does (engine.core).
+(a stuck step is therefore silence); the last message of a failing process is Fatal(sentence).
+Leaves to others: what a step does (engine.core), how it ends with its parent (engine.parent).
 Free of torch: the engine is made by a function that is passed in.
 
 Exit codes: 0 drained or stopped; 1 something unexpected, or the parent is gone; 2 the engine could
@@ -11,15 +11,9 @@ not be made from this configuration (an EngineError), so that starting it again 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import logging
-import os
 import signal
-import stat
-import sys
-import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -49,8 +43,6 @@ LINGER_MILLISECONDS = 2000  # the last words may take this long to leave
 
 EXIT_DONE = 0
 EXIT_UNEXPECTED = 1
-
-_PR_SET_PDEATHSIG = 1
 
 
 class StepEngine(Protocol):
@@ -188,29 +180,3 @@ class EngineProcess:
 def _one_line(error: Exception) -> str:
     """Libraries' messages come with line breaks and advice in paragraphs."""
     return " ".join(str(error).split())
-
-
-def follow_parent() -> None:
-    """Make this process end with its parent, even in the middle of a step. Call it first.
-
-    Twice, for two failures: a thread waits for the end of stdin when that is a pipe (works
-    everywhere, needs the interpreter), and on Linux the kernel kills (needs nothing of us).
-    Ctrl-C in a terminal is the parent's to handle: it drains.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        piped = stat.S_ISFIFO(os.fstat(0).st_mode)
-    except OSError:  # no stdin at all
-        piped = False
-    if not piped:
-        return  # started by hand
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    threading.Thread(target=_exit_with_stdin, name="parent-watch", daemon=True).start()
-
-
-def _exit_with_stdin() -> None:
-    with contextlib.suppress(OSError):
-        while os.read(0, 4096):
-            pass
-    os._exit(EXIT_UNEXPECTED)

@@ -28,7 +28,8 @@ from engine.messages import (
     StepMetrics,
     Submit,
 )
-from engine.process import EngineProcess, follow_parent
+from engine.parent import follow_parent
+from engine.process import EngineProcess
 
 Rule = Callable[[Sequence[int], int], int]  # (prompt and output so far, prompt length) -> token
 

@@ -65,7 +65,7 @@ class Service:
         self._config = config
         self._listener = listener
         self._load = load or load_for
-        self._say = say or _say
+        self._say = say or say_line
         self._metrics = Metrics()
         self._regimes = Regimes(time.monotonic)
         self._client = EngineClient(on_metrics=self._on_metrics)
@@ -254,7 +254,8 @@ def configure_logging(level: str) -> None:
             logging.getLogger(library).setLevel(logging.WARNING)
 
 
-def _say(line: str) -> None:
+def say_line(line: str) -> None:
+    """On stdout, at once: whoever started this may be reading a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

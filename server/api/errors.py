@@ -84,6 +84,11 @@ def invalid(param: str | None, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+def missing(param: str, allowed: str) -> ApiError:
+    """A 400 for a field that must be given; `allowed`: what it may be."""
+    return ApiError(400, f"`{param}` is required: {allowed}", param=param, code="missing_field")
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The table. What is not in it is our own fault: a 500 without details."""
     match error:

@@ -75,7 +75,7 @@ class EventStream(EventSourceResponse):
         writing = asyncio.create_task(self._write(send))
         tasks = [
             writing,
-            asyncio.create_task(_until_gone(receive)),
+            asyncio.create_task(until_gone(receive)),
             asyncio.create_task(self._until_stuck(send)),
         ]
         try:
@@ -134,7 +134,8 @@ class EventStream(EventSourceResponse):
         logger.info("cut a client that read nothing for %.0f s", self._send_seconds)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import Receive
 
 from server.api.errors import ClientGone
+from server.api.event_stream import until_gone
 from server.choice import Finish
 from server.generation import Generation
 from server.logprobs import TextLogprobs
@@ -46,7 +46,7 @@ async def while_there(
     """What `reading` makes of the generation. Raises ClientGone when the connection closes first,
     EngineLost or GenerationFailed as the generation does; in each case nothing is left running."""
     work = asyncio.ensure_future(reading)
-    watch = asyncio.ensure_future(_gone(http.receive))
+    watch = asyncio.ensure_future(until_gone(http.receive))
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -73,8 +73,3 @@ async def _collect(generation: Generation) -> list[Whole]:
     for index, whole in enumerate(wanted):
         whole.index = index
     return wanted
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

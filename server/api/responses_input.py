@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, invalid, missing
 from server.api.explain import must_be, shown
 from server.api.limits import MAX_LABEL_LENGTH, MAX_MESSAGES
 
@@ -73,7 +73,7 @@ def _add(told: Conversation, item: Any, path: str) -> None:
         case "function_call_output":
             _output(told, given, path)
         case None:
-            raise _missing(f"{path}.type", "message, function_call or function_call_output")
+            raise missing(f"{path}.type", "message, function_call or function_call_output")
         case _:
             said = "must be message, function_call or function_call_output"
             code = "unsupported_field" if isinstance(kind, str) else "invalid_value"
@@ -86,7 +86,7 @@ def _message(told: Conversation, given: dict[str, Any], path: str) -> None:
     if given.get("role") not in ROLES:
         raise invalid(f"{path}.role", f"`{path}.role` must be one of {', '.join(ROLES)}")
     if "content" not in given:
-        raise _missing(f"{path}.content", "a string or a list of text parts")
+        raise missing(f"{path}.content", "a string or a list of text parts")
     content = _content(given["content"], f"{path}.content")
     told.add({"role": given["role"], "content": content}, path)
 
@@ -96,7 +96,7 @@ def _call(told: Conversation, given: dict[str, Any], path: str) -> None:
     _check_names(given, path, {"type", "call_id", "name", "arguments", "id", "status"})
     for name in ("call_id", "name", "arguments"):
         if name not in given:
-            raise _missing(f"{path}.{name}", "a string")
+            raise missing(f"{path}.{name}", "a string")
     if not told.messages or told.messages[-1]["role"] != "assistant":
         told.add({"role": "assistant"}, path)
     calls = told.messages[-1].setdefault("tool_calls", [])
@@ -112,7 +112,7 @@ def _output(told: Conversation, given: dict[str, Any], path: str) -> None:
     _check_names(given, path, {"type", "call_id", "output", "id", "status"})
     for name, allowed in (("call_id", "a string"), ("output", "a string or a list of text parts")):
         if name not in given:
-            raise _missing(f"{path}.{name}", allowed)
+            raise missing(f"{path}.{name}", allowed)
     where = f"{path}.call_id"
     if not isinstance(given["call_id"], str) or given["call_id"] not in told.called:
         raise invalid(where, f"`{where}` must be the call_id of a function_call item before it")
@@ -168,7 +168,3 @@ def _check_names(given: dict[str, Any], path: str, names: set[str]) -> None:
         if name == "id" and not (isinstance(value, str) and len(value) <= MAX_LABEL_LENGTH):
             allowed = f"a string of at most {MAX_LABEL_LENGTH} characters"
             raise invalid(where, f"`{where}` must be {allowed}, but {shown(value)} was given")
-
-
-def _missing(path: str, allowed: str) -> ApiError:
-    return ApiError(400, f"`{path}` is required: {allowed}", param=path, code="missing_field")

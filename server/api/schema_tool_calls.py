@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.api.body import num_values
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, invalid, missing
 from server.api.explain import shown
 from server.api.limits import MAX_CALLS, MAX_LABEL_LENGTH, MAX_VALUES
-from server.api.schema_tools import checked, function_name, missing
+from server.api.schema_tools import checked, function_name
 
 ECHOED = {"parsed_arguments"}  # what the SDK's `parse` adds to calls, which come back as they are
 MAX_ARGUMENT_DEPTH = 64

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, invalid, missing
 from server.api.explain import must_be, shown
 from server.api.limits import MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS
 
@@ -168,10 +168,6 @@ def function_name(function: dict[str, Any], path: str) -> str:
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise _must(f"{path}.name", NAME_RULE)
     return name
-
-
-def missing(path: str, allowed: str) -> ApiError:
-    return ApiError(400, f"`{path}` is required: {allowed}", param=path, code="missing_field")
 
 
 def _must(path: str, allowed: str, *, code: str = "invalid_value") -> ApiError:

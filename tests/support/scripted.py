@@ -22,7 +22,8 @@ import engine.scripted
 from engine.__main__ import parse, read_config
 from engine.errors import ModelError
 from engine.messages import Outputs, Ready
-from engine.process import EngineProcess, follow_parent
+from engine.parent import follow_parent
+from engine.process import EngineProcess
 from engine.scripted import make_ready
 
 VARIABLE = "FORETOKEN_SCRIPT"

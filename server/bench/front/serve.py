@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from server import loop
 from server.config import Config, load_config
-from server.serve import Service, configure_logging, listen, load_for
+from server.serve import Service, configure_logging, listen, load_for, say_line
 
 ENGINE = (sys.executable, "-m", "engine.scripted")
 
@@ -23,14 +23,9 @@ async def run(config: Config, listener: socket.socket, command: Sequence[str]) -
         config,
         listener,
         command=command,
-        say=lambda _: _say(f"{host}:{port}"),
+        say=lambda _: say_line(f"{host}:{port}"),
     )
     return await service.run()
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def main() -> int:
