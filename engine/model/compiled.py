@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import KVPlane
+from engine.attention.vectors import multiplies_pairs
 from engine.jit import HAS_TILES
 from engine.messages import SamplingParams
 from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
@@ -216,7 +217,7 @@ def compiled_decoder(
     if not all_rows and (every_row or size > LARGEST):
         return None
     if dtype == torch.bfloat16:
-        if not (kernels_bfloat16.is_supported() and has_pairs(model.config)):
+        if not (multiplies_pairs() and has_pairs(model.config)):
             return None
     elif dtype != torch.float32 or not all(is_exact(p) for p in model.parameters()):
         return None

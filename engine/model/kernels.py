@@ -25,6 +25,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from engine.attention.vectors import pointers
 from engine.jit import fast
 from engine.model.kernels_chain import begin, choose
 from engine.model.panels import LANES, PANEL, VECTORS
@@ -44,11 +45,8 @@ def _panel(rows: int) -> Any:
         signature = types.void(x, width, words, y, stride)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointers = [
-                context.make_array(signature.args[i])(context, builder, args[i]).data
-                for i in (0, 2, 3)
-            ]
-            _emit_panel(builder, rows, pointers, width=args[1], stride=args[4])
+            x, width, words, y, stride = pointers(context, builder, signature, args)
+            _emit_panel(builder, rows, (x, words, y), width=width, stride=stride)
             return context.get_dummy_value()
 
         return signature, generate
@@ -56,8 +54,8 @@ def _panel(rows: int) -> Any:
     return panel
 
 
-def _emit_panel(builder: Any, rows: int, pointers: list[Any], *, width: Any, stride: Any) -> None:
-    x, words, y = pointers
+def _emit_panel(builder: Any, rows: int, arrays: Any, *, width: Any, stride: Any) -> None:
+    x, words, y = arrays
     words = builder.bitcast(words, _INTS.as_pointer())
     zero = ir.Constant(_FLOATS, None)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(VECTORS)] for _ in range(rows)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.jit import fast
 from engine.model.kernels_pages import VALUE_ROWS, scoring, weighing
+from engine.model.kernels_rows import exp
 
 DIMS = (32, 64, 96, 128)  # of a head
 
@@ -88,19 +89,3 @@ def rounded(number: Any) -> Any:
     bits = np.float32(number).view(np.uint32)
     up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return np.uint16((bits + up) >> np.uint32(16))
-
-
-@fast
-def exp(x: Any) -> Any:
-    """As in `engine.model.kernels_rows`: to some 2e-6, and in a form that runs in vectors."""
-    x = min(max(x, np.float32(-87)), np.float32(88))
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693147181)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return (p * r * r + r + np.float32(1)) * scale

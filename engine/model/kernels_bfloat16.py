@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,38 +19,15 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from engine.attention.vectors import FLOATS, INT, INTS, LANES, PAIRS, pointers
 from engine.jit import HAS_TILES, fast
 from engine.model.kernels_tiles import SIDE, product_of_tiles
 
-LANES = 16  # outputs in a vector
 VECTORS = 2  # in a panel: ten rows' sums fill most of the registers
 PANEL = LANES * VECTORS
 ROWS_AT_ONCE = 10  # beyond, compiled code runs out of registers
 
 Words = npt.NDArray[np.uint32]
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's `bfloat`, which llvmlite does not name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_INT = ir.IntType(32)
-FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT, LANES)
-PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-
-
-def is_supported() -> bool:
-    """Whether this processor has the instruction."""
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
 
 
 def pack(weight: Tensor) -> Words:
@@ -80,11 +56,8 @@ def _panel(rows: int) -> Any:
         signature = types.void(x, pairs, words, y, stride)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointers = [
-                context.make_array(signature.args[i])(context, builder, args[i]).data
-                for i in (0, 2, 3)
-            ]
-            _emit_panel(builder, rows, pointers, pairs=args[1], stride=args[4])
+            x, pairs, words, y, stride = pointers(context, builder, signature, args)
+            _emit_panel(builder, rows, (x, words, y), pairs=pairs, stride=stride)
             return context.get_dummy_value()
 
         return signature, generate
@@ -92,8 +65,8 @@ def _panel(rows: int) -> Any:
     return panel
 
 
-def _emit_panel(builder: Any, rows: int, pointers: list[Any], *, pairs: Any, stride: Any) -> None:
-    x, words, y = pointers
+def _emit_panel(builder: Any, rows: int, arrays: Any, *, pairs: Any, stride: Any) -> None:
+    x, words, y = arrays
     words = builder.bitcast(words, INTS.as_pointer())
     zero = ir.Constant(FLOATS, None)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(VECTORS)] for _ in range(rows)]
@@ -131,7 +104,7 @@ def multiply_add(builder: Any, total: Any, one: Any, other: Any) -> Any:
 def spread(builder: Any, word: Any) -> Any:
     """One word in every lane."""
     nothing = ir.Constant(INTS, ir.Undefined)
-    single = builder.insert_element(nothing, word, ir.Constant(_INT, 0))
+    single = builder.insert_element(nothing, word, ir.Constant(INT, 0))
     return builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
 
 

@@ -12,8 +12,9 @@ from numba.extending import intrinsic
 
 from engine.attention.vectors import LANES, WIDE, Emit, pointers
 from engine.jit import fusing
-from engine.model.kernels_attention import exp, rounded
+from engine.model.kernels_attention import rounded
 from engine.model.kernels_heads import number, rounded_pair
+from engine.model.kernels_rows import exp
 from engine.model.kernels_softmax import power
 
 _BLOCK = 2 * LANES  # numbers that become a vector of words

@@ -13,7 +13,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.model.kernels_bfloat16 import FLOATS, INTS, LANES, PAIRS, multiply_add, spread
+from engine.attention.vectors import FLOATS, INTS, LANES, PAIRS, pointers
+from engine.model.kernels_bfloat16 import multiply_add, spread
 
 ROWS_AT_ONCE = 8
 VALUE_ROWS = 5  # rows that share a reading of the values
@@ -41,11 +42,11 @@ def scoring(rows: int | None) -> Any:
         signature = types.void(parts, queries, shape, keys, slots, out, largest)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointers = [_pointer(context, builder, signature, args, i) for i in (1, 3, 4, 5, 6)]
-            sizes = [builder.extract_value(args[2], i) for i in range(4)]
+            _, queries, shape, *arrays = pointers(context, builder, signature, args)
+            sizes = [builder.extract_value(shape, i) for i in range(4)]
             if rows is not None:
                 sizes[0] = ir.Constant(sizes[0].type, rows)
-            _emit_scores(builder, len(signature.args[0]), pointers, sizes)
+            _emit_scores(builder, len(signature.args[0]), (queries, *arrays), sizes)
             return context.get_dummy_value()
 
         return signature, generate
@@ -53,13 +54,9 @@ def scoring(rows: int | None) -> Any:
     return scores
 
 
-def _pointer(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
-    return context.make_array(signature.args[i])(context, builder, args[i]).data
-
-
-def _emit_scores(builder: Any, vectors: int, pointers: Any, sizes: Any) -> None:
+def _emit_scores(builder: Any, vectors: int, arrays: Any, sizes: Any) -> None:
     """Sixteen keys after sixteen for all rows: they come from memory once."""
-    queries, keys, slots, out, largest = pointers
+    queries, keys, slots, out, largest = arrays
     rows, stride, count, width = sizes
     kind = count.type
     keys = builder.bitcast(keys, INTS.as_pointer())
@@ -156,9 +153,10 @@ def weighing(rows: int) -> Any:
         signature = types.void(parts, shares, width, values, slots, count, out)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointers = [_pointer(context, builder, signature, args, i) for i in (1, 3, 4, 6)]
+            given = pointers(context, builder, signature, args)
+            _, shares, width, values, slots, count, out = given
             size = (len(signature.args[0]), rows)
-            _emit_values(builder, size, pointers, args[2], args[5])
+            _emit_values(builder, size, (shares, values, slots, out), width, count)
             return context.get_dummy_value()
 
         return signature, generate
@@ -166,9 +164,9 @@ def weighing(rows: int) -> Any:
     return weigh
 
 
-def _emit_values(builder: Any, size: Any, pointers: Any, width: Any, count: Any) -> None:
+def _emit_values(builder: Any, size: Any, arrays: Any, width: Any, count: Any) -> None:
     """A few vectors of all values after the others, if their sums do not fit the registers."""
-    (vectors, rows), (shares, values, slots, out) = size, pointers
+    (vectors, rows), (shares, values, slots, out) = size, arrays
     shares, values = (
         builder.bitcast(p, k.as_pointer()) for p, k in ((shares, _INT), (values, _HALVES))
     )

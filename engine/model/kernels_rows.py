@@ -4,7 +4,6 @@ Each takes the place of several operations on a few thousand numbers, whose time
 Products arrive as `torch.mm(weight, rows')` leaves them, `[out, columns]`, and are read crosswise
 here, so that nobody has to turn them; what goes into the next product is written as rows. A single
 row is written twice, since a product with two columns takes less time than a matrix-vector product.
-No function here calls one of another file: numba's cache looks at one file's date only.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def gate(wide: Any, space: Any, out: Any) -> None:
     columns, inner = out.shape
     gates, ups = wide[:inner].reshape(-1), wide[inner:].reshape(-1)
     for i in range(inner * columns):
-        space[i] = gates[i] / (np.float32(1) + _exp(-gates[i])) * ups[i]
+        space[i] = gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i]
     for row in range(columns):
         for i in range(inner):
             out[row, i] = space[i * columns + row]
@@ -90,11 +89,11 @@ def gate_rows(wide: Any, out: Any) -> None:
     for row in range(rows):
         gates, ups, mine = wide[row, :inner], wide[row, inner:], out[row]
         for i in range(inner):
-            mine[i] = gates[i] / (np.float32(1) + _exp(-gates[i])) * ups[i]
+            mine[i] = gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i]
 
 
 @fast
-def _exp(x: Any) -> Any:
+def exp(x: Any) -> Any:
     """To some 2e-6, and in a form that runs in vectors: 2**n times a polynomial (Cephes,
     expf). numba's own calls the C library once per number."""
     x = min(max(x, np.float32(-87)), np.float32(88))

@@ -17,6 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from engine.attention.vectors import pointers
 from engine.jit import fast
 
 SIDE = 16  # rows of a tile, and words in a row of it
@@ -64,10 +65,6 @@ class Tiles:
         self("x86.ldtilecfg", facts)
 
 
-def _array(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
-    return context.make_array(signature.args[i])(context, builder, args[i]).data
-
-
 @intrinsic  # type: ignore[misc]
 def _begin(typing: Any, rows: Any) -> Any:
     """Tiles of so many rows for sums and inputs."""
@@ -104,8 +101,8 @@ def _panel(*, first: bool) -> Any:
         signature = types.void(x, whole, words, y, whole)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            arrays = [_array(context, builder, signature, args, i) for i in (0, 2, 3)]
-            _emit_panel(builder, arrays, args[1], args[4], first=first)
+            x, pairs, words, y, stride = pointers(context, builder, signature, args)
+            _emit_panel(builder, (x, words, y), pairs, stride, first=first)
             return context.get_dummy_value()
 
         return signature, generate

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import PreparedAttention
+from engine.attention.vectors import multiplies_pairs
 from engine.jit import HAS_TILES
 from engine.model import kernels, kernels_bfloat16, panels
 from engine.model.compiled import angle_table
@@ -179,7 +180,7 @@ def packed_decoder(model: Any, plain: Call, *, smallest: int = SMALLEST) -> Pack
         return None
     if config.max_position_embeddings > LONGEST_TABLE:
         return None
-    if dtype == torch.bfloat16 and not (kernels_bfloat16.is_supported() and _is_even(model)):
+    if dtype == torch.bfloat16 and not (multiplies_pairs() and _is_even(model)):
         return None
     if dtype == torch.float32 and not all(panels.is_exact(p) for p in parameters):
         return None

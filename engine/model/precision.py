@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from engine.attention.vectors import multiplies_pairs
 from engine.config import DTypeName
 from engine.memory import dtypes_in
-from engine.model import kernels_bfloat16
 from engine.model.compiled import LARGEST, has_pairs, head_dim, takes_all_rows
 from engine.model.fused import FAMILIES
 from engine.model.loaded import Role
@@ -55,7 +55,7 @@ def _is_stored_in_bfloat16(config: Any, folder: Path | None) -> bool:
 def _obstacle(config: Any, role: Role) -> str | None:
     """Why compiled code does not run the model in bfloat16 on this CPU; for a target, why not all
     of its rows."""
-    if not kernels_bfloat16.is_supported():
+    if not multiplies_pairs():
         return "the processor has no AVX512_BF16"
     if config.model_type not in FAMILIES or not has_pairs(config):
         return "compiled code runs Llamas only, with heads of 32, 64, 96 or 128"

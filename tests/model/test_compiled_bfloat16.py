@@ -13,8 +13,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.sdpa import SdpaBackend
+from engine.attention.vectors import multiplies_pairs
 from engine.jit import HAS_TILES
-from engine.model import compiled, kernels_attention, kernels_bfloat16, kernels_layer, loader
+from engine.model import compiled, kernels_attention, kernels_layer, loader
 from engine.model.batch import Batch, Segment
 from engine.model.call import front_door
 from engine.model.compiled import CompiledDecoder
@@ -26,9 +27,7 @@ from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from tests.support import tiny
 
-pytestmark = pytest.mark.skipif(
-    not kernels_bfloat16.is_supported(), reason="the processor has no AVX512_BF16"
-)
+pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")
 
 BLOCK_SIZE = 4
 WIDE: dict[str, Any] = {"head_dim": 32}

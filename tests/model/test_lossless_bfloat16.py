@@ -7,16 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.attention.vectors import multiplies_pairs
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
-from engine.model import kernels_bfloat16
 from engine.pair import Pair, load_pair
 from tests.model.test_lossless import FIELDS, VARIANTS, Replies, config_for, run
 
-pytestmark = pytest.mark.skipif(
-    not kernels_bfloat16.is_supported(), reason="the processor has no AVX512_BF16"
-)
+pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")
 
 PROMPTS = [[(7 * i * i + 11 * i + start) % 4000 + 1 for i in range(9 + start)] for start in (0, 60)]
 REQUESTS: dict[str, tuple[list[int], SamplingParams]] = {

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.kernel import FOLDED_ROWS, Kernel
+from engine.attention.vectors import multiplies_pairs
 from engine.jit import HAS_TILES
 from engine.model import kernels_bfloat16
 from engine.model.call import front_door
@@ -22,7 +23,7 @@ from engine.model.proof import TOLERANCE, sample_tokens, whole_sequence
 from tests.support import tiny
 
 needs_instruction = pytest.mark.skipif(
-    not kernels_bfloat16.is_supported(), reason="the processor has no AVX512_BF16"
+    not multiplies_pairs(), reason="the processor has no AVX512_BF16"
 )
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_instruction)]
 
