@@ -89,7 +89,7 @@ class Experience:
         return gains
 
     def remember(self, confidences: Confidences) -> None:
-        """Of proposals that were just made."""
+        """Take some of the proposals that were just made into the sample."""
         self._sample.extendleft(islice(confidences, _LATEST))
 
     def learn(

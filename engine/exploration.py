@@ -175,7 +175,7 @@ class Exploration:
         return known is None or self._dearer[known] > _DEARER
 
     def _time(self, seconds: float) -> None:
-        """Of a round of a long baseline."""
+        """After the last round of a long baseline, learn how much dearer its first was."""
         if self._left == self._length - 1:
             self._first, self._last = seconds, 0.0
         elif self._left < 2:

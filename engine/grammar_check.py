@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _serve(vocabulary: LLTokenizer, answers: int, seconds: float) -> None:
-    """Until stdin ends."""
+    """Answer requests until stdin ends."""
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
     children = Children(

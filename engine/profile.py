@@ -12,7 +12,7 @@ from engine.config import EngineConfig, ScheduleConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
-from engine.profile_sizes import BATCHES, CONTEXT, LONG_CONTEXT, alone, doubling
+from engine.profile_sizes import BATCHES, CONTEXT, LONG_CONTEXT, alone, in_fours
 
 REPEATS = 3  # the least tells: whatever else a machine does only takes time
 _SOME = 16  # sequences that tell what context costs
@@ -69,7 +69,7 @@ def profile_alone(
 
 def profile_plain(runner: ModelRunner, cache: KVCache, first: int, last: int) -> Points:
     """(sequences, seconds) of forwards with a row of each."""
-    sizes = [n for n in doubling(first, last) if _fits(cache, n, 1)]
+    sizes = [n for n in in_fours(first, last) if _fits(cache, n, 1)]
     return [(n, _seconds(runner, cache, n, 1)) for n in sizes]
 
 

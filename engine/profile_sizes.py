@@ -23,8 +23,8 @@ def alone(k_max: int) -> tuple[int, ...]:
     return _ALONE[: 1 + sum(rows < k_max + 1 for rows in _ALONE)]
 
 
-def doubling(first: int, last: int) -> Iterator[int]:
-    """Numbers of plain rows."""
+def in_fours(first: int, last: int) -> Iterator[int]:
+    """Numbers of sequences with a row each: every one four times the one before."""
     while first <= last:
         yield first
         first *= 4

@@ -104,7 +104,7 @@ def _kept(rows: Tensor, keep: int | Tensor) -> Tensor:
 
 
 def _nearly_equal(found: Tensor, expected: Tensor) -> bool:
-    """In units of the largest logit."""
+    """Whether no logit differs by more than 1e-4 of the largest."""
     return bool((found - expected).abs().max() <= 1e-4 * expected.abs().max())
 
 

@@ -88,7 +88,7 @@ class _Chain:
 
 
 def _send(place: Tensor, numbers: Tensor) -> None:
-    """The host does not wait."""
+    """Copy numbers to the device; the host does not wait for it."""
     place.copy_(numbers.to(place.device, non_blocking=True))
 
 

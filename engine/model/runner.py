@@ -46,7 +46,7 @@ class ModelOutput:
 
     @property
     def table(self) -> Floats:
-        """Rows without gaps."""
+        """Float32 `[rows, vocab]` as an array, contiguous."""
         given = self._given
         if isinstance(given, Tensor):
             self._given = given = given.numpy()
@@ -192,12 +192,12 @@ class ModelRunner:
         return found
 
     def draws_chains(self, sequences: int) -> bool:
-        """Whether `chain` can, of so many."""
+        """Whether `chain` can draw for so many sequences."""
         compiled = self._compiled
         return compiled is not None and (compiled.takes_all_rows or sequences <= MOST_ROWS)
 
     def fits_chain(self, starts: Sequence[Start], steps: int) -> bool:
-        """Whether `unseen_chain` can, of these."""
+        """Whether `unseen_chain` can draw so many tokens for each of these."""
         return self._chains is not None and self._chains.fits(starts, steps)
 
     @torch.inference_mode()

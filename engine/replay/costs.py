@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.estimates import Points
-from engine.profile_sizes import BATCHES, CONTEXT, alone, doubling
+from engine.profile_sizes import BATCHES, CONTEXT, alone, in_fours
 
 # Graphs are captured for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
 )  # fmt: skip
-_ALONE, _PLAIN = alone(16), tuple(doubling(16, 64))
+_ALONE, _PLAIN = alone(16), tuple(in_fours(16, 64))
 _SIZES = ((1, _ALONE), *BATCHES)
 Profile = tuple[Points, Points, float, dict[int, Points], Sequence[int], tuple[float, float]]
 
@@ -71,7 +71,7 @@ class Roofline:
         alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ALONE]
         return (
             alone + [(n, self.target(n, n, n * CONTEXT)) for n in _PLAIN],
-            [(n, self.draft(n)) for n in doubling(1, 64)],
+            [(n, self.draft(n)) for n in in_fours(1, 64)],
             0.0,
             {n: [(n * r, self.target(n * r, n, n * CONTEXT)) for r in each] for n, each in _SIZES},
             BUCKETS,

@@ -88,7 +88,7 @@ class DeviceDraws:
         return drawn.index_select(1, order.to(self._device, non_blocking=True))
 
     def _filters(self, plain: Plain) -> bool:
-        """Whether they can remove anything."""
+        """Whether top_k, top_p or min_p can remove anything."""
         some = 0 < plain.top_k < self._vocab or plain.top_p < 1 or plain.floor > -inf
         return plain.scale > 0 and some
 
@@ -140,7 +140,7 @@ def told_together(parts: Seq[Tensor]) -> list[list[float]]:
 
 
 def whole(numbers: Seq[float]) -> list[int]:
-    """Tokens again."""
+    """Tokens, from float64 numbers that came in one copy with others."""
     return [int(number) for number in numbers]
 
 
@@ -162,5 +162,5 @@ def _facts(asked: list[_Asked], vocab: int) -> Facts:
 
 
 def _keys(facts: Tensor) -> tuple[Tensor, Tensor]:
-    """Low and high halves, `[rows, 1]` int32."""
+    """Of `_facts`, the low and high halves of the rows' noise keys, `[rows, 1]` int32 each."""
     return facts[:, 2:3].int(), facts[:, 3:4].int()

@@ -1,5 +1,6 @@
-"""Which way tokens of requests without special wishes are drawn: by compiled code on a CPU, on the
-device itself elsewhere. Penalties, bias, grammars and pending `min_tokens` go the long way on any.
+"""How tokens are drawn for requests with no more than a temperature, top_k, top_p and min_p: by
+compiled code on a CPU, on the device itself elsewhere. Requests with penalties, a bias, a grammar
+or pending `min_tokens` go the long way: LogitsProcessor.finalize, then Sampler.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Draws = QuickDraws | DeviceDraws
 
 
 def build_draws(processor: LogitsProcessor, vocab_size: int, device: torch.device) -> Draws:
-    """Ready to be used."""
+    """For this device and so many ids, ready to be used."""
     if device.type != "cpu":
         return DeviceDraws(processor, vocab_size, device)
     draws = QuickDraws(processor, vocab_size)

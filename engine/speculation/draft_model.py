@@ -243,5 +243,6 @@ def _of_rows(output: ModelOutput, rows: Seq[int]) -> ModelOutput:
 
 
 def _scales(drafts: list[Draft]) -> list[float]:
-    """What multiplies the logits of each."""
+    """What multiplies the logits of each, i.e. 1 / temperature; 1 where they are drawn greedily or
+    in the ordinary way."""
     return [(draft.plain.scale if draft.plain is not None else 0.0) or 1.0 for draft in drafts]

@@ -78,7 +78,7 @@ class Draft:
 
 
 def drafts_of(chunks: Seq[Chunk], plain: Callable[[Sequence], Plain | None]) -> dict[int, Draft]:
-    """By chunk, of those that may guess."""
+    """A draft for each chunk that samples and may guess, by its index."""
     return {
         index: Draft(chunk.seq, chunk.k, plain(chunk.seq))
         for index, chunk in enumerate(chunks)

@@ -1,4 +1,5 @@
-"""How often a look-up is right, by the evidence it has: how many tokens in a row agreed before.
+"""How often a look-up is right, by the evidence it has: how many tokens in a row agreed before its
+guess (a "run", in one of seven grades).
 
 Every committed token tells whether a look-up had it right, whoever guessed it and whether or not
 the look-up was asked, so nothing has to be tried out. Counts of one sequence, with those of all
@@ -12,7 +13,7 @@ from collections.abc import Sequence as Seq
 START, SUPPOSED = -1, 0  # runs without a match: at the begin of a text; on a mere supposition
 
 _PRIOR_TRIALS = 4.0
-_MEMORY = 256.0  # trials of a grade that the past may weigh
+_MEMORY = 256.0  # trials of a grade; beyond them all of its past is halved
 
 
 class Record:
@@ -54,7 +55,7 @@ class Evidence:
         return chances
 
     def rate(self, run: int) -> float:
-        """Of the first."""
+        """The chance that the first of these guesses is right."""
         return self._rate(_grade(run))
 
     def _rate(self, grade: int) -> float:

@@ -83,7 +83,7 @@ def agreements(asked: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[
 def _drawn(
     logits: Tensor, asked: Seq[Rows], scales: Seq[float], counts: Seq[int], sampler: Sampler
 ) -> tuple[list[int], list[float]]:
-    """The long way."""
+    """Tokens and leads of these rows by the sampler, where no other way draws them."""
     rows, keys = list[int](), list[Key | None]()
     for seq, first, count, position in asked:
         rows += range(first, first + count)

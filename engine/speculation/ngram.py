@@ -95,8 +95,8 @@ class _Follower:
         return tokens[at : at + k] if k <= period else [tokens[at + i % period] for i in range(k)]
 
     def chances(self, k: int, least: float) -> list[float]:
-        """For each of them, that it and all before it are right; none if the first is not as likely
-        as `least`."""
+        """For each of the guesses that `next` would make, the chance that it and all before it are
+        right; none if the first is not as likely as `least`."""
         if not self._at or self._evidence.rate(self._run) < least:
             return []
         return self._evidence.chances(self._run, self._most(k))
@@ -125,7 +125,7 @@ class _Follower:
             self._at = self._run = 0
 
     def _index(self, tokens: list[int], first: int, last: int) -> None:
-        """Those that end before these indices."""
+        """Note the `n_min` tokens before each of the indices from `first` to before `last`."""
         size, latest, before = self._n_min, self._latest, self._before
         begins = [tokens[first - back : last - back] for back in range(size, 0, -1)]
         for end, gram in enumerate(zip(*begins, strict=True), first):
@@ -133,7 +133,7 @@ class _Follower:
             latest[gram] = end
 
     def _find(self, tokens: list[int]) -> None:
-        """The place after the longest match."""
+        """Go to the place behind the longest match of the present suffix, if there is one."""
         size, found = len(tokens), self._n_min - 1
         end = self._latest.get(tuple(tokens[-self._n_min :]), 0)
         for _ in range(_CANDIDATES):

@@ -92,8 +92,8 @@ class _Follower:
         return [] if self._at is None else list(self._tokens[self._at : self._at + k])
 
     def chances(self, k: int, least: float) -> list[float]:
-        """For each of them, that it and all before it are right; none if the first is not as likely
-        as `least`."""
+        """For each of the guesses that `next` would make, the chance that it and all before it are
+        right; none if the first is not as likely as `least`."""
         if self._at is None or self._evidence.rate(self._run) < least:
             return []
         return self._evidence.chances(self._run, min(k, len(self._tokens) - self._at))
