@@ -7,6 +7,7 @@ only after the number of threads is in the environment.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -75,9 +76,11 @@ def _first(error: ValidationError) -> str:
 def _make_engine(path: Path) -> StepEngine:
     config = read_config(path)
     limit_threads(config.threads, os.environ)
+    gc.disable()  # what is imported stays, and is not to be walked a hundred times
     from engine.core import Engine  # brings torch in, which reads the environment once
     from engine.first_start import telling_what_compiles
 
+    gc.enable()
     with telling_what_compiles():
         return Engine(config)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PretrainedConfig
 
 from engine.attention.interface import LayerShape
 from engine.config import QuantizationName
@@ -22,7 +21,7 @@ class LoadedModel:
     """A model and the facts discovered about it. `folder` is where its files are, if local."""
 
     model: Any
-    config: PretrainedConfig
+    config: Any  # of transformers, or engine.model.llama.LlamaConfig
     path: str
     folder: Path | None
     role: Role

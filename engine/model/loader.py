@@ -1,9 +1,10 @@
 """Loading a causal language model of transformers with our attention in every layer.
 
 Promises a model that is proven: before it is handed out, its paged forward was compared with
-transformers' own eager attention on the same weights. What cannot be served is refused with a
-ModelError of one sentence that names the model and the reason. Downloads only when the operator
-gave a hub name (`org/name`); the built-in pair and folders never touch the network.
+transformers' own eager attention on the same weights, or with that of `engine.model.llama`, which
+is the same to the bit. What cannot be served is refused with a ModelError of one sentence that
+names the model and the reason. Downloads only when the operator gave a hub name (`org/name`); the
+built-in pair and folders never touch the network.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from engine.attention.interface import register
 from engine.config import DTypeName, QuantizationName
@@ -23,6 +23,7 @@ from engine.errors import ModelError
 from engine.model.call import choose_call
 from engine.model.compiled import compiled_decoder
 from engine.model.layers import exchange_layers
+from engine.model.llama import read_llama
 from engine.model.loaded import LoadedModel, Role
 from engine.model.model_config import folder_of, length_limit, read_config, refuse_unservable
 from engine.model.packed import packed_decoder
@@ -55,34 +56,65 @@ def load_model(
 ) -> LoadedModel:
     """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto as in
     `engine.model.precision`. `max_model_len` defaults to the model's own. Raises ModelError."""
+    asked = _Asked(
+        path, role, revision, dtype, quantization, device, max_model_len, trust_remote_code
+    )
+    loaded = _load(asked)
+    chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
+    if chosen and loaded.compiled is None:
+        logger.info("%s runs in float32: compiled code does not run it in bfloat16", asked.name)
+        return _load(asked._replace(dtype="float32"))
+    return loaded
+
+
+class _Asked(NamedTuple):
+    """Arguments of `load_model`."""
+
+    path: str
+    role: Role
+    revision: str | None
+    dtype: DTypeName
+    quantization: QuantizationName
+    device: str
+    max_model_len: int | None
+    trust_remote_code: bool
+
+    @property
+    def name(self) -> str:
+        return f"the {self.role} model {self.path!r}"
+
+    def of(self, config: Any, folder: Path | None, where: torch.device) -> _Said:
+        """Raises ModelError."""
+        limit = length_limit(config, self.max_model_len, self.name)
+        if self.quantization == "none":
+            kind = pick_dtype(self.dtype, where, config=config, folder=folder, role=self.role)
+        else:
+            kind = named_dtype(self.dtype, where)
+        return _Said(config, self.path, folder, self.role, kind, where, limit, self.quantization)
+
+
+def _load(asked: _Asked) -> LoadedModel:
+    """Raises ModelError."""
+    name, quantization = asked.name, asked.quantization
+    where, folder = pick_device(asked.device), folder_of(asked.path, asked.name)
+    plain = where.type == "cpu" and quantization == "none"
+    llama = read_llama(folder) if folder is not None and plain else None
+    if llama is not None:
+        said = asked.of(llama.config, folder, where)
+        llama = llama.to(said.dtype).eval().requires_grad_(False)
+        return _proven(llama, reference(llama, name), said, name)
     register()
-    name = f"the {role} model {path!r}"
-    where = pick_device(device)
-    folder = folder_of(path, name)
-    source = str(folder) if folder else path
-    hub = {"revision": revision, "trust_remote_code": trust_remote_code}
+    source = str(folder) if folder else asked.path
+    hub = {"revision": asked.revision, "trust_remote_code": asked.trust_remote_code}
     with quietly():
         config = read_config(source, name, hub)
-        refuse_unservable(config, name, has_remote_code=trust_remote_code)
-        limit = length_limit(config, max_model_len, name)
-        if quantization == "none":
-            kind = pick_dtype(dtype, where, config=config, folder=folder, role=role)
-        else:
-            kind = named_dtype(dtype, where)
-        how = {"config": config, "dtype": kind, **quantized(quantization, where, name)}
+        refuse_unservable(config, name, has_remote_code=asked.trust_remote_code)
+        said = asked.of(config, folder, where)
+        how = {"config": config, "dtype": said.dtype, **quantized(quantization, where, name)}
         model = read_weights(source, name, {**hub, **how})
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
-    said = _Said(config, path, folder, role, kind, where, limit, quantization)
-    loaded = _proven(model, expected, said, name)
-    chosen = dtype == "auto" and where.type == "cpu" and kind == torch.bfloat16
-    if chosen and loaded.compiled is None:
-        logger.info("%s runs in float32: compiled code does not run it in bfloat16", name)
-        return load_model(
-            path, role=role, revision=revision, dtype="float32", device=device,
-            max_model_len=max_model_len, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-    return loaded
+    return _proven(model, expected, said, name)
 
 
 def adopt(model: Any, *, role: Role, name: str) -> LoadedModel:
@@ -100,7 +132,7 @@ def adopt(model: Any, *, role: Role, name: str) -> LoadedModel:
 class _Said(NamedTuple):
     """What is known of a model before it is looked at."""
 
-    config: PretrainedConfig
+    config: Any
     path: str
     folder: Path | None
     role: Role

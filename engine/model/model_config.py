@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
 from engine.model.proof import one_line
+
+if TYPE_CHECKING:  # it takes seconds to be imported, and plain Llamas do without it
+    from transformers import PretrainedConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
@@ -40,6 +41,8 @@ def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedCon
             raise ModelError(f"{name} has a config.json that cannot be read: {error}") from error
         if not isinstance(content, dict):
             raise ModelError(f"{name} has a config.json that is not a JSON object")
+    from transformers import AutoConfig
+
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source, **hub)
     except Exception as error:  # transformers raises what it likes; the operator gets one line
@@ -55,6 +58,8 @@ def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: b
         raise ModelError(f"{name} is an encoder-decoder; only decoder-only models are served")
     if config.get_text_config() is not config:
         raise ModelError(f"{name} is multimodal; only text models are served")
+    from transformers import AutoModelForCausalLM
+
     custom = has_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
     if not custom:
         mapping = AutoModelForCausalLM._model_mapping

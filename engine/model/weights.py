@@ -1,4 +1,7 @@
-"""The weights of a model, read by transformers with our attention in every layer."""
+"""The weights of a model, read by transformers with our attention in every layer.
+
+It is imported where it is needed: that takes seconds, and plain Llamas do without it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from engine.attention.interface import NAME
 from engine.config import QuantizationName
@@ -21,6 +22,8 @@ from engine.model.quantization import quantization_config
 def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
     """`arguments` of `from_pretrained`. Raises ModelError, also for weights that are missing or of
     another shape than the configuration says."""
+    from transformers import AutoModelForCausalLM
+
     auto: Any = AutoModelForCausalLM  # its stubs know one return value
     try:
         model, report = auto.from_pretrained(
@@ -61,7 +64,9 @@ def quantized(kind: QuantizationName, where: torch.device, name: str) -> dict[st
 @contextmanager
 def quietly() -> Iterator[None]:
     """No progress bars, no advice: the operator reads our lines. Restored afterwards."""
-    quiet: Any = transformers_logging  # untyped
+    from transformers.utils import logging
+
+    quiet: Any = logging  # untyped
     verbosity = quiet.get_verbosity()
     bars = quiet.is_progress_bar_enabled()
     quiet.set_verbosity_error()

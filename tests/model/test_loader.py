@@ -67,10 +67,15 @@ def test_one_eos_id_may_be_a_number(tiny_target: str, tmp_path: Path) -> None:
     assert load(folder).eos_ids == (7,)
 
 
-def test_loading_leaves_the_verbosity_of_transformers_alone(tiny_target: str) -> None:
+def of_transformers(folder: Path) -> str:
+    """A model that is not read without it."""
+    return tiny.save(tiny.qwen3(), folder)
+
+
+def test_loading_leaves_the_verbosity_of_transformers_alone(tmp_path: Path) -> None:
     """Bug: silencing is global in transformers, and the host program lost its warnings."""
     before = (logging.get_verbosity(), logging.is_progress_bar_enabled())
-    load(tiny_target)
+    load(of_transformers(tmp_path))
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
@@ -221,8 +226,8 @@ def test_an_argument_that_no_backend_honours_is_refused(tiny_target: str) -> Non
         call()
 
 
-def test_a_model_that_drops_our_argument_is_refused(tiny_target: str) -> None:
-    model = load(tiny_target).model
+def test_a_model_that_drops_our_argument_is_refused(tmp_path: Path) -> None:
+    model = load(of_transformers(tmp_path)).model
     with pytest.raises(ModelError, match="do not hand keyword arguments"):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64))
 
@@ -237,7 +242,7 @@ def test_a_window_that_never_arrives_is_refused() -> None:
     _check_windows(MistralConfig(sliding_window=None), (layer,), "m")
 
 
-def test_different_arithmetic_is_refused(tiny_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: the proof at load can fail; here attention forgets its scaling."""
     plain = interface.attention_forward
 
@@ -248,7 +253,7 @@ def test_different_arithmetic_is_refused(tiny_target: str, monkeypatch: pytest.M
         loader, "register", lambda: AttentionInterface.register("foretoken", unscaled)
     )
     try:
-        assert "does not compute the same" in refusal(tiny_target)
+        assert "does not compute the same" in refusal(of_transformers(tmp_path))
     finally:
         interface.register()
 

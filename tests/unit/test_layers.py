@@ -71,7 +71,7 @@ DOORS = {
     "matplotlib": ["engine.plan.plots", "engine.comparison.plot",
                    "engine.replay.plots"],
     "huggingface_hub": ["engine.plan.find_model"],
-    "safetensors": ["engine.demo", "engine.model.loader"],
+    "safetensors": ["engine.demo", "engine.model.llama"],
     "zmq": ["engine.process", "engine.bench.host", "server.engine_client"],
     "prometheus_client": ["server.metrics"],
     "fastapi": ["server.app", "server.api"],

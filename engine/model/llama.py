@@ -1,0 +1,294 @@
+"""Plain Llamas of a local folder, read without transformers.
+
+Importing what transformers' models need takes some three seconds of a processor, more than all else
+that a start of the built-in pair does. The arithmetic and the names of all parts are transformers',
+so that whoever looks into a model finds the same in both, and the logits are the same to the bit
+(tests/model/test_llama.py). What is not plain in every respect, or not in order, is left to
+transformers, which also says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import silu, softmax
+
+from engine.attention.interface import PreparedAttention
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+Angles = tuple[Tensor, Tensor]
+
+
+class _Rope(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rope_type: Literal["default"]
+    rope_theta: Annotated[float, Field(gt=0)]
+
+
+class LlamaConfig(BaseModel):
+    """A config.json all of which is understood. What changes no logit is not looked at."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    model_type: Literal["llama"]
+    architectures: tuple[Literal["LlamaForCausalLM"]]
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: Annotated[float, Field(gt=0)]
+    rope_parameters: _Rope
+    tie_word_embeddings: bool
+    dtype: Annotated[torch.dtype, BeforeValidator(_DTYPES.get)]
+    eos_token_id: int | tuple[int, ...] | None
+    hidden_act: Literal["silu"]
+    attention_bias: Literal[False]
+    mlp_bias: Literal[False]
+    pretraining_tp: Literal[1] = 1
+    layer_types: None = None
+    attention_dropout: Any = None
+    bos_token_id: Any = None
+    initializer_range: Any = None
+    pad_token_id: Any = None
+    transformers_version: Any = None
+    use_cache: Any = None
+
+
+class GenerationConfig(BaseModel):
+    """What is needed of a generation_config.json."""
+
+    eos_token_id: int | tuple[int, ...] | None = None
+
+
+class Output(NamedTuple):
+    logits: Tensor  # [1, kept, vocab]
+
+
+class LlamaRMSNorm(nn.Module):
+    """arXiv:1910.07467."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.hidden_size, device="meta"))
+        self.variance_epsilon = config.rms_norm_eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        wide = rows.to(torch.float32)
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        normed = wide * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * normed.to(rows.dtype)
+
+
+class LlamaRotaryEmbedding(nn.Module):
+    """arXiv:2104.09864: cosine and sine `[1, rows, head_dim]` of positions, in the dtype of
+    `like`, angles in float32 whatever the model's."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        dims = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+        self._frequencies = 1.0 / (config.rope_parameters.rope_theta ** (dims / config.head_dim))
+
+    @torch.no_grad()
+    def forward(self, like: Tensor, position_ids: Tensor) -> Angles:
+        half = position_ids[..., None].float() * self._frequencies
+        angles = torch.cat([half, half], dim=-1)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+class LlamaAttention(nn.Module):
+    """By whatever is prepared for this forward; with nothing, plain causal attention."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.layer_idx = layer
+        self.head_dim = config.head_dim
+        self.groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = config.head_dim**-0.5
+        inner = config.num_attention_heads * config.head_dim
+        kept = config.num_key_value_heads * config.head_dim
+        self.q_proj = _linear(config.hidden_size, inner)
+        self.k_proj = _linear(config.hidden_size, kept)
+        self.v_proj = _linear(config.hidden_size, kept)
+        self.o_proj = _linear(inner, config.hidden_size)
+
+    def forward(self, rows: Tensor, angles: Angles, prepared: PreparedAttention | None) -> Tensor:
+        shape = (*rows.shape[:-1], -1, self.head_dim)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (p(rows).view(shape).transpose(1, 2) for p in projections)
+        query, key = _rotated(query, *angles), _rotated(key, *angles)
+        if prepared is None:
+            attended = self._plainly(query, key, value)
+        else:
+            attended = prepared.attend(
+                self.layer_idx, query, key, value,
+                scaling=self.scaling, window=None, softcap=None, sinks=None,
+            )  # fmt: skip
+        output: Tensor = self.o_proj(attended.reshape(*rows.shape[:-1], -1).contiguous())
+        return output
+
+    def _plainly(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """`[1, rows, heads, head_dim]` of a sequence's rows, all at once."""
+        if self.groups > 1:
+            key, value = (x.repeat_interleave(self.groups, dim=1) for x in (key, value))
+        scores = torch.matmul(query, key.transpose(2, 3)) * self.scaling
+        unseen = torch.full(scores.shape[-2:], torch.finfo(scores.dtype).min, dtype=scores.dtype)
+        weights = softmax(scores + unseen.triu(1), dim=-1, dtype=torch.float32).to(query.dtype)
+        return torch.matmul(weights, value).transpose(1, 2).contiguous()
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = _linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = _linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = _linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return output
+
+
+class LlamaDecoderLayer(nn.Module):
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(config, layer)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config)
+        self.post_attention_layernorm = LlamaRMSNorm(config)
+
+    def forward(
+        self,
+        rows: Tensor,
+        *,
+        position_embeddings: Angles,
+        foretoken: PreparedAttention | None = None,
+        **_: Any,  # what transformers' layers of other families are told
+    ) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), position_embeddings, foretoken)
+        output: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
+        return output
+
+
+class LlamaModel(nn.Module):
+    """All but the output embedding."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        layers = [LlamaDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
+        vocab, width = config.vocab_size, config.hidden_size
+        empty = torch.empty(vocab, width, device="meta")  # else it is drawn, by what takes seconds
+        self.embed_tokens = nn.Embedding(vocab, width, _weight=empty)  # to be imported
+        self.layers = nn.ModuleList(layers)
+        self.norm = LlamaRMSNorm(config)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None, foretoken: PreparedAttention | None
+    ) -> Tensor:
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1])[None]
+        rows: Tensor = self.embed_tokens(input_ids)
+        angles = self.rotary_emb(rows, position_ids=position_ids)
+        for layer in self.layers:
+            rows = layer(rows, position_embeddings=angles, foretoken=foretoken)
+        normed: Tensor = self.norm(rows)
+        return normed
+
+
+class Llama(nn.Module):
+    """Answers to whatever is asked here of a model of transformers."""
+
+    def __init__(self, config: LlamaConfig, generation_config: GenerationConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.generation_config = generation_config
+        self.model = LlamaModel(config)
+        self.lm_head = _linear(config.hidden_size, config.vocab_size)
+
+    @property
+    def base_model(self) -> LlamaModel:
+        return self.model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Nothing to set: who prepares attention chooses it."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        use_cache: bool = False,
+        logits_to_keep: int | Tensor = 0,
+        foretoken: PreparedAttention | None = None,
+    ) -> Output:
+        """Of one sequence `[1, rows]`; all logits, of so many last rows, or of those rows."""
+        rows = self.model(input_ids, position_ids, foretoken)
+        if isinstance(logits_to_keep, int):
+            return Output(self.lm_head(rows[:, -logits_to_keep:]))
+        return Output(self.lm_head(rows[:, logits_to_keep]))
+
+
+def read_llama(folder: Path) -> Llama | None:
+    """In the precision in which it is stored, on the CPU; None for whatever is not a plain Llama in
+    one file, complete and no more than that."""
+    try:
+        config = LlamaConfig.model_validate_json((folder / "config.json").read_bytes())
+        said = folder / "generation_config.json"
+        generation = GenerationConfig()
+        if said.is_file():
+            generation = GenerationConfig.model_validate_json(said.read_bytes())
+        model = Llama(config, generation)
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, ValidationError, SafetensorError):
+        return None
+    return model if _fill(model, weights) else None
+
+
+def _fill(model: Llama, weights: dict[str, Tensor]) -> bool:
+    """Whether these are the model's, each of its shape and all of one type, which it says."""
+    tied = model.config.tie_word_embeddings
+    shapes = {name: w.shape for name, w in model.named_parameters()}
+    if tied:
+        del shapes["lm_head.weight"]
+    given = {name: weight.shape for name, weight in weights.items()}
+    types = {weight.dtype for weight in weights.values()}
+    if given != shapes or types != {model.config.dtype}:
+        return False
+    model.load_state_dict({n: w.clone() for n, w in weights.items()}, strict=False, assign=True)
+    if tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    return True
+
+
+def _linear(width: int, out: int) -> nn.Linear:
+    return nn.Linear(width, out, bias=False, device="meta")
+
+
+def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """`[1, heads, rows, head_dim]`, halves paired."""
+    first, second = heads.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (heads * cosine[:, None]) + (turned * sine[:, None])

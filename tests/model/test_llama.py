@@ -1,0 +1,111 @@
+"""Plain Llamas without transformers: its arithmetic to the bit, or left to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from engine.config import model_folder
+from engine.model.llama import Llama, read_llama
+from tests.support import tiny
+
+IDS = torch.tensor([[5, 9, 1, 77, 9, 9, 0, 31, 126, 8, 40]])
+
+
+def ours_and_theirs(folder: Path, dtype: torch.dtype) -> tuple[Llama, Any]:
+    ours = read_llama(folder)
+    assert ours is not None
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    return ours.to(dtype), theirs
+
+
+def saved(tmp_path: Path, **changes: Any) -> Path:
+    config = LlamaConfig(**(tiny.GROUPED | {"dtype": torch.float32} | changes))
+    return Path(tiny.save(tiny.build(LlamaForCausalLM, config), tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 4, "tie_word_embeddings": True}])
+@torch.inference_mode()
+def test_logits_are_those_of_transformers(
+    tmp_path: Path, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Law: to the bit, so that whatever is proven against ours holds against theirs."""
+    ours, theirs = ours_and_theirs(saved(tmp_path, **changes), dtype)
+    assert torch.equal(ours(IDS).logits, theirs(IDS, use_cache=False).logits)
+    for keep in (2, torch.tensor([0, 10])):
+        found = ours(IDS, logits_to_keep=keep).logits
+        assert torch.equal(found, theirs(IDS, use_cache=False, logits_to_keep=keep).logits)
+    names = {name for name, _ in theirs.named_parameters()}
+    assert {name for name, _ in ours.named_parameters()} == names
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@torch.inference_mode()
+def test_the_built_in_pair_is_read_here(role: Any) -> None:
+    folder = Path(model_folder("demo", role))
+    ours, theirs = ours_and_theirs(folder, torch.bfloat16)
+    assert torch.equal(ours(IDS).logits, theirs(IDS, use_cache=False).logits)
+    assert ours.dtype == torch.bfloat16
+    assert ours.generation_config.eos_token_id == (0, 2)
+
+
+def test_its_start_imports_no_transformers() -> None:
+    """Law: three seconds of a processor that a start of the built-in pair does without."""
+    code = (
+        "import sys; from engine.core import load_pair; from engine.config import EngineConfig\n"
+        "load_pair(EngineConfig())\n"
+        "print([m for m in ('transformers', 'torch._dynamo', 'sympy') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mistral"},
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+        {"quantization_config": {}},
+        {"something_new": 1},
+        {"num_hidden_layers": 4},
+        {"intermediate_size": 64},
+        {"tie_word_embeddings": True},
+        {"dtype": "bfloat16"},
+        {"dtype": "float8"},
+        {"num_attention_heads": 0},
+    ],
+)
+def test_what_is_not_plain_is_left_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Law: nothing in a configuration is passed over, and weights are those it says, all of
+    them and no more."""
+    folder = saved(tmp_path)
+    assert read_llama(folder) is not None
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    assert read_llama(folder) is None
+
+
+def test_weights_that_are_not_in_order_are_left_to_transformers(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    file = folder / "model.safetensors"
+    weights, content = load_file(file), file.read_bytes()
+    save_file({**weights, "more": torch.zeros(1)}, file)
+    assert read_llama(folder) is None
+    file.write_bytes(content[:1000])
+    assert read_llama(folder) is None
+    file.unlink()
+    assert read_llama(folder) is None
+    file.write_bytes(content)
+    (folder / "generation_config.json").write_text("{")
+    assert read_llama(folder) is None
