@@ -30,8 +30,8 @@ _FLUSH_BYTES = 1 << 16
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that figures depend on. Profiles: (size, seconds) as measured at start; the
-    target's for some numbers of sequences, too.
-    `stops`: each draft step was a forward of its own, so that drafting could stop in between."""
+    target's for some numbers of sequences, too. `stops`: each draft step was a forward of its own,
+    so that drafting could stop in between."""
 
     format: str = FORMAT
     version: int = VERSION

@@ -30,5 +30,5 @@ def clock_of(parsed: argparse.Namespace) -> Clock:
 
 
 def told(clock: Clock) -> str:
-    """What its seconds are, behind that word."""
+    """Completes "seconds ...": whose they are."""
     return "of CPU time" if clock is time.process_time else "of the wall's clock"

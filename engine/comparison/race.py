@@ -1,11 +1,11 @@
 """The race: every arm of a cell does the same work, round by round, the order turned each time.
 
 Machines drift, so only ratios within a round are compared, and a driver that can has the arms of a
-round run abreast. Before the first round prompts are put
-into the prefix cache, so that a rate is one of decoding; the wait for a first token is measured
-apart, on prompts that no cache knows. Auto serves one round unmeasured first, as it would in a
-server that has seen this kind of traffic before. After each round a fixed K that is clearly behind
-the best one leaves: it cannot be the best in hindsight, and its time is better spent on the others.
+round run abreast. Before the first round prompts are put into the prefix cache, so that a rate is
+one of decoding; the wait for a first token is measured apart, on prompts that no cache knows. Auto
+serves one round unmeasured first, as it would in a server that has seen this kind of traffic
+before. After each round a fixed K that is clearly behind the best one leaves: it cannot be the best
+in hindsight, and its time is better spent on the others.
 """
 
 from __future__ import annotations

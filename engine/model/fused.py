@@ -9,8 +9,8 @@ a small output embedding is held twice.
 Models too small for `(W x')'` (see `engine.model.layers`) are drafts: between two of their forwards
 a larger target has swept the caches. `x W'` with W' laid out by rows reads it in order then: an
 output embedding of 4096 x 256 took 0.11 to 0.15 ms so, 0.39 to 0.45 ms as `linear`, one thread.
- Whether it computes what the model computes is not assumed: `choose_call` compares, and
-the proof at load runs on what was chosen.
+Whether it computes what the model computes is not assumed: `choose_call` compares, and the proof at
+load runs on what was chosen.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Intake: from a request to a started Generation, the same for both endpoints.
+"""Intake: from a request to a started Generation, the same for all endpoints that generate.
 
 Order, so that the cheap refusals come first: body within its cap (413, `body`), JSON and fields
-(400, `schema`), model name (404), engine ready (503), room (429), the grammar in a
-child process (400), tokenising (a long text in a worker
-thread), context (400). Leaves response shapes to the endpoints.
+(400, `schema`), model name (404), engine ready (503), room (429), the grammar in a child process
+(400), tokenising (a long text in a worker thread), context (400). Leaves response shapes to the
+endpoints.
 """
 
 from __future__ import annotations

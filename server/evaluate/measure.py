@@ -3,10 +3,10 @@
 A cell is a number of requests at a time and a temperature group. A slice is the next few prompts of
 a cell: one at one request at a time, else as many as run at once, or twice as many. All contenders
 of a slice run the same prompts, in rotating order, so that ratios are of neighbours in time; K = 0
-runs twice. First
-each cell gets its due (one slice, at one request at a time one for each kind of text), with replies
-as long as the time allows; then the cell that is furthest behind is next, until every prompt was in
-every cell or the time is up. From a cell's second slice on only the promising take part.
+runs twice. First each cell gets its due (one slice, at one request at a time one for each kind of
+text), with replies as long as the time allows; then the cell that is furthest behind is next, until
+every prompt was in every cell or the time is up. From a cell's second slice on only the promising
+take part.
 """
 
 from __future__ import annotations
