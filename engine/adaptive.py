@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.chances import FEW
-from engine.config import SpeculationConfig
-from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
+from engine.controller import NO_BATCHES, Confidences, Load, StepObservation
 from engine.estimates import Points
 from engine.experience import GRID, Experience
 from engine.exploration import Exploration
@@ -237,6 +236,10 @@ class AdaptiveK:
         """A first guess that is less likely is worth nothing, whatever comes behind it."""
         return self._ahead.least(self._sequences, self._k, instead=instead)
 
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        """At the costs of the last choice."""
+        return self._ahead.plain_seconds(sequences, context)
+
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, observation: StepObservation) -> None:
@@ -264,11 +267,11 @@ class AdaptiveK:
                 rounds, self._hearing.unlearned = self._hearing.unlearned, 0
                 self._costs.learn(seen, fresh=self._drafted and not self.looks_back, rounds=rounds)
             if seen.k:
-                self._pace.add(seen.tokens, _seconds(seen))
+                self._pace.add(seen.tokens, seen.seconds)
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe
         self._explore.over(
-            asked=seen.k > 0, seconds=_seconds(seen), lost=self._lost(seen), usual=self._usual
+            asked=seen.k > 0, seconds=seen.seconds, lost=self._lost(seen), usual=self._usual
         )
         if probe and changes != self._guesses.acceptance.changes:
             self._explore.suspect()
@@ -279,32 +282,9 @@ class AdaptiveK:
             return 0.0
         if not seen.pure_decode:
             return seen.draft_seconds
-        return _seconds(seen) - seen.tokens / self._price
+        return seen.seconds - seen.tokens / self._price
 
     def estimates(self) -> Estimates:
         """As of the last choice; before the first there are no rates."""
-        acceptance = 1.0 - self._guesses.acceptance.rejection
-        if self._size < 0:
-            return Estimates(reason=self.reason, acceptance=acceptance)
-        rates, k = self._ahead.rates, 1 if self.reason == "probe" else self._k
-        return Estimates(
-            k=k,
-            reason=self.reason,
-            acceptance=acceptance,
-            survival=self._ahead.survival,
-            rates=rates,
-            speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,
-            num_sequences=self._sequences,
-        )
-
-
-def _seconds(seen: StepObservation) -> float:
-    return seen.draft_seconds + seen.target_seconds + seen.host_seconds
-
-
-def build_controller(config: SpeculationConfig, *, stops: bool = True) -> KController:
-    """The configured controller; without a proposer there is nothing to choose. `stops`: whether
-    the drafter asks between its steps."""
-    if config.k_max == 0 or config.controller.kind == "fixed":
-        return FixedK(config.k_max)
-    return AdaptiveK(config.k_max, stops=stops)
+        k = 1 if self.reason == "probe" else self._k
+        return self._ahead.estimates(self._sequences, k, self.reason)

@@ -54,6 +54,11 @@ class StepObservation:
     agreements: Sequence[Sequence[tuple[float, bool]]] = ()
     context: int | None = None
 
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.draft_seconds + self.target_seconds + self.host_seconds
+
 
 class KController(Protocol):
     """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
@@ -73,7 +78,10 @@ class KController(Protocol):
     drafted sequence's guesses, from its first, are worth a row of the target. `worth` prices
     guesses that cost nothing to make, for one sequence of the same step: given their chances to be
     kept (each with all before it), how many pay; 0 also where the main proposer, if it may be asked
-    `instead`, is the better choice. None does where the first is less likely than `least`."""
+    `instead`, is the better choice. None does where the first is less likely than `least`.
+
+    `plain_seconds`: of a step in which so many sequences, with so many tokens of context among
+    them, get a token each without a guess, at the present costs; 0 where these are not known."""
 
     name: str
     k_max: int
@@ -111,6 +119,8 @@ class KController(Protocol):
     def worth(self, survival: Sequence[float], *, instead: bool) -> int: ...
 
     def least(self, *, instead: bool) -> float: ...
+
+    def plain_seconds(self, sequences: int, context: int) -> float: ...
 
     def update(self, observation: StepObservation) -> None: ...
 
@@ -161,6 +171,9 @@ class FixedK:
         if not self.k_max:
             return NEVER
         return _LIKELY if instead else 0.0
+
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        return 0.0
 
     def update(self, observation: StepObservation) -> None:
         return None

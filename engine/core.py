@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from engine.acceptance import Acceptor, Sampled
-from engine.adaptive import build_controller
 from engine.allowance import Allowance
 from engine.block_pool import BlockPool
 from engine.compiling import Compiling
 from engine.config import EngineConfig
+from engine.configured import build_controller
 from engine.controller import Load
 from engine.messages import (
     Mode,
@@ -187,8 +187,8 @@ class Engine:
 
     def step(self) -> Outputs:
         """schedule, propose, verify, accept, commit, emit, observe, adapt."""
-        seconds, lap = StepSeconds(), Stopwatch(self._clock)
-        self._around.begin(lap)
+        lap = Stopwatch(self._clock)
+        seconds = StepSeconds(around=self._around.begin(lap))
         self._admit()
         plan = self._schedule(seconds, lap)
         if not plan.chunks:
@@ -201,7 +201,8 @@ class Engine:
         items = self._emit(sampled)
         seconds.emit = lap()
         self._num_steps += 1
-        metrics = measure(plan, sampled, seconds, self.gauges())
+        plain = self._controller.plain_seconds
+        metrics = measure(plan, sampled, seconds, self.gauges(), plain)
         agreed = self._proposer.agreements
         self._recorder.take(plan, sampled, metrics, agreed, self._allowance.made)
         self._adapt(plan, sampled, metrics, lap)

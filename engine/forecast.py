@@ -11,6 +11,7 @@ import numpy as np
 from engine.confidence import Array
 from engine.controller import NEVER, Confidences
 from engine.experience import Experience
+from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
 _TRUST = 16.0  # rounds seen that count as much as the prediction
@@ -29,16 +30,42 @@ class Forecast:
         self.survival = list[float]()
         self.row = 0.0
         self._look(1)
+        self._context: tuple[float, float] | None = None  # see StepCosts; None: nothing was chosen
 
     def renew(self, sequences: int, price: float) -> None:
         """`price`: tokens per second that a second is worth, 0 if that is not known."""
         self._look(sequences)
+        self._context = self._costs.context(sequences)
         self._guesses.refresh()
         self._predict(sequences, price)
 
     def usual_seconds(self, sequences: int, k: int) -> float:
         """Of a round with `k` draft steps."""
         return sequences * self.each[k][0] / self.rates[k] if self.rates[k] else 0.0
+
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        """See KController. Contexts grow while a choice stands."""
+        if self._context is None or sequences >= len(self.by_row):
+            return 0.0
+        expected, each = self._context
+        seconds = self.by_row[sequences]
+        return max(seconds + each * (context - expected), 0.5 * seconds)
+
+    def estimates(self, sequences: int, k: int, reason: Reason) -> Estimates:
+        """For a choice that was made of it."""
+        acceptance = 1.0 - self._guesses.acceptance.rejection
+        if self._context is None:
+            return Estimates(reason=reason, acceptance=acceptance)
+        rates = self.rates
+        return Estimates(
+            k=k,
+            reason=reason,
+            acceptance=acceptance,
+            survival=self.survival,
+            rates=rates,
+            speedup=rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0,
+            num_sequences=sequences,
+        )
 
     def keep(self, confidences: Confidences, sequences: int, price: float) -> list[int]:
         """See KController: the rows with the most expected tokens at that price."""

@@ -146,7 +146,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class StepSeconds(msgspec.Struct, array_like=True):
     """Wall seconds of the parts of one step. `propose_forward` and `verify_forward` are the parts
-    of propose and verify spent inside model forwards; the rest of the step is host overhead."""
+    of propose and verify spent inside model forwards; the rest of the step is host overhead.
+    `around`: since the step before, if this one followed at once: sums, the controller, sending."""
 
     schedule: float = 0.0
     propose: float = 0.0
@@ -156,6 +157,7 @@ class StepSeconds(msgspec.Struct, array_like=True):
     emit: float = 0.0
     propose_forward: float = 0.0
     verify_forward: float = 0.0
+    around: float = 0.0
 
 
 class Estimates(msgspec.Struct, kw_only=True):
@@ -186,6 +188,7 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     num_prompt_tokens: int = 0  # prompt positions computed
     num_generated_tokens: int = 0
+    plain_seconds: float = 0.0  # that these take without guesses; 0: unknown, or prompts were run
     num_sampling: int = 0  # sequences that sampled in this step
     num_proposed: int = 0
     num_accepted: int = 0

@@ -103,6 +103,9 @@ class Modes:
     def least(self, *, instead: bool) -> float:
         return self._present.least(instead=instead)
 
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        return self._configured.plain_seconds(sequences, context)
+
     def update(self, observation: StepObservation) -> None:
         if self._mode != "auto":
             # A single one stands behind a proposal whose length the configured did not choose.

@@ -231,6 +231,10 @@ class StepCosts:
         target, hope = self._target.many(run, sequences.bit_length(), more, favour=_FAVOUR)
         return np.maximum.accumulate(target + host), np.maximum.accumulate(hope + host)
 
+    def context(self, sequences: int) -> tuple[float, float]:
+        """Tokens of it that `by_rows` expects, and the target's seconds for each."""
+        return sequences * self._length, self._token
+
     def _beyond(self, sequences: int) -> float:
         """Tokens of context that the profile had not: what they take hardly depends on rows."""
         return sequences * (self._length - CONTEXT)

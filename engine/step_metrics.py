@@ -26,10 +26,33 @@ def settle(seconds: StepSeconds) -> None:
 
 
 def measure(
-    plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds, gauges: StepMetrics
+    plan: StepPlan,
+    sampled: list[Sampled],
+    seconds: StepSeconds,
+    gauges: StepMetrics,
+    plain_seconds: Callable[[int, int], float],
 ) -> StepMetrics:
-    """`gauges` with this step's sums filled in. Every sequence that sampled is counted at the
-    number of its guesses that were verified: what was planned is only the most there could be."""
+    """`gauges` with this step's sums filled in. `plain_seconds`: see KController."""
+    gauges.seconds = seconds
+    gauges.num_prompt_tokens = sum(
+        [max(0, min(c.end, c.seq.num_prompt) - c.start) for c in plan.chunks]
+    )
+    gauges.num_generated_tokens = sum([len(s.tokens) for s in sampled])
+    gauges.num_sampling = size = len(sampled)
+    if size == sum([c.length for c in plan.chunks]):  # each of them a row: no prompts
+        context = sum([c.start for c in plan.chunks])
+        gauges.plain_seconds = gauges.num_generated_tokens / size * plain_seconds(size, context)
+    _count_guesses(gauges, sampled)
+    for seq in plan.admitted:
+        gauges.queried_tokens += seq.num_prompt
+        gauges.cached_tokens += seq.cached_tokens or 0
+    gauges.preemptions = len(plan.preempted)
+    return gauges
+
+
+def _count_guesses(gauges: StepMetrics, sampled: list[Sampled]) -> None:
+    """Every sequence that sampled is counted at the number of its guesses that were verified: what
+    was planned is only the most there could be."""
     depth = max([len(s.proposal) for s in sampled], default=0)
     counts = [s.proposal.num_candidates for s in sampled]
     proposed_at, accepted_at = [0] * depth, [0] * depth
@@ -43,22 +66,11 @@ def measure(
             proposed_at[d] += 1
         for d in range(accepted):
             accepted_at[d] += 1
-    gauges.seconds = seconds
-    gauges.num_prompt_tokens = sum(
-        [max(0, min(c.end, c.seq.num_prompt) - c.start) for c in plan.chunks]
-    )
-    gauges.num_generated_tokens = sum([len(s.tokens) for s in sampled])
-    gauges.num_sampling = len(sampled)
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer
     gauges.proposed_at, gauges.accepted_at = proposed_at, accepted_at
     gauges.k_counts = [counts.count(k) for k in range(1 + max(counts, default=0))]
-    for seq in plan.admitted:
-        gauges.queried_tokens += seq.num_prompt
-        gauges.cached_tokens += seq.cached_tokens or 0
-    gauges.preemptions = len(plan.preempted)
-    return gauges
 
 
 def _places(proposal: Proposal, count: int) -> list[int]:
@@ -137,15 +149,20 @@ class Around:
 
     def __init__(self) -> None:
         self._ended: float | None = None  # the step before, if this one followed at once
-        self._between = self._choosing = 0.0
+        self._between = self._choosing = self._past = 0.0
         # By batch size (of a power of two): what comes after the verbs, with guesses and without;
         # and what choosing takes where guesses are usual.
         self._after: dict[tuple[bool, int], float] = {}
         self._chosen: dict[int, float] = {}
 
-    def begin(self, lap: Stopwatch) -> None:
-        self._between = 0.0 if self._ended is None else lap.last - self._ended
+    def begin(self, lap: Stopwatch) -> float:
+        """Seconds since the verbs of the step before, if this one follows it at once."""
+        if self._ended is None:
+            self._between = 0.0
+            return 0.0
+        self._between = lap.last - self._ended
         self._ended = None
+        return self._past + self._between
 
     def chose(self, seconds: float) -> float:
         """The same seconds, which are within a verb."""
@@ -171,7 +188,7 @@ class Around:
         """After everything; `settled`: the step was a usual one of its kind; `heard`: the
         controller was told of it, as it is of few steps with guesses once it has settled;
         `goes_on`: there is more work."""
-        after = lap()
+        self._past = after = lap()
         if settled:
             size = sequences.bit_length()
             known = self._after.get((speculates, size))

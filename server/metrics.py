@@ -30,6 +30,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine_client import EngineState
+from server.gain import Gain, seconds_of
 from server.kept import Kept
 from server.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
 from server.regret import Regret
@@ -109,7 +110,7 @@ class Metrics:
         self._state: EngineState | None = None
         self._mode: Mode | None = None
         self._steps: list[StepMetrics] = []  # not yet counted
-        self._regret, self._kept = Regret(), Kept()
+        self._regret, self._kept, self._gain = Regret(), Kept(), Gain()
 
     def render(self) -> bytes:
         """The exposition format, of CONTENT_TYPE."""
@@ -132,6 +133,11 @@ class Metrics:
     def kept(self) -> Kept:
         self._count_steps()
         return self._kept
+
+    @property
+    def gain(self) -> Gain:
+        self._count_steps()
+        return self._gain
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
         """`count` tokens arrived together, `gap_seconds` after the delivery before. Not for the
@@ -180,6 +186,7 @@ class Metrics:
             self._gauges[name].set(value)
         self._sums, self._levels = {}, {}
         self._gauges["spec_decode_estimated_regret_ratio"].set(self._regret.value)
+        self._gauges["spec_decode_estimated_speedup_ratio"].set(self._gain.speedup or 1.0)
 
     def _count_steps(self) -> None:
         if not self._steps:
@@ -193,6 +200,7 @@ class Metrics:
                 self._add(name, sum(column), str(index))
         self._count_proposers(steps)
         self._count_seconds([s for s in steps if s.num_sampling or s.num_prompt_tokens])
+        self._gain.observe(steps)
         for step in steps:
             self._kept.observe(step.proposed_at, step.accepted_at)
             if step.num_sampling:
@@ -214,6 +222,11 @@ class Metrics:
         verifying = sum(s.verify_forward for s in seconds)
         self._add("steps_total", len(steps))
         self._add("step_seconds_total", drafting + verifying, "forward")
+        compared = [step for step in steps if step.plain_seconds]
+        taken = sum(seconds_of(step.seconds) for step in compared)
+        self._add("spec_decode_compared_seconds_total", taken, "taken")
+        plain = sum(step.plain_seconds for step in compared)
+        self._add("spec_decode_compared_seconds_total", plain, "plain")
         whole = 0.0
         for part in PARTS[:-1]:
             value = sum(map(attrgetter(part), seconds))
@@ -230,7 +243,7 @@ class Metrics:
         levels["requests_waiting"] = last.num_waiting
         usage = last.blocks_used / last.blocks_total if last.blocks_total else 0.0
         levels["kv_cache_usage_ratio"] = usage
-        levels["spec_decode_estimated_speedup_ratio"] = estimates.speedup
+        levels["spec_decode_main_proposer_speedup_ratio"] = estimates.speedup
         if estimates.mode != self._mode:
             self._mode = estimates.mode
             for mode in get_args(Mode):

@@ -21,9 +21,11 @@ PARTS = (
     "accept",
     "commit",
     "emit",
+    "around",
     "forward",
 )  # the last overlaps
 SHARES = ("draft", "verify", "host")
+KINDS = ("taken", "plain")
 MAX_DEPTH = 16  # the largest K a config may name
 
 LATENCY = (
@@ -104,8 +106,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "step_seconds_total",
         "counter",
-        "seconds by part of a step; `forward` is the time in model forwards, contained in propose"
-        " and verify",
+        "seconds by part of a step; `around`: between one step and the next, where that follows at"
+        " once; `forward` is the time in model forwards, contained in propose and verify",
         {"part": PARTS},
     ),
     Metric("spec_decode_num_drafts_total", "counter", "rounds: sequences that sampled, K = 0 too"),
@@ -118,7 +120,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spec_decode_num_accepted_tokens_total",
         "counter",
-        "of those, kept",
+        "of those, kept: tokens that needed no pass of the target for themselves",
         {"proposer": PROPOSERS},
     ),
     Metric(
@@ -169,15 +171,30 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spec_decode_estimated_speedup_ratio",
         "gauge",
-        "tokens/s at the chosen K by tokens/s at K = 0, as the controller expects them, look-ups"
-        " aside; 1 where it does not estimate",
+        "what all guesses together gain: time that the tokens of the last 512 steps (fading) would"
+        " have taken without any, as the controller expects it, by the time they took. While"
+        " nothing is guessed, how far that is off; 1 where it does not estimate",
+    ),
+    Metric(
+        "spec_decode_main_proposer_speedup_ratio",
+        "gauge",
+        "tokens/s at the chosen K by tokens/s at K = 0, as the controller expects them of the main"
+        " proposer alone; 1 where it does not estimate",
+    ),
+    Metric(
+        "spec_decode_compared_seconds_total",
+        "counter",
+        "seconds of steps without prompts, as they were (`taken`), and that their tokens would have"
+        " taken without guesses, as the controller expects (`plain`): the rate of this by the rate"
+        " of those is the speed-up over any time and all replicas",
+        {"kind": KINDS},
     ),
     Metric(
         "spec_decode_estimated_regret_ratio",
         "gauge",
         "time that the last 512 steps (fading) took as their K was chosen, by the time that the"
-        " best single K would have taken, minus 1; both as the controller expects them. Below 0:"
-        " choosing anew won",
+        " best single K would have taken, minus 1; both as the controller expects them of the main"
+        " proposer. Below 0: choosing anew won",
     ),
     Metric(
         "engine_state",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from engine.adaptive import build_controller
 from engine.config import AdaptiveConfig, FixedConfig, SpeculationConfig
+from engine.configured import build_controller
 from engine.controller import KController
 from engine.errors import ConfigError
 

@@ -1,8 +1,21 @@
-"""Why this K: the controller's estimates as a sentence."""
+"""Why this K, and what came of it: estimates and sums as sentences."""
 
 from __future__ import annotations
 
 from engine.messages import Estimates
+from server.gain import Gain
+
+
+def came_of(gain: Gain) -> str:
+    """What all guesses together came to lately, and whose they were; empty before the first."""
+    if not gain.tokens_per_round:
+        return ""
+    told = f"Lately {gain.tokens_per_round:.2f} tokens a request and step"
+    if gain.speedup is not None:
+        told += f", {gain.speedup:.2f} times as fast as without any guesses"
+    shares = sorted(gain.shares.items(), key=lambda pair: -pair[1].tokens)
+    parts = [f"{100 * share.tokens:.0f} by {name}" for name, share in shares]
+    return f"{told}; of 100 tokens guessed {', '.join(parts)}." if parts else f"{told}."
 
 
 def why(estimates: Estimates) -> str:
@@ -48,7 +61,8 @@ def _evidence(estimates: Estimates) -> str:
     if k >= len(rates):
         return ""
     plural = "s" if estimates.num_sequences != 1 else ""
-    told = f"Expected for {estimates.num_sequences} sequence{plural}: {rates[k]:.0f} tokens/s"
+    told = f"Expected of the main proposer for {estimates.num_sequences} sequence{plural}:"
+    told += f" {rates[k]:.0f} tokens/s"
     if k:
         told += f", {estimates.speedup:.2f} times those of K = 0 ({rates[0]:.0f})"
     others = [other for other in range(1, len(rates)) if other != k]

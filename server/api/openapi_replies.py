@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from engine.messages import Mode, Reason
+from engine.messages import PROPOSERS, Mode, Reason
 from server.api.openapi_terms import (
     ANY_OBJECT,
     BOOLEAN,
@@ -18,9 +18,15 @@ from server.api.openapi_terms import (
     array,
     closed,
     enum,
+    mapping,
     or_null,
     record,
 )
+
+
+def _by_proposer(each: Schema) -> Schema:
+    return mapping(record(each), most=len(PROPOSERS), names=enum(*PROPOSERS))
+
 
 ERROR = closed(
     {
@@ -193,11 +199,14 @@ REPLIES: Mapping[str, Schema] = {
             "reason": or_null(enum(*get_args(Reason))),
             "explanation": STRING,
             "num_sequences": COUNT,
+            "speedup": or_null(NUMBER),
+            "tokens_per_round": or_null(NUMBER),
+            "by_proposer": _by_proposer({"proposed": NUMBER, "accepted": NUMBER, "share": NUMBER}),
             "acceptance": or_null(NUMBER),
             "kept": array(or_null(NUMBER)),
             "survival": array(or_null(NUMBER)),
             "tokens_per_second": array(or_null(NUMBER)),
-            "speedup": or_null(NUMBER),
+            "expected_speedup": or_null(NUMBER),
             "regret": or_null(NUMBER),
         }
     ),

@@ -19,11 +19,12 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
 from server.api.auth import check_admin
 from server.api.body import parse_json, read_body
-from server.api.choice_told import why
+from server.api.choice_told import came_of, why
 from server.api.errors import ApiError, NotReady, invalid
 from server.api.explain import shown
 from server.api.services import Services
 from server.engine_client import NOT_READY
+from server.gain import Gain
 
 logger = logging.getLogger(__name__)
 
@@ -104,14 +105,17 @@ def _k(mode: Mode, k: object, k_max: int) -> int:
 
 
 def _present(services: Services, ready: Ready) -> dict[str, Any]:
-    """The mode as it was set and what it settles; the rest as of the last step. `reason` is null
-    where nobody has chosen yet in the present mode."""
+    """The mode as it was set and what it settles; what all guesses came to in it lately; the main
+    proposer's part as of the last step. `reason` and `speedup` are null where nobody has chosen yet
+    in the present mode."""
     said = services.client.speculation
     last = services.client.estimates or Estimates()
     estimated = bool(last.rates)
     obeyed = last.mode == said.mode and (said.mode != "fixed" or last.k == said.k)
     settled = None if said.mode == "auto" else said.mode
     k = last.k if said.mode == "auto" else said.k
+    gain = services.metrics.gain if obeyed else Gain()
+    chosen = why(last) if obeyed else f"From the next step on K is {told(said)}."
     return {
         "object": "speculation",
         "mode": said.mode,
@@ -120,18 +124,34 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
         "k_max": ready.k_max,
         "k": k,
         "reason": last.reason if obeyed else settled,
-        "explanation": why(last) if obeyed else f"From the next step on K is {told(said)}.",
+        "explanation": " ".join(filter(None, [chosen, came_of(gain)])),
         "num_sequences": last.num_sequences,
+        "speedup": _known(gain.speedup),
+        "tokens_per_round": _known(gain.tokens_per_round),
+        "by_proposer": _shares(gain),
         "acceptance": _figure(last.acceptance) if estimated else None,
         "kept": [_figure(share) for share in services.metrics.kept.shares],
         "survival": [_figure(chance) for chance in last.survival],
         "tokens_per_second": [_figure(rate) for rate in last.rates],
-        "speedup": _figure(last.speedup if obeyed else _speedup(last, k)) if estimated else None,
+        "expected_speedup": _figure(last.speedup if obeyed else _expected(last, k))
+        if estimated
+        else None,
         "regret": _figure(services.metrics.regret.value) if estimated else None,
     }
 
 
-def _speedup(last: Estimates, k: int) -> float:
+def _shares(gain: Gain) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {
+            "proposed": _figure(share.proposed),
+            "accepted": _figure(share.accepted),
+            "share": _figure(share.tokens),
+        }
+        for name, share in gain.shares.items()
+    }
+
+
+def _expected(last: Estimates, k: int) -> float:
     rates = last.rates
     return rates[k] / rates[0] if k < len(rates) and rates[0] else nan
 
@@ -145,6 +165,10 @@ def told(said: SetSpeculation) -> str:
             return "0 for everybody"
         case _:
             return "chosen by the configured controller"
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None else _figure(value)
 
 
 def _figure(value: float) -> float | None:

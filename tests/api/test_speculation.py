@@ -10,7 +10,7 @@ import httpx
 import jsonschema
 import pytest
 
-from engine.messages import Estimates, SetSpeculation
+from engine.messages import Estimates, SetSpeculation, StepMetrics, StepSeconds
 from server.api.openapi import document
 from tests.support.fake_client import FakeClient, make_ready
 from tests.support.serving import MODEL, Served, serve
@@ -81,7 +81,7 @@ def test_a_switch_while_nothing_runs_is_told_whole(
     http.post("/speculation", json=said)
     now = http.get("/speculation").json()
     served.client.estimates = None
-    assert (now["reason"], now["k"], now["speedup"]) == told
+    assert (now["reason"], now["k"], now["expected_speedup"]) == told
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,38 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     told = http.get("/speculation").json()
     assert told["acceptance"] == 0.812346
     assert told["tokens_per_second"] == [100.0, 150.0, None]
-    assert told["speedup"] is None
+    assert told["expected_speedup"] is None
     assert (told["k"], told["reason"], told["k_max"]) == (2, "pays", 4)
     assert told["explanation"].startswith("K = 2 promises the most tokens per second.")
     served.client.estimates = None
+
+
+def test_what_all_guesses_gain_is_told_beside_what_is_expected_of_one() -> None:
+    """Bug: with look-ups before the draft, a reader saw what was expected of the draft alone: 1.2
+    where 2.5 was made. Law: after a switch nothing is told of the mode before."""
+    estimates = Estimates(k=2, reason="pays", rates=[100.0, 110.0, 120.0], speedup=1.2)
+    step = StepMetrics(
+        seconds=StepSeconds(verify=0.01),
+        num_sampling=1,
+        num_generated_tokens=4,
+        plain_seconds=0.025,
+        by_proposer={"ngram": (4, 3)},
+        estimates=estimates,
+    )
+    with serve(admin_key=ADMIN) as served:
+        url = f"{served.url}/speculation"
+        served.client.estimates = estimates
+        served.metrics.observe_step(step)
+        told = httpx.get(url).json()
+        assert (told["speedup"], told["expected_speedup"]) == (2.5, 1.2)
+        assert told["tokens_per_round"] == 4.0
+        assert told["by_proposer"] == {"ngram": {"proposed": 4.0, "accepted": 3.0, "share": 0.75}}
+        assert "2.50 times as fast as without any guesses" in told["explanation"]
+        schema = {"$ref": "#/components/schemas/Speculation", "components": DOCUMENT["components"]}
+        jsonschema.validate(told, schema)
+        told = httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).json()
+        assert told["speedup"] is told["tokens_per_round"] is None
+        assert (told["by_proposer"], told["expected_speedup"]) == ({}, 1.0)
 
 
 REQUEST = DOCUMENT["components"]["schemas"]["SpeculationRequest"]
@@ -261,6 +289,8 @@ def test_before_the_first_step_nothing_is_measured(http: httpx.Client, served: S
     served.client.estimates = Estimates()
     told = http.get("/speculation").json()
     served.client.estimates = None
-    assert told["acceptance"] is told["speedup"] is told["regret"] is None
+    assert told["acceptance"] is told["expected_speedup"] is told["regret"] is None
+    assert told["speedup"] is told["tokens_per_round"] is None
+    assert told["by_proposer"] == {}
     assert told["survival"] == told["tokens_per_second"] == []
     assert told["explanation"] == "No step has been made yet."

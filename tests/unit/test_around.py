@@ -79,3 +79,19 @@ def test_what_a_crowd_takes_is_not_charged_to_one_alone() -> None:
     step(around, clock, after=5.0, speculates=True, sequences=32)
     assert step(around, clock, after=5.0, speculates=True, sequences=32) > 3.0
     assert step(around, clock, after=0.1, speculates=True, settled=False) == -1.0
+
+
+def test_all_that_passes_between_the_verbs_of_two_steps_is_told() -> None:
+    """Law: with what the verbs took it adds up to the clock, whoever took it; a pause in which
+    there was nothing to do is no part of a step."""
+    around, clock = Around(), Clock()
+    told = []
+    for goes_on in (True, True, False, True):
+        lap = Stopwatch(clock)
+        told.append(around.begin(lap))
+        clock.now += 4.0
+        lap()
+        clock.now += 0.25
+        around.end(lap, 1, speculates=True, settled=False, heard=True, goes_on=goes_on)
+        clock.now += 0.5
+    assert told == [0.0, 0.75, 0.75, 0.0]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from engine.adaptive import AdaptiveK, build_controller
+from engine.adaptive import AdaptiveK
 from engine.config import SpeculationConfig
+from engine.configured import build_controller
 from engine.controller import FixedK, KController, Load, StepObservation
 from engine.estimates import Outcome
 from engine.exploration import PROBE_FIRST, Exploration
@@ -506,3 +507,31 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
         begin, step = controller._costs.drafting(16)
         assert looked > 4
         assert 1.5e-3 < begin + 4 * step < 2.5e-3
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_what_a_step_without_guesses_takes_is_known_while_guesses_pay(batch: int) -> None:
+    """Law: it follows from the costs that K is chosen by, for as many sequences as there are, and
+    says nothing before the first choice; what is chosen does not depend on who asks."""
+    world = World(alpha=0.9, batch=batch)
+    controller = adaptive(world)
+    assert controller.plain_seconds(batch, 100) == 0.0
+    trace = play(controller, world, 400)
+    assert share(trace.ks[50:], lambda k: k > 0) > 0.9
+    taken = world.host + world.target(batch)
+    assert controller.plain_seconds(batch, 100) == pytest.approx(taken, rel=0.1)
+    assert controller.plain_seconds(10_000, 100) == 0.0
+    assert FixedK(4).plain_seconds(batch, 100) == 0.0
+
+
+def test_a_step_without_guesses_grows_with_the_contexts() -> None:
+    """Law: by what a token of context was measured to take, beyond those of the last choice."""
+    world = World(alpha=0.9)
+    controller = AdaptiveK(K_MAX, stops=False)
+    sizes = (1, 2, 3, 5, 9, 16)
+    points = [(n, world.target(n)) for n in sizes]
+    controller.profile(points, [(1, world.draft)], world.host, token_seconds=(1e-6, 0.0))
+    play(controller, world, 100)
+    short, long = controller.plain_seconds(1, 300), controller.plain_seconds(1, 1300)
+    assert long - short == pytest.approx(1e-3)
+    assert controller.plain_seconds(1, 0) > 0.0

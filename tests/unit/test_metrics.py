@@ -33,8 +33,9 @@ STEP = StepMetrics(
     step=9,
     seconds=StepSeconds(
         schedule=1, propose=2, verify=4, accept=8, commit=16, emit=32, propose_forward=1.5,
-        verify_forward=3.0,
+        verify_forward=3.0, around=64,
     ),
+    plain_seconds=254,
     num_running=3, num_waiting=2, num_prompt_tokens=40, num_generated_tokens=7, num_sampling=3,
     num_proposed=6, num_accepted=4, proposed_at=[3, 2, 1], accepted_at=[3, 1, 0],
     k_counts=[0, 1, 0, 2], blocks_used=25, blocks_total=100, cached_tokens=16, queried_tokens=64,
@@ -67,6 +68,7 @@ def test_a_step_adds_its_sums() -> None:
         "step_seconds_total{accept}": 8,
         "step_seconds_total{commit}": 16,
         "step_seconds_total{emit}": 32,
+        "step_seconds_total{around}": 64,
         "step_seconds_total{forward}": 4.5,
         "spec_decode_num_drafts_total": 3,
         "spec_decode_num_draft_tokens_total{draft_model}": 4,
@@ -84,10 +86,13 @@ def test_a_step_adds_its_sums() -> None:
         "spec_decode_num_wasted_tokens_total{prediction}": 1,
         "spec_decode_seconds_total{draft}": 1.5,
         "spec_decode_seconds_total{verify}": 3,
-        "spec_decode_seconds_total{host}": 63 - 4.5,
+        "spec_decode_seconds_total{host}": 127 - 4.5,
+        "spec_decode_compared_seconds_total{taken}": 127,
+        "spec_decode_compared_seconds_total{plain}": 254,
         "spec_decode_decisions_total{fixed}": 1,
         "spec_decode_mode{fixed}": 1,
-        "spec_decode_estimated_speedup_ratio": 1.5,
+        "spec_decode_estimated_speedup_ratio": 1.0,
+        "spec_decode_main_proposer_speedup_ratio": 1.5,
         "spec_decode_estimated_regret_ratio": pytest.approx(200 / 150 - 1),
     }
 
@@ -104,7 +109,8 @@ def test_a_heartbeat_moves_gauges_only() -> None:
         "kv_cache_usage_ratio": 0.1 - 0.25,
         "spec_decode_mode{fixed}": -1,
         "spec_decode_mode{auto}": 1,
-        "spec_decode_estimated_speedup_ratio": -0.5,
+        "spec_decode_estimated_speedup_ratio": -1.0,
+        "spec_decode_main_proposer_speedup_ratio": -0.5,
     }
 
 

@@ -1,0 +1,118 @@
+"""Gain: what all guesses together came to, against the same steps without any."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import pytest
+
+from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
+from server.api.choice_told import came_of
+from server.gain import Gain
+
+
+def step(
+    *, tokens: int = 3, seconds: float = 1.0, plain: float = 2.5, mode: Mode = "auto", k: int = 4,
+    guesses: dict[str, tuple[int, int]] | None = None, sampling: int = 1,
+) -> StepMetrics:  # fmt: skip
+    """A step of which verification and what is around it took half each."""
+    return StepMetrics(
+        seconds=StepSeconds(verify=seconds / 2, around=seconds / 2, verify_forward=seconds / 2),
+        num_sampling=sampling,
+        num_generated_tokens=tokens,
+        plain_seconds=plain,
+        by_proposer=guesses or {},
+        estimates=Estimates(mode=mode, k=k),
+    )
+
+
+def gain_of(*steps: StepMetrics) -> Gain:
+    gain = Gain()
+    gain.observe(steps)
+    return gain
+
+
+def share_of(gain: Gain, name: str) -> tuple[float, ...]:
+    return astuple(gain.shares[name])
+
+
+def test_the_speed_up_is_of_times() -> None:
+    """Law: time of the same tokens without guesses by the time taken, all parts of a step counted
+    once, and not a mean of ratios."""
+    assert gain_of(*[step()] * 200).speedup == pytest.approx(2.5)
+    slow, quick = step(seconds=3.0, plain=1.0), step(seconds=1.0, plain=3.0)
+    assert gain_of(*[slow, quick] * 200).speedup == pytest.approx(1.0, abs=0.01)
+
+
+def test_steps_that_cannot_be_compared_are_left_out() -> None:
+    """Law: a step with prompts, or of a controller that knows no costs, says nothing about speed;
+    its tokens count all the same."""
+    assert gain_of(step(plain=0.0)).speedup is None
+    gain = gain_of(step(), step(plain=0.0, seconds=99.0))
+    assert gain.speedup == pytest.approx(2.5)
+    assert gain.tokens_per_round == pytest.approx(3.0)
+
+
+def test_each_proposer_has_its_part() -> None:
+    """Law: a round's token of the target's own and the accepted guesses of everyone add up to its
+    tokens; who has not guessed is not told."""
+    served = {"ngram": (4, 3)}, {"draft_model": (2, 0), "grammar": (1, 1)}
+    steps = [
+        step(tokens=4, guesses=served[0]),
+        step(tokens=2, guesses=served[1]),
+    ]
+    gain = gain_of(*steps * 500)
+    assert list(gain.shares) == ["draft_model", "ngram", "grammar"]
+    assert share_of(gain, "ngram") == pytest.approx((2.0, 1.5, 0.5), abs=0.01)
+    assert share_of(gain, "draft_model") == pytest.approx((1.0, 0.0, 0.0), abs=0.01)
+    accepted = sum(share.accepted for share in gain.shares.values())
+    assert 1.0 + accepted == pytest.approx(gain.tokens_per_round)
+
+
+def test_a_crowd_s_round_is_each_request_s() -> None:
+    gain = gain_of(*[step(tokens=8, sampling=4, guesses={"ngram": (8, 4)})] * 3)
+    assert gain.tokens_per_round == pytest.approx(2.0)
+    assert share_of(gain, "ngram") == pytest.approx((2.0, 1.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (step(mode="auto"), step(mode="off", k=0, plain=1.0)),
+        (step(mode="fixed", k=4), step(mode="fixed", k=2, plain=1.0)),
+    ],
+)
+def test_a_switch_begins_anew(before: StepMetrics, now: StepMetrics) -> None:
+    """Law: what is told of a mode was measured in it; another K in the mode auto is no switch."""
+    gain = gain_of(*[before] * 99, now)
+    assert gain.speedup == pytest.approx(1.0)
+    beat = StepMetrics(estimates=now.estimates)
+    assert gain_of(before, beat).speedup is None
+    assert gain_of(step(k=1), step(k=0, plain=1.0)).speedup == pytest.approx(1.75, abs=0.01)
+
+
+def test_idle_beats_change_nothing() -> None:
+    gain = gain_of(step(guesses={"ngram": (2, 2)}))
+    gain.observe([StepMetrics(estimates=Estimates(k=4))] * 1000)
+    assert gain.speedup == pytest.approx(2.5)
+    assert "ngram" in gain.shares
+
+
+def test_what_is_long_ago_is_forgotten() -> None:
+    """Law: however long a server runs, the value is that of the last steps."""
+    gain = Gain(2)
+    gain.observe([step(guesses={"ngram": (8, 8)})])
+    gain.observe([step(plain=1.5, guesses={"draft_model": (4, 1)})] * 2000)
+    assert gain.speedup == pytest.approx(1.5)
+    assert list(gain.shares) == ["draft_model"]
+
+
+def test_what_came_of_it_as_a_sentence() -> None:
+    """Law: the gain of all, then whose the tokens are, the most first; as much as is known."""
+    assert came_of(Gain()) == ""
+    assert came_of(gain_of(step(tokens=1, plain=0.0))) == "Lately 1.00 tokens a request and step."
+    guesses = {"draft_model": (2, 1), "ngram": (5, 2)}
+    assert came_of(gain_of(step(tokens=4, guesses=guesses))) == (
+        "Lately 4.00 tokens a request and step, 2.50 times as fast as without any guesses; of 100"
+        " tokens guessed 50 by ngram, 25 by draft_model."
+    )
