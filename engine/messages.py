@@ -141,6 +141,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     proposed: int = 0  # draft tokens verified for it so far
     accepted: int = 0  # of those, kept
     predicted: int = 0  # of the proposed ones, taken from `params.prediction`
+    source: str = ""  # who guessed in this step
+    forced: int = 0  # of these guesses, those of the grammar, in another's chain; with `sources`
     sources: list[tuple[str, int]] | None = None  # who guessed `tokens`, in runs; see `TARGET`
 
 

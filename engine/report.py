@@ -57,7 +57,8 @@ def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
 
 def report(item: Sampled) -> Output:
     """Prompt facts ride on the first Output of a sequence."""
-    seq = item.chunk.seq
+    seq, proposal = item.chunk.seq, item.proposal
+    told = seq.params.provenance or seq.params.prediction or proposal.forced
     first = seq.num_output == len(item.tokens)
     return Output(
         id=seq.id,
@@ -73,7 +74,9 @@ def report(item: Sampled) -> Output:
         proposed=seq.proposed,
         accepted=seq.accepted,
         predicted=seq.predicted,
-        sources=_sources(item) if seq.params.provenance or seq.params.prediction else None,
+        source=proposal.source if proposal.num_candidates else "",
+        forced=len(proposal.forced),
+        sources=_sources(item) if told else None,
     )
 
 

@@ -163,6 +163,7 @@ class ScriptedEngine:
             rounds=running.rounds,
             proposed=running.proposed,
             accepted=running.num_output - running.rounds,
+            source=self.ready.proposer if self.draft else "",
         )
 
 

@@ -41,7 +41,13 @@ ERROR = closed(
     }
 )
 GUESSES = record(
-    {"enabled": BOOLEAN, "proposed": COUNT, "accepted": COUNT, "rounds": COUNT},
+    {
+        "enabled": BOOLEAN,
+        "proposed": COUNT,
+        "accepted": COUNT,
+        "rounds": COUNT,
+        "by_proposer": _by_proposer({"proposed": COUNT, "accepted": COUNT}),
+    },
     max_draft=any_of(COUNT, enum("auto")),
     proposers=array(STRING),
 )

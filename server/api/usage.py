@@ -11,7 +11,8 @@ from server.usage import Usage
 
 def usage_body(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage, and how speculation went: draft tokens proposed and accepted, and the number
-    of sampling steps (rounds) that all completion tokens took; who was allowed to guess how much.
+    of sampling steps (rounds) that all completion tokens took; who was allowed to guess how much;
+    those who did guess, with their parts of proposed and accepted.
     Steps after the one that completed a stop string are not counted.
 
     Accepted prediction tokens are completion tokens that were guessed from the prediction; rejected
@@ -33,6 +34,10 @@ def usage_body(usage: Usage) -> dict[str, Any]:
             "proposed": usage.proposed,
             "accepted": usage.accepted,
             "rounds": usage.rounds,
+            "by_proposer": {
+                name: {"proposed": proposed, "accepted": accepted}
+                for name, (proposed, accepted) in usage.by_proposer.items()
+            },
         },
     }
 

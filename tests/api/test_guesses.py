@@ -76,7 +76,11 @@ def test_every_choice_gets_the_prediction(served: Served, path: str, n: int, str
         "accepted_prediction_tokens": 18 * n,
         "rejected_prediction_tokens": 0,
     }
-    assert usage["speculation"]["proposers"] == ["prediction", "draft_model"]
+    told = usage["speculation"]
+    assert told["proposers"] == ["prediction", "draft_model"]
+    parts = {"proposed": told["proposed"], "accepted": told["accepted"]}
+    assert told["by_proposer"] == {"prediction": parts}
+    assert parts["accepted"] == 18 * n
 
 
 def chunks(served: Served, path: str, body: dict[str, Any]) -> list[Any]:

@@ -54,6 +54,7 @@ def test_completion(sdk: OpenAI) -> None:
             "proposed": 6,
             "accepted": 4,
             "rounds": 3,
+            "by_proposer": {"draft_model": {"proposed": 6, "accepted": 4}},
         }
     }
     details = reply.usage.completion_tokens_details

@@ -18,6 +18,7 @@ from engine.messages import Grammar, SamplingParams, Speculation
 from engine.pair import Pair, load_pair
 from server.tools.formats import Marker, ToolFormat
 from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from server.usage import Counts
 from tests.model.test_lossless import Replies, config_for, run, submit_all
 from tests.support import tiny, tiny_text
 from tests.support.drafters import Liar, Oracle, TreeOracle
@@ -236,25 +237,34 @@ def test_what_is_forced_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) 
     assert last.rounds <= last.accepted / 4
 
 
-def test_the_draft_is_not_asked_for_what_is_forced(pair: Pair, paths: tuple[str, str]) -> None:
+@pytest.mark.parametrize("provenance", [True, False])
+def test_the_draft_is_not_asked_for_what_is_forced(
+    provenance: bool, pair: Pair, paths: tuple[str, str]
+) -> None:
     """Law: forced text inside of the draft model's chain is the grammar's, costs no draft forward
-    and is always kept; provenance tells the two apart."""
+    and is always kept; provenance tells the two apart, and so do the reply's own counts, asked for
+    or not."""
     grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')
-    params = SamplingParams(seed=1, max_tokens=60, grammar=grammar, provenance=True)
+    params = SamplingParams(seed=1, max_tokens=60, grammar=grammar, provenance=provenance)
     engine = Engine(config_for(*paths, "draft_model", 8, {}), pair=pair)
     submit_all(engine, PROMPT, {"mixed": params})
-    counts: dict[str, int] = {}
-    proposed = accepted = 0
+    counts, sums, told = dict[str, int](), dict[str, tuple[int, int]](), Counts()
     while engine.has_work:
         outputs = engine.step()
-        more = outputs.metrics.by_proposer.get("grammar", (0, 0))
-        proposed, accepted = proposed + more[0], accepted + more[1]
+        for name, (proposed, accepted) in outputs.metrics.by_proposer.items():
+            before = sums.get(name, (0, 0))
+            sums[name] = before[0] + proposed, before[1] + accepted
         for output in outputs.items:
+            told.take(output, (), len(output.tokens), stopped=False)
             for name, count in output.sources or ():
                 counts[name] = counts.get(name, 0) + count
-    assert counts["grammar"] == accepted >= 4
-    assert counts.get("draft_model", 0) + counts["target"] >= 4
-    assert proposed >= accepted
+    assert told.by_proposer == {name: own for name, own in sums.items() if own[0]}
+    proposed, accepted = sums["grammar"]
+    assert proposed >= accepted >= 4
+    assert (told.proposed, told.accepted) == tuple(map(sum, zip(*sums.values(), strict=True)))
+    if provenance:
+        assert counts["grammar"] == accepted
+        assert counts.get("draft_model", 0) + counts["target"] >= 4
 
 
 def test_a_grammar_that_is_not_named_does_not_guess(pair: Pair, paths: tuple[str, str]) -> None:

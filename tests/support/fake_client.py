@@ -175,6 +175,7 @@ class FakeClient:
                     predicted=rounds * (self._tokens_per_step - 1)
                     if submit.params.prediction
                     else 0,
+                    source=self._source(submit),
                     sources=self._sources(submit, tokens),
                 )
             )
@@ -208,12 +209,17 @@ class FakeClient:
                 return tokens, "length"
         return tokens, None
 
+    def _source(self, submit: Submit) -> str:
+        if self._tokens_per_step == 1:
+            return ""
+        return "prediction" if submit.params.prediction else "draft_model"
+
     def _sources(self, submit: Submit, tokens: list[int]) -> list[tuple[str, int]] | None:
         """All but the last token of a step were guessed."""
         params = submit.params
         if not (params.provenance or params.prediction):
             return None
-        source = "prediction" if params.prediction else "draft_model"
+        source = self._source(submit)
         guessed = min(len(tokens), self._tokens_per_step - 1)
         runs = [(source, guessed), (TARGET, len(tokens) - guessed)]
         return [(name, count) for name, count in runs if count]

@@ -228,6 +228,7 @@ def test_usage_counts_a_prompt_once_and_choices_each() -> None:
     usage = call.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, 36)
     assert (usage.proposed, usage.accepted, usage.rounds) == (24, 24, 12)
+    assert usage.by_proposer == {"draft_model": (24, 24)}
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 9])
@@ -256,6 +257,7 @@ def test_guesses_after_a_stop_string_are_not_counted(steps_ahead: int) -> None:
     usage = call.usage
     assert (usage.completion_tokens, usage.rounds) == (4, 2)
     assert (usage.proposed, usage.accepted) == (4, 3)
+    assert usage.by_proposer == {"prediction": (4, 3)}
     assert (usage.predicted, usage.mispredicted) == (3, 1)
 
 

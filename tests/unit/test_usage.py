@@ -1,0 +1,72 @@
+"""Counts of one choice: whose guesses they were, also where several guessed in one step."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.messages import TARGET, Output
+from server.generation_spec import Guessing
+from server.usage import Counts, usage_of
+
+
+def taken(*steps: Output, cut: int | None = None, plainly: bool = False) -> Counts:
+    """After these steps, which came one by one; of the last the first `cut` tokens."""
+    counts = Counts()
+    for step in steps:
+        if plainly:
+            counts.take_plain(step)
+            continue
+        count = len(step.tokens) if cut is None or step is not steps[-1] else cut
+        counts.take(step, (), count, stopped=cut is not None)
+    return counts
+
+
+LOOKED_UP = Output(id="a", tokens=[1, 2, 3], rounds=1, proposed=4, accepted=2, source="ngram")
+DRAFTED = Output(id="a", tokens=[4], rounds=2, proposed=7, accepted=2, source="draft_model")
+PLAIN = Output(id="a", tokens=[5], rounds=3, proposed=7, accepted=2)
+
+
+@pytest.mark.parametrize("plainly", [True, False])
+def test_each_step_s_guesses_are_their_proposer_s(plainly: bool) -> None:
+    """Law: the parts add up to proposed and accepted; a step without guesses is nobody's."""
+    counts = taken(LOOKED_UP, DRAFTED, PLAIN, plainly=plainly)
+    assert counts.by_proposer == {"ngram": (4, 2), "draft_model": (3, 0)}
+    assert (counts.proposed, counts.accepted, counts.rounds) == (7, 2, 3)
+
+
+MIXED = Output(
+    id="a", tokens=[1, 2, 3, 4, 5], rounds=1, proposed=6, accepted=4, source="draft_model",
+    forced=3, sources=[("draft_model", 1), ("grammar", 2), ("draft_model", 1), (TARGET, 1)],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cut", "grammar", "draft"),
+    [(None, (3, 2), (3, 2)), (4, (3, 2), (3, 2)), (2, (3, 1), (3, 1)), (1, (3, 0), (3, 1))],
+)
+def test_what_a_grammar_put_into_a_chain_is_the_grammar_s(
+    cut: int | None, grammar: tuple[int, int], draft: tuple[int, int]
+) -> None:
+    """Law: wherever a stop string cuts the step, accepted guesses are the ones in the completion,
+    by who made them."""
+    counts = taken(MIXED, cut=cut)
+    assert counts.by_proposer == {"grammar": grammar, "draft_model": draft}
+    assert counts.accepted == grammar[1] + draft[1]
+
+
+def test_forced_to_its_end_the_chain_is_the_grammar_s_alone() -> None:
+    step = Output(
+        id="a", tokens=[1, 2], rounds=1, proposed=2, accepted=1, source="draft_model", forced=2,
+        sources=[("grammar", 1), (TARGET, 1)],
+    )  # fmt: skip
+    assert taken(step).by_proposer == {"grammar": (2, 1)}
+
+
+def test_a_call_is_the_sum_of_its_choices() -> None:
+    """Law: and proposers have one order, whoever guessed first."""
+    choices = [taken(LOOKED_UP), taken(MIXED), taken(LOOKED_UP, DRAFTED)]
+    usage = usage_of(choices, prompt_tokens=1, guessing=Guessing(), per=1)
+    assert list(usage.by_proposer.items()) == [
+        ("draft_model", (6, 2)), ("ngram", (8, 4)), ("grammar", (3, 2)),
+    ]  # fmt: skip
+    assert usage.accepted == sum(accepted for _, accepted in usage.by_proposer.values())
