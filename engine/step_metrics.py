@@ -33,15 +33,19 @@ def measure(
     plain_seconds: Callable[[int, int], float],
 ) -> StepMetrics:
     """`gauges` with this step's sums filled in. `plain_seconds`: see KController."""
+    prompt = rows = context = 0
+    for chunk in plan.chunks:
+        start, length = chunk.start, chunk.length
+        rows += length
+        context += start
+        if start < chunk.seq.num_prompt:
+            prompt += min(length, chunk.seq.num_prompt - start)
     gauges.seconds = seconds
-    gauges.num_prompt_tokens = sum(
-        [max(0, min(c.end, c.seq.num_prompt) - c.start) for c in plan.chunks]
-    )
-    gauges.num_generated_tokens = sum([len(s.tokens) for s in sampled])
+    gauges.num_prompt_tokens = prompt
+    gauges.num_generated_tokens = tokens = sum([len(s.tokens) for s in sampled])
     gauges.num_sampling = size = len(sampled)
-    if size == sum([c.length for c in plan.chunks]):  # each of them a row: no prompts
-        context = sum([c.start for c in plan.chunks])
-        gauges.plain_seconds = gauges.num_generated_tokens / size * plain_seconds(size, context)
+    if rows == size:  # one of each: no prompts
+        gauges.plain_seconds = tokens / size * plain_seconds(size, context)
     _count_guesses(gauges, sampled)
     for seq in plan.admitted:
         gauges.queried_tokens += seq.num_prompt
