@@ -61,7 +61,6 @@ class Allowance:
         self._limits: dict[Sequence, dict[str, int]] = {}
         self._missed: set[Sequence] = set()  # served by others since the main proposer was asked
         self._late = False  # whether one of these is asked now
-        self._least = dict[bool, float]()  # see KController.least
         self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
         self._k, self._num_sequences = 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
@@ -78,7 +77,6 @@ class Allowance:
             self._probed = set(sorted(asked, key=_backlog)[:most])
         self._limits.clear()
         self._drafted.clear()
-        self._least.clear()
         self._late = False
 
     def want(self, seq: Sequence) -> int:
@@ -173,9 +171,7 @@ class Allowance:
         assert seq.sources is not None
         most, bound = self._controller.k_max, seq.max_draft
         instead = self._may_ask(seq)
-        if instead not in self._least:
-            self._least[instead] = self._controller.least(instead=instead)
-        least = self._least[instead]
+        least = self._controller.least(instead=instead)
         if bound is not None:
             most = min(most, bound)
         if least >= NEVER or not most:

@@ -29,11 +29,13 @@ class Forecast:
         self.each = [(1.0, 1.0)]
         self.survival = list[float]()
         self.row = 0.0
+        self._leasts = dict[tuple[int, int, bool], float]()
         self._look(1)
         self._context: tuple[float, float] | None = None  # see StepCosts; None: nothing was chosen
 
     def renew(self, sequences: int, price: float) -> None:
         """`price`: tokens per second that a second is worth, 0 if that is not known."""
+        self._leasts.clear()
         self._look(sequences)
         self._context = self._costs.context(sequences)
         self._guesses.refresh()
@@ -121,13 +123,15 @@ class Forecast:
 
     def least(self, sequences: int, k: int, *, instead: bool) -> float:
         """Where the first guess is less likely, `worth` says 0: no guess is likelier than the ones
-        before it."""
-        tokens, rows, drafting, rate = self._others(sequences, k, instead=instead)
-        most = min(self._k_max, len(self.by_row) - 1 - rows)
-        spent = self.by_row[rows + 1 : rows + 1 + most]
-        return min(
-            ((rate * (s + drafting) - tokens) / (i + 1) for i, s in enumerate(spent)), default=NEVER
-        )
+        before it. The same until the next `renew`: in a crowd it is asked several times a step."""
+        asked = sequences, k, instead
+        if asked not in self._leasts:
+            tokens, rows, drafting, rate = self._others(sequences, k, instead=instead)
+            most = min(self._k_max, len(self.by_row) - 1 - rows)
+            spent = self.by_row[rows + 1 : rows + 1 + most]
+            needed = ((rate * (s + drafting) - tokens) / i for i, s in enumerate(spent, 1))
+            self._leasts[asked] = min(needed, default=NEVER)
+        return self._leasts[asked]
 
     def _others(self, sequences: int, k: int, *, instead: bool) -> tuple[float, int, float, float]:
         """Tokens, rows and seconds of drafting without the guesses of one of the `sequences`, and

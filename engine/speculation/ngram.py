@@ -24,7 +24,7 @@ _SHORT = 3  # a match of fewer tokens is weak evidence, and proposes at most ...
 _SHORT_LIMIT = 4  # ... this many
 _LONGEST = 16  # tokens of a match that count as evidence
 _CANDIDATES = 16  # occurrences that are compared
-_PAUSE = 16  # tokens for which it may be left alone
+_PAUSE = 64  # tokens for which it may be left alone
 _PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
 

@@ -322,6 +322,22 @@ def test_free_guesses_give_way_to_a_better_main_proposer() -> None:
     assert controller.worth(good, instead=True) == K_MAX
 
 
+@pytest.mark.parametrize("instead", [False, True])
+def test_the_least_chance_that_pays_is_where_guesses_begin_to(instead: bool) -> None:
+    """Law: a first guess below `least` is worth nothing and one above it something, at every load
+    that comes and goes: what is kept of it until the next choice is for one load."""
+    world = World(alpha=0.6)
+    controller = adaptive(world)
+    for batch in (1, 16, 1, 32, 16):
+        play(controller, replace(world, batch=batch), 40)
+        least = controller.least(instead=instead)
+        assert least == controller.least(instead=instead)
+        sure = [min(max(least, 0.0) + 1e-3, 1.0)] * K_MAX
+        unsure = [max(least, 0.0) - 1e-3] * K_MAX
+        assert controller.worth(sure, instead=instead) > 0 or least > 1.0
+        assert controller.worth(unsure, instead=instead) == 0
+
+
 def test_guesses_are_dearer_in_a_crowd() -> None:
     """Law: the price of a row is what the whole batch loses by a longer step."""
     world = World(alpha=0.5, row=8e-4)
