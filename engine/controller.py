@@ -14,10 +14,10 @@ from engine.estimates import Outcome, Points
 from engine.messages import Estimates, Reason
 
 NO_BATCHES: Mapping[int, Points] = {}
-NEVER = 2.0  # no chance is as large
-Confidences = Sequence[Sequence[float]]  # by sequence, of its guesses in order
+NEVER = 2.0  # of KController.least: no chance is as large
+Confidences = Sequence[Sequence[float]]  # by sequence, one for each of its guesses in order
 
-_LIKELY = 0.5
+_LIKELIER_THAN_NOT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StepObservation:
-    """What one step did and took. `rows` are the target's, `tokens` were generated; `context`:
-    tokens of all sequences before these rows, if that is known. The three times
-    are disjoint parts of the step; its costs are learnt only if it is `pure_decode` (no prompt
-    rows).
+    """What one step did and took. `rows`: positions that the target computed; `tokens`: that were
+    generated; `context`: tokens of all sequences before these rows, if that is known. The three
+    times are disjoint parts of the step. Its costs are learnt only if it is `pure_decode`: without
+    rows of prompts.
 
-    Of the main proposer alone: `k`, the largest asked of it; `outcomes` of each sequence left to
-    it; `confidences`, for each of these those of the tried guesses (empty: it has none);
-    `agreements`, (confidence, right) of guesses that it would have made at positions in a row,
-    found out in hindsight; `num_drafting`: sequences that it drafted for; None: all of them; 0: the
-    time of drafting says nothing (some had to catch up)."""
+    The rest is of the main proposer alone, and of sequences that no look-up served. `k`: the
+    largest asked of it. `outcomes`: one for each of them. `confidences`: for each, those of its
+    tried guesses (empty: the proposer tells none). `agreements`: for each of some sequences,
+    (confidence, right) at positions in a row, of guesses that it would have made there, found out
+    in hindsight. `num_drafting`: sequences that it drafted for; None: all of them; 0: the time of
+    drafting says nothing, since some had to catch up."""
 
     num_sequences: int
     rows: int
@@ -61,42 +62,31 @@ class StepObservation:
 
 
 class KController(Protocol):
-    """Chooses one K for the batch before each step, learns after it. `profile` hands over start-up
-    measurements: target seconds by rows, seconds of one draft step by sequences, host seconds; for
-    some numbers of sequences the target's by rows; and the numbers of rows that forwards are
-    padded to, rising (none: they are not); and seconds more, of the target and of a draft step,
-    for each token of context (the others have profile_sizes.CONTEXT of each sequence).
-    `reason`: why the last choice; see messages.Estimates. `listens`: whether `update` is to be told
-    of the step that follows it (at K = 0, once settled, it would cost more than it tells);
-    `looks_back`: of its `agreements`, too.
-    `max_speculating`: for how many sequences
-    the last choice is meant; None means all of them. `resume`: it is obeyed again after a spell in
-    which others chose.
-
-    Where each draft step is a forward of its own, `goes_on` is asked between them, with the
-    confidences so far of those who might have more. `keep`, last in a round: how many of each
-    drafted sequence's guesses, from its first, are worth a row of the target. `worth` prices
-    guesses that cost nothing to make, for one sequence of the same step: given their chances to be
-    kept (each with all before it), how many pay; 0 also where the main proposer, if it may be asked
-    `instead`, is the better choice. None does where the first is less likely than `least`.
-
-    `plain_seconds`: of a step in which so many sequences, with so many tokens of context among
-    them, get a token each without a guess, at the present costs; 0 where these are not known."""
+    """Chooses one K for the batch before each step, and learns after it."""
 
     name: str
     k_max: int
 
     @property
-    def reason(self) -> Reason: ...
+    def reason(self) -> Reason:
+        """Why the last choice; see messages.Estimates."""
+        ...
 
     @property
-    def listens(self) -> bool: ...
+    def listens(self) -> bool:
+        """Whether `update` is to be told of the step that follows the last choice: not of each,
+        since to be told takes time."""
+        ...
 
     @property
-    def looks_back(self) -> bool: ...
+    def looks_back(self) -> bool:
+        """Whether it is to be told of that step's `agreements`, too."""
+        ...
 
     @property
-    def max_speculating(self) -> int | None: ...
+    def max_speculating(self) -> int | None:
+        """For how many sequences the last choice is meant; None: for all of them."""
+        ...
 
     def profile(
         self,
@@ -106,25 +96,54 @@ class KController(Protocol):
         batches: Mapping[int, Points] = NO_BATCHES,
         padded: Sequence[int] = (),
         token_seconds: tuple[float, float] = (0.0, 0.0),
-    ) -> None: ...
+    ) -> None:
+        """Start-up measurements, with profile_sizes.CONTEXT tokens of context for each sequence:
+        the target's seconds by rows, those of one draft step by sequences, the host's in a step;
+        `batches`: for some numbers of sequences, the target's by rows; `padded`: the numbers of
+        rows that forwards are padded to, rising (none: they are not); `token_seconds`: what each
+        further token of context takes, of the target and of a draft step."""
+        ...
 
-    def choose(self, load: Load) -> int: ...
+    def choose(self, load: Load) -> int:
+        """K for the step ahead: draft steps of the main proposer."""
+        ...
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """It is obeyed again after a spell in which others chose."""
+        ...
 
-    def goes_on(self, confidences: Confidences) -> bool: ...
+    def goes_on(self, confidences: Confidences) -> bool:
+        """Whether to draft one step more. Asked between draft steps, where each is a forward of its
+        own, with the confidences so far of the sequences that might have more."""
+        ...
 
-    def keep(self, confidences: Confidences) -> list[int]: ...
+    def keep(self, confidences: Confidences) -> list[int]:
+        """Of each drafted sequence, how many of its guesses, from the first, are worth a row of the
+        target. Asked once a round, when all are drafted."""
+        ...
 
-    def worth(self, survival: Sequence[float], *, instead: bool) -> int: ...
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        """How many guesses that cost nothing to make pay, for one sequence of the step, given for
+        each its chance to be kept with all before it. 0 also where the main proposer is the better
+        choice, if it may be asked `instead`."""
+        ...
 
-    def least(self, *, instead: bool) -> float: ...
+    def least(self, *, instead: bool) -> float:
+        """A chance: where the first guess has less, `worth` is 0 whatever follows it."""
+        ...
 
-    def plain_seconds(self, sequences: int, context: int) -> float: ...
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        """Of a step in which so many sequences, with so many tokens of context among them, get a
+        token each without a guess, at the present costs; 0 where these are not known."""
+        ...
 
-    def update(self, observation: StepObservation) -> None: ...
+    def update(self, observation: StepObservation) -> None:
+        """Learn from the step that the last choice led to, if it `listens`."""
+        ...
 
-    def estimates(self) -> Estimates: ...
+    def estimates(self) -> Estimates:
+        """What it believed at the last choice, for the front end."""
+        ...
 
 
 class FixedK:
@@ -170,7 +189,7 @@ class FixedK:
     def least(self, *, instead: bool) -> float:
         if not self.k_max:
             return NEVER
-        return _LIKELY if instead else 0.0
+        return _LIKELIER_THAN_NOT if instead else 0.0
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         return 0.0

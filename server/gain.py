@@ -39,8 +39,8 @@ def seconds_of(seconds: StepSeconds) -> float:
 
 
 class Gain:
-    """Fading sums over the last `memory_steps` steps; see kept.Kept for how they fade. A switch of
-    the mode begins anew."""
+    """Fading sums over the last `memory_steps` steps, which fade as RecentAcceptance's do. A switch
+    of the mode begins anew."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
         self._growth = 1.0 / (1.0 - 1.0 / memory_steps)

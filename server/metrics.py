@@ -31,8 +31,8 @@ from prometheus_client.utils import floatToGoString
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine_client import EngineState
 from server.gain import Gain, seconds_of
-from server.kept import Kept
 from server.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
+from server.recent_acceptance import RecentAcceptance
 from server.regret import Regret
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -110,7 +110,7 @@ class Metrics:
         self._state: EngineState | None = None
         self._mode: Mode | None = None
         self._steps: list[StepMetrics] = []  # not yet counted
-        self._regret, self._kept, self._gain = Regret(), Kept(), Gain()
+        self._regret, self._kept, self._gain = Regret(), RecentAcceptance(), Gain()
 
     def render(self) -> bytes:
         """The exposition format, of CONTENT_TYPE."""
@@ -130,7 +130,7 @@ class Metrics:
         return self._regret
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> RecentAcceptance:
         self._count_steps()
         return self._kept
 

@@ -33,7 +33,7 @@ from server.engine_client import EngineClient, EngineState
 from server.lifecycle import RestartPolicy
 from server.loop import run
 from server.metrics import Metrics
-from server.regimes import Regimes
+from server.speculation_log import SpeculationLog
 from server.structured import grammar_checker
 from server.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
 from server.tensorless import forget_torch
@@ -67,7 +67,7 @@ class Service:
         self._load = load or load_for
         self._say = say or say_line
         self._metrics = Metrics()
-        self._regimes = Regimes(time.monotonic)
+        self._speculation_log = SpeculationLog(time.monotonic)
         self._client = EngineClient(on_metrics=self._on_metrics)
         self._supervisor = EngineSupervisor(
             config.engine,
@@ -172,7 +172,7 @@ class Service:
 
     def _on_metrics(self, metrics: StepMetrics) -> None:
         self._metrics.observe_step(metrics)
-        self._regimes.observe(metrics.estimates)
+        self._speculation_log.observe(metrics.estimates)
 
 
 class _Http(uvicorn.Server):

@@ -1,11 +1,11 @@
-"""Regimes: what is worth a line in the log."""
+"""SpeculationLog: what is worth a line in the log."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine.messages import Estimates, Mode, Reason
-from server.regimes import QUIET_SECONDS, Regimes
+from server.speculation_log import QUIET_SECONDS, SpeculationLog
 
 
 class Clock:
@@ -27,14 +27,14 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level("INFO", logger="server.regimes")
+    caplog.set_level("INFO", logger="server.speculation_log")
     return caplog
 
 
 def test_on_and_off_are_said_and_each_k_is_not(log: pytest.LogCaptureFixture) -> None:
     """Law: a line when guesses begin or end to pay; none for another K, none for experiments."""
     clock = Clock()
-    regimes = Regimes(clock)
+    regimes = SpeculationLog(clock)
     regimes.observe(Estimates())  # before the first step
     for k in (3, 4, 2, 3):
         regimes.observe(said(k, "pays"))
@@ -53,7 +53,7 @@ def test_on_and_off_are_said_and_each_k_is_not(log: pytest.LogCaptureFixture) ->
 def test_lines_are_rare_and_the_last_word_is_said(log: pytest.LogCaptureFixture) -> None:
     """Law: many changes are one line, with their number, and what it says is the present state."""
     clock = Clock()
-    regimes = Regimes(clock)
+    regimes = SpeculationLog(clock)
     regimes.observe(said(3, "pays"))
     for _ in range(5):
         regimes.observe(said(0, "off"))
@@ -68,7 +68,7 @@ def test_lines_are_rare_and_the_last_word_is_said(log: pytest.LogCaptureFixture)
 
 
 def test_a_switch_is_said_at_once(log: pytest.LogCaptureFixture) -> None:
-    regimes = Regimes(Clock())
+    regimes = SpeculationLog(Clock())
     regimes.observe(said(3, "pays"))
     regimes.observe(said(0, "off", "off"))
     regimes.observe(said(2, "fixed", "fixed"))

@@ -1,4 +1,4 @@
-"""Regimes: one log line when speculation goes on, goes off, or is switched by its operator.
+"""SpeculationLog: one log line when speculation goes on, goes off, or is switched by its operator.
 
 Not for each K, and not for experiments, which last a round or two. Time is passed in.
 """
@@ -16,7 +16,7 @@ QUIET_SECONDS = 10.0  # between two lines of on and off; the switch of a mode is
 SETTLED = frozenset({"pays", "off", "fixed"})
 
 
-class Regimes:
+class SpeculationLog:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._mode: Mode = "auto"

@@ -1,4 +1,4 @@
-"""Kept: how guesses fared lately, by position, as counted and not as estimated."""
+"""RecentAcceptance: how guesses fared lately, by position, as counted and not as estimated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from server.regret import HEAVY, MEMORY_STEPS
 
 
-class Kept:
+class RecentAcceptance:
     """Fading sums over the last `memory_steps` steps that had guesses. Instead of all that was
     counted, fading, what is counted weighs more with every step."""
 
