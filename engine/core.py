@@ -46,7 +46,8 @@ from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Feedback, Proposer
 from engine.speculation.verify import MatchSampled
-from engine.step_metrics import Around, Stopwatch, measure, observation
+from engine.step_clock import Overhead, Stopwatch
+from engine.step_metrics import measure, observation
 from engine.step_plan import StepPlan
 from engine.validation import refusal
 
@@ -110,7 +111,7 @@ class Engine:
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
         )
         self._num_steps = 0
-        self._around = Around()
+        self._overhead = Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
         self.ready = introduction(
             config,
@@ -188,7 +189,7 @@ class Engine:
     def step(self) -> Outputs:
         """schedule, propose, verify, accept, commit, emit, observe, adapt."""
         lap = Stopwatch(self._clock)
-        seconds = StepSeconds(around=self._around.begin(lap))
+        seconds = StepSeconds(around=self._overhead.begin(lap))
         self._admit()
         plan = self._schedule(seconds, lap)
         if not plan.chunks:
@@ -222,7 +223,7 @@ class Engine:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         load = Load(min(len(running) + len(waiting), self._max_sequences))
         self._allowance.begin(load, running)
-        seconds.schedule = self._around.chose(lap())
+        seconds.schedule = self._overhead.chose(lap())
         plan = self._scheduler.schedule(self._allowance.want)
         for seq in plan.preempted:
             self._proposer.forget(seq)
@@ -267,15 +268,15 @@ class Engine:
         if listens:
             main = self._allowance.learn(sampled)
             agreed = self._proposer.agreements if self._controller.looks_back else ()
-            around = self._around.seconds(len(plan.chunks), speculates=speculates)
-            told = observation(plan, sampled, metrics.seconds, main, agreed, around)
+            overhead = self._overhead.seconds(len(plan.chunks), speculates=speculates)
+            told = observation(plan, sampled, metrics.seconds, main, agreed, overhead)
             self._controller.update(told)
             for item in sampled:
                 if item.finish is not None:
                     self._allowance.forget(item.chunk.seq)
         settled = self._controller.reason == "pays" if speculates else not listens
         goes_on, size = self.has_work, len(plan.chunks)
-        self._around.end(
+        self._overhead.end(
             lap, size, speculates=speculates, settled=settled, heard=listens, goes_on=goes_on
         )
 

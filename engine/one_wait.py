@@ -26,7 +26,7 @@ from engine.sampling.quick import Rows
 from engine.speculation.cascade import Cascade
 from engine.speculation.draft_model import DraftModelProposer, InFlight
 from engine.speculation.proposal import Proposal
-from engine.step_metrics import Stopwatch
+from engine.step_clock import Stopwatch
 from engine.step_plan import Chunk, StepPlan
 
 

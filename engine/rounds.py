@@ -13,7 +13,8 @@ from engine.speculation.cascade import Cascade
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import within_grammars
 from engine.speculation.proposer import Proposer
-from engine.step_metrics import Stopwatch, settle
+from engine.step_clock import Stopwatch
+from engine.step_metrics import settle
 from engine.step_plan import StepPlan
 
 

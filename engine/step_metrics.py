@@ -1,4 +1,4 @@
-"""Sums over one step, from what was planned and what was kept. And a stopwatch."""
+"""Sums over one step, from what was planned and what was kept."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def observation(
     seconds: StepSeconds,
     main: MainOutcomes,
     agreed: Seq[Agreement],
-    around: float,
+    overhead: float,
 ) -> StepObservation:
-    """The step as the controller learns from it. `around`: see Around."""
+    """The step as the controller learns from it. `overhead`: seconds, see step_clock."""
     rows = tokens = context = 0
     pure = True
     for chunk in plan.chunks:
@@ -125,83 +125,8 @@ def observation(
         agreements=[list(zip(found.confidences, found.hits, strict=True)) for found in agreed],
         draft_seconds=seconds.propose,
         target_seconds=seconds.verify,
-        host_seconds=around + seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
+        host_seconds=overhead + seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
         pure_decode=pure,
         num_drafting=main.num_drafting,
         context=context,
     )
-
-
-class Stopwatch:
-    """Seconds since the last call. `last`: the clock at it."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.last = clock()
-
-    def __call__(self) -> float:
-        now = self._clock()
-        elapsed, self.last = now - self.last, now
-        return elapsed
-
-
-class Around:
-    """Seconds of the host that no verb tells and that are part of what a step costs: between steps
-    that follow each other at once, and of what comes after the verbs. The controller's own are
-    counted as they are once it has settled: at K = 0 it is hardly asked then. A baseline, which it
-    watches, would look dearer than K = 0 is, and a trial, at which it chooses anew, than K > 0."""
-
-    def __init__(self) -> None:
-        self._ended: float | None = None  # the step before, if this one followed at once
-        self._between = self._choosing = self._past = 0.0
-        # By batch size (of a power of two): what comes after the verbs, with guesses and without;
-        # and what choosing takes where guesses are usual.
-        self._after: dict[tuple[bool, int], float] = {}
-        self._chosen: dict[int, float] = {}
-
-    def begin(self, lap: Stopwatch) -> float:
-        """Seconds since the verbs of the step before, if this one follows it at once."""
-        if self._ended is None:
-            self._between = 0.0
-            return 0.0
-        self._between = lap.last - self._ended
-        self._ended = None
-        return self._past + self._between
-
-    def chose(self, seconds: float) -> float:
-        """The same seconds, which are within a verb."""
-        self._choosing = seconds
-        return seconds
-
-    def seconds(self, sequences: int, *, speculates: bool) -> float:
-        """Of this step, to be added to those of its verbs."""
-        size = sequences.bit_length()
-        more = self._between + self._after.get((speculates, size), 0.0) - self._choosing
-        return more + self._chosen.get(size, 0.0) if speculates else more
-
-    def end(
-        self,
-        lap: Stopwatch,
-        sequences: int,
-        *,
-        speculates: bool,
-        settled: bool,
-        heard: bool,
-        goes_on: bool,
-    ) -> None:
-        """After everything; `settled`: the step was a usual one of its kind; `heard`: the
-        controller was told of it, as it is of few steps with guesses once it has settled;
-        `goes_on`: there is more work."""
-        self._past = after = lap()
-        if settled:
-            size = sequences.bit_length()
-            known = self._after.get((speculates, size))
-            if known is None:
-                known = self._after.get((False, size), after)
-            share = 1 / 64 if heard and speculates else 1 / 16
-            self._after[speculates, size] = known + (after - known) * share
-            if speculates:
-                before = self._chosen.get(size, 0.0)
-                self._chosen[size] = before + (self._choosing - before) * share
-        if goes_on:
-            self._ended = lap.last

@@ -23,7 +23,7 @@ from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.pair import Pair
 from engine.sampling.device_draws import DeviceDraws
-from engine.step_metrics import Stopwatch
+from engine.step_clock import Stopwatch
 from engine.step_plan import StepPlan
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again

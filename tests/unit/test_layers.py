@@ -16,7 +16,7 @@ LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0,
     "engine.evaluate_messages": 0, "engine.arguments": 0,
-    "engine.constraint": 1, "engine.sequence": 1, "engine.step_plan": 1,
+    "engine.constraint": 1, "engine.sequence": 1, "engine.step_plan": 1, "engine.step_clock": 1,
     "engine.block_pool": 1, "engine.scheduler": 1, "engine.speculation.grammar": 1,
     "engine.controller": 1, "engine.modes": 1, "engine.estimates": 1, "engine.plan": 1,
     "engine.adaptive": 1, "engine.forecast": 1, "engine.exploration": 1, "engine.experience": 1,
