@@ -21,7 +21,7 @@ from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import FreeProposer
 from engine.step_plan import Chunk
 
-_FIRST_PAUSE = 4  # tokens: the first
+_FIRST_PAUSE = 4  # tokens that go by after the first look that found nothing
 
 
 class Walked(Protocol):
@@ -80,7 +80,7 @@ class Allowance:
         self._late = False
 
     def want(self, seq: Sequence) -> int:
-        """Rows to keep for guesses about `seq`."""
+        """How many guesses about `seq` may be verified: so many rows are to be kept for them."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
         main = self._main_of(seq)
@@ -99,8 +99,8 @@ class Allowance:
         return max(limits.values())
 
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
-        """After `want`, by name how many guesses each may make; None if it is the main proposer's
-        alone, in a number that is not its request's."""
+        """After `want`, how many guesses each proposer may make, by name; None if the sequence is
+        left to the main one, unbounded by its request."""
         return self._limits.get(seq)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
@@ -158,8 +158,9 @@ class Allowance:
         self._missed.discard(seq)
 
     def _pause(self, seq: Sequence, sources: tuple[str, ...]) -> None:
-        """The longer nothing is found, the longer until the next look, since it takes time: of a
-        crowd's step, whose tokens cost less, a larger share."""
+        """The look-ups had nothing that pays: let some tokens go by before the next look, twice as
+        many as the last time, since a look takes time. At most four times the number of sequences
+        (a crowd's tokens cost less, so a look costs more of them) and `FreeProposer.pause`."""
         most = min((self._free[name].pause for name in sources if name != self._main), default=0)
         seq.pause = min(
             max(2 * seq.pause, _FIRST_PAUSE), max(4 * self._num_sequences, 2 * _FIRST_PAUSE), most
@@ -167,7 +168,7 @@ class Allowance:
         seq.asks_from = seq.num_tokens + seq.pause
 
     def _worth(self, seq: Sequence) -> dict[str, int]:
-        """How many guesses of the others are worth their rows, where any are."""
+        """By name, how many guesses of each free proposer are worth their rows, where any are."""
         assert seq.sources is not None
         most, bound = self._controller.k_max, seq.max_draft
         instead = self._may_ask(seq)
@@ -203,7 +204,8 @@ class Allowance:
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 
     def _asked(self, seq: Sequence, k: int) -> int:
-        """Note that it is; it has to catch up with what others served."""
+        """The main proposer is asked for `k` guesses about `seq`. Where others served in between,
+        it has to catch up first, so this step's time of drafting says nothing. Returns `k`."""
         if k and seq in self._missed:
             self._missed.discard(seq)
             self._late = True

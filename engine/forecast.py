@@ -19,9 +19,12 @@ _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
 
 
 class Forecast:
-    """As of the last `renew`. `seconds` `[rows]`: of target and host; `by_row`: the same
-    as a list; `row`: seconds of one more; `rates` `[k]`: tokens per second; `each` `[k]`: tokens
-    and rows per sequence; `survival` `[depth]`: that so many guesses are kept when none is cut."""
+    """What is expected as of the last `renew`, for so many sequences as it was told.
+
+    `seconds` `[rows]`: of the target and the host in a step of so many rows, drafting aside;
+    `by_row`: the same as a list. `row`: the mean seconds of one more row. `rates` `[k]`: tokens per
+    second of the whole batch at k draft steps. `each` `[k]`: tokens and rows of one sequence then.
+    `survival` `[depth]`: the chance that so many guesses are kept when none is cut."""
 
     def __init__(self, k_max: int, guesses: Experience, costs: StepCosts) -> None:
         self._k_max, self._guesses, self._costs = k_max, guesses, costs
@@ -34,7 +37,8 @@ class Forecast:
         self._context: tuple[float, float] | None = None  # see StepCosts; None: nothing was chosen
 
     def renew(self, sequences: int, price: float) -> None:
-        """`price`: tokens per second that a second is worth, 0 if that is not known."""
+        """Look at guesses and costs anew. `price`: tokens that a second is worth, 0 if that is not
+        known: then nothing is cut."""
         self._leasts.clear()
         self._look(sequences)
         self._context = self._costs.context(sequences)
@@ -42,7 +46,7 @@ class Forecast:
         self._predict(sequences, price)
 
     def usual_seconds(self, sequences: int, k: int) -> float:
-        """Of a round with `k` draft steps."""
+        """Expected of a round with `k` draft steps; 0 where no rate is known."""
         return sequences * self.each[k][0] / self.rates[k] if self.rates[k] else 0.0
 
     def plain_seconds(self, sequences: int, context: int) -> float:

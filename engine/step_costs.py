@@ -19,9 +19,9 @@ from engine.line import Line
 from engine.profile_sizes import CONTEXT
 
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
-# Variances of logarithms: of one measurement; of a size, or a batch size, never seen; what the
+_FAVOUR = 0.5  # standard deviations by which sizes that are little known are taken to be cheaper
+# Variances of log-seconds: of one measurement; of a size, and of a batch size, never seen; what the
 # machine drifts by in a round (contexts grow, too), and what a size does.
-_FAVOUR = 0.5  # deviations
 _NOISE, _NEW, _NEW_GROUP, _DRIFT, _SETTLING = 6e-3, 2e-2, 0.25, 2e-4, 4e-6
 
 
@@ -189,7 +189,8 @@ class DraftCost:
 
 
 class StepCosts:
-    """All of them. Groups are powers of two of the sequences in a step."""
+    """The target's seconds, the host's, and those of drafting. Sizes are rows; a group is the bit
+    length of the number of sequences in a step."""
 
     def __init__(self) -> None:
         self._target = CostCurve(((1, 1e-3), (65, 2e-3)))
