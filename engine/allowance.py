@@ -59,7 +59,8 @@ class Allowance:
         self._main = main
         self._free = {proposer.name: proposer for proposer in free}
         self._limits: dict[Sequence, dict[str, int]] = {}
-        self._missed: set[Sequence] = set()  # served by others since the main proposer was asked
+        # Rounds that others were to serve since the main proposer was asked, the present one too.
+        self._missed: dict[Sequence, int] = {}
         self._late = False  # whether one of these is asked now
         self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
         self._k, self._num_sequences = 0, 1
@@ -93,7 +94,7 @@ class Allowance:
         seq.pause = 0
         limits = self._limits[seq] = free | {self._main: main}
         if next((name for name in seq.sources if limits.get(name)), None) in free:
-            self._missed.add(seq)
+            self._missed[seq] = self._missed.get(seq, 0) + 1
         else:
             self._asked(seq, main)
         return max(limits.values())
@@ -102,6 +103,12 @@ class Allowance:
         """After `want`, how many guesses each proposer may make, by name; None if the sequence is
         left to the main one, unbounded by its request."""
         return self._limits.get(seq)
+
+    def leave(self, seq: Sequence) -> None:
+        """Who was to serve it has nothing to say, so the main proposer is asked after all; it has
+        to catch up if others served the rounds before."""
+        if self._missed.pop(seq, 0) > 1:
+            self._late = True
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
         """The proposals, the main proposer's without the guesses that are not worth their rows.
@@ -155,7 +162,7 @@ class Allowance:
 
     def forget(self, seq: Sequence) -> None:
         """It has ended, or starts over."""
-        self._missed.discard(seq)
+        self._missed.pop(seq, None)
 
     def _pause(self, seq: Sequence, sources: tuple[str, ...]) -> None:
         """The look-ups had nothing that pays: let some tokens go by before the next look, twice as
@@ -206,8 +213,7 @@ class Allowance:
     def _asked(self, seq: Sequence, k: int) -> int:
         """The main proposer is asked for `k` guesses about `seq`. Where others served in between,
         it has to catch up first, so this step's time of drafting says nothing. Returns `k`."""
-        if k and seq in self._missed:
-            self._missed.discard(seq)
+        if k and self._missed.pop(seq, 0):
             self._late = True
         return k
 

@@ -103,7 +103,8 @@ class Engine:
         self._max_sequences = config.schedule.max_sequences
         free = build_free()
         self._allowance = Allowance(self._controller, main.name, free)
-        self._proposer = Cascade(main, free, limits=self._allowance.limits)
+        limits, leave = self._allowance.limits, self._allowance.leave
+        self._proposer = Cascade(main, free, limits=limits, leave=leave)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(*measured)

@@ -25,9 +25,18 @@ Limits = Callable[[Sequence], Mapping[str, int] | None]
 
 class Cascade:
     """A Proposer. `limits` says how many guesses each proposer may make for a sequence, by the
-    names in `Sequence.sources`, which must all be known here; None: it is left to the main one."""
+    names in `Sequence.sources`, which must all be known here; None: it is left to the main one.
+    `leave` is told of each that comes to the main one because those before it, though they might
+    guess, had nothing to say."""
 
-    def __init__(self, main: Proposer, free: Seq[Proposer], *, limits: Limits) -> None:
+    def __init__(
+        self,
+        main: Proposer,
+        free: Seq[Proposer],
+        *,
+        limits: Limits,
+        leave: Callable[[Sequence], None],
+    ) -> None:
         self.name = main.name
         self.follows_grammar = main.follows_grammar
         self.forward_seconds = 0.0
@@ -35,6 +44,7 @@ class Cascade:
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
         self._limits = limits
+        self._leave = leave
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,9 +104,12 @@ class Cascade:
         limits = self._limits(chunk.seq)
         if limits is None:
             return EMPTY, chunk.k
+        silent = False
         for name in chunk.seq.sources or ():
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
+                if silent:
+                    self._leave(chunk.seq)
                 return EMPTY, k
             if k:
                 [proposal] = self._free[name].propose([chunk._replace(k=k)])
@@ -104,4 +117,5 @@ class Cascade:
                     proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
+                silent = True
         return EMPTY, 0

@@ -77,7 +77,8 @@ class Trial:
         self.draft, self.ngram = Scripted("draft_model"), Scripted("ngram", knows=knows)
         self.other = Scripted("prediction", knows=())
         self.allowance = allowance_of(FixedK(4))
-        self.cascade = Cascade(self.draft, [self.ngram, self.other], limits=self.allowance.limits)
+        limits, leave = self.allowance.limits, self.allowance.leave
+        self.cascade = Cascade(self.draft, [self.ngram, self.other], limits=limits, leave=leave)
 
     def propose(self, *sequences: Sequence) -> list[Proposal]:
         self.allowance.begin(Load(len(sequences)))
@@ -248,6 +249,25 @@ def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
     step("ngram", listens=False)
     assert step("draft_model") == 0
     assert step("draft_model") is None
+
+
+def test_a_draft_that_serves_after_all_may_have_to_catch_up() -> None:
+    """Bug: where a grammar cut a look-up to nothing, the draft served, and what it caught up with
+    was told as the cost of drafting; afterwards it was taken to be behind, and was not."""
+    trial, seq = Trial(), sequence("a", ("ngram", "draft_model"))
+    seq.constraint = OnlyNines()
+
+    def step(word: int) -> tuple[str, int | None]:
+        trial.ngram.word = word
+        [proposal] = trial.propose(seq)
+        main = trial.allowance.learn([walked(seq, 4, proposal.source, 4, 0)])
+        return proposal.source, main.num_drafting
+
+    forbidden, allowed = 7, 9
+    assert step(forbidden) == ("draft_model", 1), "there was nothing to catch up with"
+    assert step(allowed) == ("ngram", 0)
+    assert step(forbidden) == ("draft_model", 0), "the time of drafting says nothing"
+    assert step(forbidden) == ("draft_model", 1)
 
 
 def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
