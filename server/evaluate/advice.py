@@ -141,6 +141,16 @@ def _reasons(
 ) -> Iterator[str]:
     for cell, records in sorted(findings.cells.items(), key=lambda pair: pair[0].order):
         yield _of_cell(findings, cell, records, best[cell])
+    yield from _of_all(findings, overall, gain)
+    if findings.cut is not None and findings.cut.tells_little:
+        yield (
+            f"Take it for a first look: replies of {findings.cut.tokens} tokens tell little. What"
+            " adapts has hardly learnt by then, look-ups have little text to find anything in, and"
+            f" prompts take much of the time. About --minutes {findings.cut.minutes} would do."
+        )
+
+
+def _of_all(findings: Findings, overall: Contender, gain: float) -> Iterator[str]:
     if overall.name == PLAIN:
         yield f"Nothing gains {PAYS - 1:.0%} on the whole: serve without guesses."
         return

@@ -13,6 +13,9 @@ import msgspec
 from engine.evaluate_messages import Mode, Ran, Sums
 
 PLAIN = "K=0"
+TELLING = (
+    64  # tokens of a reply; before, what adapts has hardly learnt, and look-ups have little text
+)
 _STUDENT = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5 %, 1 to 10 degrees
 
 
@@ -155,6 +158,19 @@ class Prompt:
     reply: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Replies were cut to `tokens`, at least some, for want of time; about so many `minutes` would
+    do for TELLING ones, or for all of them where they are shorter."""
+
+    tokens: int
+    minutes: int
+
+    @property
+    def tells_little(self) -> bool:
+        return self.tokens < TELLING
+
+
 @dataclass
 class Findings:
     """`compared`, `equal`: texts against those of K = 0 at the same load, by contender.
@@ -171,6 +187,7 @@ class Findings:
     equal: dict[str, int] = field(default_factory=dict)
     batched: tuple[int, int] = (0, 0)
     repeats: list[float] = field(default_factory=list)
+    cut: Cut | None = None
     cpu_time: bool = False
     differences: list[Difference] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)

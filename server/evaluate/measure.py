@@ -12,7 +12,6 @@ take part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
@@ -29,6 +28,7 @@ from server.evaluate.findings import (
     Record,
     known,
 )
+from server.evaluate.progress import Progress, cut_of
 from server.evaluate.prompts import PromptsError
 from server.evaluate.tasks import Task, by_turns
 
@@ -54,26 +54,6 @@ class Lab(Protocol):
     def weigh(self, weigh: Weigh) -> float | None: ...
 
 
-@dataclass(slots=True)
-class _Progress:
-    """Of one cell: how many of its tasks were served, in how many of the slices that it is due,
-    with replies of how many tokens."""
-
-    tasks: list[Task]
-    due: int
-    limit: int = 0
-    served: int = 0
-    slices: int = 0
-    last_seconds: float = 0.0
-
-    @property
-    def share(self) -> float:
-        return self.served / len(self.tasks)
-
-    def next(self, size: int) -> list[Task]:
-        return [self.tasks[(self.served + i) % len(self.tasks)] for i in range(size)]
-
-
 class Evaluation:
     """`run` once. `clock` in seconds; `path` is of the prompts, for sentences about them."""
 
@@ -97,10 +77,11 @@ class Evaluation:
         self._decode = decode
         self._clock = clock
         self._say = say
+        self._seconds = seconds
         self._deadline = clock() + seconds
         self._plain: dict[int, tuple[int, int, list[int]]] = {}  # load, limit, text of K = 0
         self._cells = {
-            Cell(greedy, load): _Progress(found, due=len({t.kind for t in found if load == 1}) or 1)
+            Cell(greedy, load): Progress(found, due=len({t.kind for t in found if load == 1}) or 1)
             for load in loads
             for greedy in (True, False)
             if (found := by_turns([task for task in tasks if task.greedy == greedy]))
@@ -116,11 +97,10 @@ class Evaluation:
         self._finish()
 
     def _finish(self) -> None:
-        limits = [progress.limit for progress in self._cells.values()]
-        longest = max(task.submit.params.max_tokens for task in self._tasks)
-        if min(limits) < longest:
+        self._findings.cut = cut = cut_of(self._cells.values(), self._seconds)
+        if cut is not None:
             self._findings.notes.append(
-                f"replies were cut, down to {min(limits)} tokens, to look at every load"
+                f"replies were cut, down to {cut.tokens} tokens, to look at every load"
                 " in the time given"
             )
         if any(not 1 / NOISY < ratio < NOISY for ratio in self._findings.repeats):
@@ -155,7 +135,7 @@ class Evaluation:
         first = [cell for cell in due if cell in possible] or possible
         return min(first, key=lambda cell: self._cells[cell].share, default=None)
 
-    def _slice(self, cell: Cell, progress: _Progress) -> None:
+    def _slice(self, cell: Cell, progress: Progress) -> None:
         contenders = self._promising(cell)
         if not progress.limit:
             progress.limit = self._affordable(cell, progress, len(contenders))
@@ -185,7 +165,7 @@ class Evaluation:
         self._findings.cpu_time |= second.cpu_time
         return msgspec.structs.replace(first, seconds=(first.seconds + second.seconds) / 2)
 
-    def _tell(self, cell: Cell, progress: _Progress) -> None:
+    def _tell(self, cell: Cell, progress: Progress) -> None:
         records = self._findings.cells[cell]
         fastest = max(records, key=lambda name: known(records[name].ratio))
         left = max(0.0, self._deadline - self._clock())
@@ -206,7 +186,7 @@ class Evaluation:
         kept |= {c.name for c in everyone if c.mode == CONFIGURED or (c.deep and cell.load == 1)}
         return [contender for contender in everyone if contender.name in kept]
 
-    def _affordable(self, cell: Cell, progress: _Progress, contenders: int) -> int:
+    def _affordable(self, cell: Cell, progress: Progress, contenders: int) -> int:
         """Tokens of a reply, so that every slice that is due still gets its share of the time. By
         the speed of a short plain run, which warms up, too."""
         tasks = [task.shortened(SHORTEST) for task in progress.next(cell.load)]
@@ -216,9 +196,8 @@ class Evaluation:
         due = sum(max(p.due - p.slices, 0) for p in self._cells.values())
         seconds = max(self._deadline - self._clock(), 0.0) / due
         runs = len(tasks) * (contenders + 1)
-        fitting = int(SLACK * seconds * rate / runs)
-        longest = max(task.submit.params.max_tokens for task in progress.tasks)
-        return min(max(SHORTEST, fitting), longest)
+        progress.fitting = SLACK * seconds * rate / runs
+        return min(max(SHORTEST, int(progress.fitting)), progress.longest)
 
     def _ended(self, task: Task) -> Task:
         """The task, known to end at its stop string if plain decoding comes to one."""

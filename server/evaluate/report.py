@@ -52,6 +52,7 @@ def as_json(report: Report) -> str:
         "texts": {"compared": findings.compared, "equal": findings.equal},
         "texts_by_load": {"compared": findings.batched[0], "equal": findings.batched[1]},
         "repeats": findings.repeats,
+        "cut": None if findings.cut is None else asdict(findings.cut),
         "cpu_time": findings.cpu_time,
         "differences": [asdict(difference) for difference in findings.differences],
         "cells": cells,

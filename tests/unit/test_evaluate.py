@@ -146,6 +146,25 @@ def test_time_is_kept(tmp_path: Path) -> None:
     assert "replies were cut, down to" in json.loads(out.read_text())["notes"][0]
 
 
+def test_short_replies_are_said_to_tell_little(tmp_path: Path) -> None:
+    """Bug: a proposer and a K were recommended from replies of 16 tokens without a word about it.
+    Law: it is said with the advice, in the configuration that is written, too, with a time that
+    does; replies that are as short as the caller wants them are not the time's fault."""
+    slow, config, out = (lambda load, k: 20 * memory_bound(load, k)), tmp_path / "c", tmp_path / "r"
+    files: dict[str, Any] = {"config": config, "json": out}
+    _, card = evaluate(FakeLab(slow), prompts(tmp_path), seconds=60.0, max_tokens=512, **files)
+    assert "replies of 16 tokens tell little" in card
+    assert "replies of 16 tokens tell little" in config.read_text()
+    cut = json.loads(out.read_text())["cut"]
+    enough = 60.0 * cut["minutes"]
+    _, card = evaluate(FakeLab(slow), prompts(tmp_path), seconds=enough, max_tokens=512, **files)
+    assert "tell little" not in card
+    assert 64 <= json.loads(out.read_text())["cut"]["tokens"] < 128
+    _, card = evaluate(FakeLab(slow), prompts(tmp_path), seconds=600.0, max_tokens=16, **files)
+    assert "tell little" not in card
+    assert json.loads(out.read_text())["cut"] is None
+
+
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
