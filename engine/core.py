@@ -44,7 +44,7 @@ from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
 from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
-from engine.speculation.proposer import Feedback, Proposer
+from engine.speculation.proposer import Proposer
 from engine.speculation.verify import MatchSampled
 from engine.step_clock import Overhead, Stopwatch
 from engine.step_metrics import measure, observation
@@ -235,11 +235,10 @@ class Engine:
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
         """The only place where state moves."""
         items = {item.chunk.seq.id: item for item in sampled}
-        feedback = []
         for chunk in plan.chunks:
             seq, item = chunk.seq, items.get(chunk.seq.id)
             if item is None:
-                self._scheduler.commit(chunk, [], 0, seq.num_draft_computed)
+                self._scheduler.commit(chunk, [], 0)
                 continue
             proposal, accepted = item.proposal, item.num_accepted
             seq.rounds += bool(item.tokens)
@@ -248,12 +247,8 @@ class Engine:
             if proposal.source == PREDICTION:
                 seq.predicted += proposal.num_candidates
             if item.tokens:
-                before = seq.num_tokens
-                self._cache.straighten(seq.blocks, before, item.path[:accepted])
-                valid = min(seq.num_draft_computed, before + accepted)
-                self._scheduler.commit(chunk, item.tokens, accepted, valid)
-                feedback.append(Feedback(seq, proposal, accepted, before))
-        self._proposer.update(feedback)
+                self._cache.straighten(seq.blocks, seq.num_tokens, item.path[:accepted])
+                self._scheduler.commit(chunk, item.tokens, accepted)
         for item in sampled:
             if item.finish is not None:
                 self._scheduler.finish(item.chunk.seq, item.finish)

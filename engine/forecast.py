@@ -143,8 +143,10 @@ class Forecast:
         others = sequences - 1
         each_tokens, each_rows = self.each[k]
         tokens, rows = others * each_tokens + 1.0, round(others * each_rows) + 1
-        begin, step = self._costs.drafting(others)
-        drafting = begin + k * step if others and k else 0.0
+        drafting = 0.0
+        if others and k:
+            begin, step = self._costs.drafting(others)
+            drafting = begin + k * step
         rate = self.rates[k] if instead else tokens / (self.by_row[rows] + drafting)
         return tokens, rows, drafting, rate
 

@@ -182,16 +182,14 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------
 
-    def commit(
-        self, chunk: Chunk, tokens: list[int], num_accepted: int, draft_valid: int | None = None
-    ) -> None:
+    def commit(self, chunk: Chunk, tokens: list[int], num_accepted: int) -> None:
         """Take the result of one chunk, before anything else happens to its sequence.
 
         `tokens` are appended: accepted guesses and one more, already cut at a stop token and at
         `room`; none for a chunk that does not sample. `num_accepted` guesses have their KV in order
-        behind the chunk. The drafter's plane is valid below `draft_valid`, or as far as the
-        proposer itself said in `num_draft_computed`, but not beyond what was accepted. The counters
-        `rounds`, `proposed` and `accepted` are the caller's.
+        behind the chunk. The drafter's plane is valid as far as the proposer itself said in
+        `num_draft_computed`, but not beyond what was accepted. The counters `rounds`, `proposed`
+        and `accepted` are the caller's.
         """
         seq, pool = chunk.seq, self.pool
         assert seq.status == "running"
@@ -200,9 +198,8 @@ class Scheduler:
         assert len(tokens) <= self.room(seq)
         seq.tokens.extend(tokens)
         total = len(seq.tokens)
-        drafted = seq.num_draft_computed if draft_valid is None else draft_valid
         seq.num_computed = min(chunk.end + num_accepted, total - 1)
-        seq.num_draft_computed = min(drafted, seq.num_computed)
+        seq.num_draft_computed = min(seq.num_draft_computed, seq.num_computed)
         pool.publish(seq, seq.num_computed)
         pool.mark_draft_ready(seq, seq.num_draft_computed)
         pool.trim(seq, total)

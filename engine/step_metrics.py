@@ -57,14 +57,15 @@ def measure(
 def _count_guesses(gauges: StepMetrics, sampled: list[Sampled]) -> None:
     """Every sequence that sampled is counted at the number of its guesses that were verified: what
     was planned is only the most there could be."""
-    depth = max([len(s.proposal) for s in sampled], default=0)
-    counts = [s.proposal.num_candidates for s in sampled]
-    proposed_at, accepted_at = [0] * depth, [0] * depth
+    most = max([s.proposal.num_candidates for s in sampled], default=0)
+    proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
     by_proposer: dict[str, tuple[int, int]] = {}
-    for item, count in zip(sampled, counts, strict=True):
+    for item in sampled:
+        proposal, count = item.proposal, item.proposal.num_candidates
+        k_counts[count] += 1
         if not count:
             continue
-        proposal, accepted = item.proposal, item.num_accepted
+        accepted = item.num_accepted
         _count(by_proposer, item, accepted)
         for d in range(count) if proposal.is_chain else _places(proposal, count):
             proposed_at[d] += 1
@@ -74,7 +75,7 @@ def _count_guesses(gauges: StepMetrics, sampled: list[Sampled]) -> None:
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer
     gauges.proposed_at, gauges.accepted_at = proposed_at, accepted_at
-    gauges.k_counts = [counts.count(k) for k in range(1 + max(counts, default=0))]
+    gauges.k_counts = k_counts
 
 
 def _places(proposal: Proposal, count: int) -> list[int]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from engine.sequence import Sequence
 from engine.speculation.grammar import trimmed
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Agreement, Feedback, Proposer
+from engine.speculation.proposer import Agreement, Proposer
 from engine.step_plan import Chunk
 
 Limits = Callable[[Sequence], Mapping[str, int] | None]
@@ -60,13 +60,6 @@ class Cascade:
             return self._each(chunks)
         return self._ask(chunks)
 
-    def update(self, feedback: Seq[Feedback]) -> None:
-        """Everyone is told what became of their own proposals, the main one of empty ones too."""
-        self._main.update([f for f in feedback if f.proposal.source not in self._free])
-        for name, proposer in self._free.items():
-            if served := [f for f in feedback if f.proposal.source == name]:
-                proposer.update(served)
-
     def hear(self) -> None:
         """Take over what the main proposer found out when it was asked past this."""
         self.forward_seconds = self._main.forward_seconds
@@ -84,7 +77,7 @@ class Cascade:
         for chunk in chunks:
             proposal, k = self._walk(chunk) if chunk.k else (EMPTY, 0)
             proposals.append(proposal)
-            left.append(chunk if k == chunk.k else chunk._replace(k=k))
+            left.append(_asking(chunk, k))
         return proposals, left
 
     def _each(self, chunks: Seq[Chunk]) -> list[Proposal]:
@@ -112,10 +105,15 @@ class Cascade:
                     self._leave(chunk.seq)
                 return EMPTY, k
             if k:
-                [proposal] = self._free[name].propose([chunk._replace(k=k)])
+                [proposal] = self._free[name].propose([_asking(chunk, k)])
                 if chunk.seq.constraint is not None:  # what it forbids is no reason not to ask on
                     proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
                 silent = True
         return EMPTY, 0
+
+
+def _asking(chunk: Chunk, k: int) -> Chunk:
+    """For so many guesses."""
+    return chunk if k == chunk.k else Chunk(chunk.seq, chunk.start, chunk.length, k)

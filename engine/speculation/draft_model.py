@@ -12,7 +12,7 @@ where the committed tokens end but for the newest, hence
 
     num_draft_computed = min(num_draft_computed, num_tokens - 1)
 
-in the scheduler's commit, and once more in `update`.
+in the scheduler's commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from engine.speculation.draft_forwards import DraftForwards, Runner
 from engine.speculation.drafts import Draft, chain_keys, drafts_of, noise_keys, starts_of
 from engine.speculation.hindsight import agreements, judge, parts
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Agreement, Feedback
+from engine.speculation.proposer import Agreement
 from engine.step_plan import Chunk
 
 
@@ -119,13 +119,6 @@ class DraftModelProposer:
             drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
         ]
-
-    def update(self, feedback: Seq[Feedback]) -> None:
-        """The last committed token is always new to the drafter, and what it ran before that token
-        was accepted."""
-        for item in feedback:
-            seq = item.seq
-            seq.num_draft_computed = min(seq.num_draft_computed, seq.num_tokens - 1)
 
     def forget(self, seq: Sequence) -> None:
         """Nothing is kept per sequence."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from engine.constraint import Constraint, has_bit
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback
+from engine.speculation.proposer import Agreement
 from engine.step_plan import Chunk
 
 
@@ -31,9 +31,6 @@ class GrammarProposer:
     def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
         """What is forced is what the target will draw."""
         return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
-
-    def update(self, feedback: Seq[Feedback]) -> None:
-        """Nothing to learn."""
 
     def forget(self, seq: Sequence) -> None:
         """Nothing is kept."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 from engine.sequence import Sequence
 from engine.speculation.evidence import START, SUPPOSED, Evidence, Record, grown
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback
+from engine.speculation.proposer import Agreement
 from engine.step_plan import Chunk
 
 NAME = "prediction"
@@ -53,9 +53,6 @@ class PredictionProposer:
             self._propose(chunk.seq, chunk.k) if chunk.k > 0 and chunk.samples else EMPTY
             for chunk in chunks
         ]
-
-    def update(self, feedback: Seq[Feedback]) -> None:
-        """Nothing to learn: the committed tokens are read when they are needed."""
 
     def forget(self, seq: Sequence) -> None:
         self._followers.pop(seq, None)

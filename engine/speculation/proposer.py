@@ -1,4 +1,4 @@
-"""What a drafter must offer, and what it is told. Anything may propose: under sample-and-match the
+"""What a drafter must offer. Anything may propose: under sample-and-match the
 proposal never enters the output, only the number of steps it takes.
 """
 
@@ -6,21 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.step_plan import Chunk
-
-
-class Feedback(NamedTuple):
-    """What became of one sequence's proposal in this step, after commit. `num_tokens_before` is the
-    sequence's length when it was proposed."""
-
-    seq: Sequence
-    proposal: Proposal
-    num_accepted: int
-    num_tokens_before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +37,6 @@ class Proposer(Protocol):
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
 
-    def update(self, feedback: Seq[Feedback]) -> None: ...
-
     def forget(self, seq: Sequence) -> None: ...
 
 
@@ -72,9 +60,6 @@ class NoProposer:
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [EMPTY for _ in chunks]
-
-    def update(self, feedback: Seq[Feedback]) -> None:
-        return None
 
     def forget(self, seq: Sequence) -> None:
         return None

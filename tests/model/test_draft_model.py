@@ -24,7 +24,7 @@ from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
-from engine.speculation.proposer import Feedback, NoProposer
+from engine.speculation.proposer import NoProposer
 from engine.step_plan import Chunk
 from tests.support.fake_runner import FakeRunner
 
@@ -87,18 +87,9 @@ def recomputed(seq: Sequence, k: int, runner: Runner, *, vocab_size: int = VOCAB
     return proposal.tokens
 
 
-Settle = Callable[[DraftModelProposer, Feedback], None]
-
-
-def settle_by_rule(_: DraftModelProposer, item: Feedback) -> None:
-    """What the scheduler's commit is told."""
-    seq = item.seq
-    valid = min(seq.num_draft_computed, item.num_tokens_before + item.num_accepted)
-    seq.num_draft_computed = valid
-
-
-def settle_by_update(proposer: DraftModelProposer, item: Feedback) -> None:
-    proposer.update([item])
+def settle(seq: Sequence) -> None:
+    """As the scheduler's commit does."""
+    seq.num_draft_computed = min(seq.num_draft_computed, seq.num_tokens - 1)
 
 
 ACCEPT: dict[str, Callable[[random.Random, int], int]] = {
@@ -113,12 +104,9 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settle", [settle_by_rule, settle_by_update])
 @pytest.mark.parametrize("accept", ACCEPT)
 @pytest.mark.parametrize("max_step_tokens", [5, 512])
-def test_every_proposal_equals_one_made_from_nothing(
-    accept: str, settle: Settle, max_step_tokens: int
-) -> None:
+def test_every_proposal_equals_one_made_from_nothing(accept: str, max_step_tokens: int) -> None:
     """Law: through acceptance, rejection, spells at K=0, preemption and long prompts in pieces, a
     proposal is what a drafter that recomputes everything would make. The fake model sees every
     slot, so a single stale position changes it."""
@@ -140,10 +128,10 @@ def test_every_proposal_equals_one_made_from_nothing(
             seq = chunk.seq
             fresh = FakeRunner(VOCAB, block_size=BLOCK)
             assert proposal.tokens == (recomputed(seq, chunk.k, fresh) if chunk.k else [])
-            accepted, before = ACCEPT[accept](rng, len(proposal)), seq.num_tokens
+            accepted = ACCEPT[accept](rng, len(proposal))
             right = proposal.tokens[accepted] if accepted < len(proposal) else 0
             seq.tokens += [*proposal.tokens[:accepted], (right + 1) % VOCAB]
-            settle(proposer, Feedback(seq, proposal, accepted, before))
+            settle(seq)
             assert seq.num_draft_computed < seq.num_tokens
             if rng.random() < 0.1:
                 blocks.release(seq)
@@ -179,7 +167,7 @@ def test_a_fully_accepted_round_leaves_one_guess_to_catch_up() -> None:
         Blocks(2).reserve(seq, 32)
         [proposal] = proposer.propose([decode(seq, 3)])
         seq.tokens += [*proposal.tokens[:accepted], 39]
-        proposer.update([Feedback(seq, proposal, accepted, 4)])
+        settle(seq)
         assert seq.num_tokens - seq.num_draft_computed == missing
         runner.sizes.clear()
         proposer.propose([decode(seq, 1)])
@@ -319,9 +307,9 @@ def test_the_real_runner_catches_up_too(tiny_draft: str) -> None:
             if chunk.k:
                 fresh = recomputed(seq, chunk.k, runner(), vocab_size=model.vocab_size)
                 assert proposal.tokens == fresh
-            accepted, before = rng.randint(0, len(proposal)), seq.num_tokens
+            accepted = rng.randint(0, len(proposal))
             seq.tokens += [*proposal.tokens[:accepted], rng.randrange(model.vocab_size)]
-            proposer.update([Feedback(seq, proposal, accepted, before)])
+            settle(seq)
             if rng.random() < 0.1:
                 blocks.release(seq)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback
+from engine.speculation.proposer import Agreement
 from engine.step_plan import Chunk
 
 
@@ -34,9 +34,6 @@ class Oracle:
 
     def _guess(self, chunk: Chunk) -> Proposal:
         return chain(self._next(chunk)[: chunk.k], self.name)
-
-    def update(self, feedback: Seq[Feedback]) -> None:
-        return None
 
     def forget(self, seq: Sequence) -> None:
         return None

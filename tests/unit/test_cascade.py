@@ -16,7 +16,7 @@ from engine.messages import SamplingParams, Speculation
 from engine.sequence import Sequence
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement, Feedback
+from engine.speculation.proposer import Agreement
 from engine.step_plan import Chunk
 
 
@@ -30,7 +30,6 @@ class Scripted:
     forward_seconds: float = 0.5
     follows_grammar: bool = False
     asked: list[list[tuple[str, int]]] = field(default_factory=list)
-    told: list[Feedback] = field(default_factory=list)
     forgotten: list[Sequence] = field(default_factory=list)
     agreements: Seq[Agreement] = ()
     chances: Seq[float] = ()
@@ -50,9 +49,6 @@ class Scripted:
 
     def _knows(self, seq: Sequence) -> bool:
         return self.knows is None or seq.id in self.knows
-
-    def update(self, feedback: Seq[Feedback]) -> None:
-        self.told += feedback
 
     def forget(self, seq: Sequence) -> None:
         self.forgotten.append(seq)
@@ -162,14 +158,9 @@ def test_a_bound_of_the_request_holds_for_everyone(
     assert [len(p) for p in trial.propose(bounded, free)] == [max_draft, 4]
 
 
-def test_everyone_hears_of_their_own_guesses() -> None:
+def test_everyone_forgets_a_sequence() -> None:
     trial = Trial()
-    a, b, c = sequence("a", ("ngram",)), sequence("b", None), sequence("c", None)
-    own = [Feedback(a, chain([1], "ngram"), 1, 1), Feedback(b, chain([1], "draft_model"), 0, 1)]
-    silent = Feedback(c, EMPTY, 0, 1)
-    trial.cascade.update([*own, silent])
-    assert trial.ngram.told == own[:1]
-    assert trial.draft.told == [own[1], silent]
+    a = sequence("a", ("ngram",))
     trial.cascade.forget(a)
     assert trial.ngram.forgotten == trial.draft.forgotten == [a]
 

@@ -54,9 +54,11 @@ def run(scheduler: Scheduler, plan: StepPlan, *, accepted: int = 0) -> None:
     for chunk in plan.chunks:
         if chunk.samples:
             kept = min(accepted, chunk.k)
-            scheduler.commit(chunk, [7] * (kept + 1), kept, chunk.end)
+            chunk.seq.num_draft_computed = chunk.end
+            scheduler.commit(chunk, [7] * (kept + 1), kept)
         else:
-            scheduler.commit(chunk, [], 0, chunk.end)
+            chunk.seq.num_draft_computed = chunk.end
+            scheduler.commit(chunk, [], 0)
     scheduler.audit()
 
 
@@ -202,7 +204,8 @@ def test_a_prompt_alone_is_computed_and_nothing_more(length: int) -> None:
     seq = sequence("a", list(range(length)), max_tokens=0)
     scheduler.add(seq)
     while not (chunk := scheduler.schedule(k_of(4)).chunks[0]).samples:
-        scheduler.commit(chunk, [], 0, 0)
+        chunk.seq.num_draft_computed = 0
+        scheduler.commit(chunk, [], 0)
     assert chunk.k == 0
     assert chunk.end == length
     scheduler.finish(seq, "length")
@@ -283,7 +286,8 @@ def test_a_hit_counts_for_the_drafter_only_where_its_plane_was_filled() -> None:
     seq = sequence("a", list(range(17)), max_tokens=1)
     scheduler.add(seq)
     (chunk,) = scheduler.schedule(k_of(0)).chunks
-    scheduler.commit(chunk, [7], 0, 9)
+    chunk.seq.num_draft_computed = 9
+    scheduler.commit(chunk, [7], 0)
     scheduler.finish(seq, "length")
     again = sequence("b", list(range(17)))
     scheduler.add(again)
@@ -412,7 +416,8 @@ class Walk:
     def commit(self, chunk: Chunk) -> None:
         seq = chunk.seq
         if not chunk.samples:
-            self.scheduler.commit(chunk, [], 0, chunk.end)
+            chunk.seq.num_draft_computed = chunk.end
+            self.scheduler.commit(chunk, [], 0)
             return
         room = self.scheduler.room(seq)
         accepted = self.random.randint(0, chunk.k)
@@ -422,7 +427,8 @@ class Walk:
             tokens = tokens[: self.random.randint(1, len(tokens))]
         self.write(seq, chunk.end, tokens[:accepted])
         if tokens:
-            self.scheduler.commit(chunk, tokens, min(accepted, len(tokens)), chunk.end)
+            chunk.seq.num_draft_computed = chunk.end
+            self.scheduler.commit(chunk, tokens, min(accepted, len(tokens)))
         if stopped or not self.scheduler.room(seq):
             self.scheduler.finish(seq, "stop" if stopped else "length")
             self.ended[seq.id] += 1
