@@ -78,20 +78,9 @@ async def begin(
     load: Callable[[Ready], Awaitable[Prompts]],
 ) -> Call:
     """Check the request against the engine's facts, load its prompts and submit it."""
-    services.check_model(request.model)
-    ready = services.require_ready()
-    given = {name: getattr(request, name) for name in request.model_fields_set}
-    check_settings(given, request.endpoint, services.facts)
-    check_ids("logit_bias", request.logit_bias, ready)
-    check_ids("stop_token_ids", request.stop_token_ids, ready)
-    engine_wish(request.speculation, ready)
+    ready = _checked(services, request)
     count = num_prompts * request.fan_out
-    if count > services.admission.max_inflight:
-        allowed = services.admission.max_inflight
-        name = "n" if request.fan_out == request.n else "best_of"
-        raise invalid(
-            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
-        )
+    _check_count(services, request, count)
     with services.admission.reserve(count):
         if (constraint := request.constraint) is not None:
             await services.grammars.check(constraint.grammar, param=constraint.param)
@@ -101,9 +90,8 @@ async def begin(
         prediction = await _prediction(services, request, ready)
         seed = request.seed if request.seed is not None else services.draw_seed()
         id = prefix + uuid.uuid4().hex
-        spec = _spec(request, prompts, prediction, ready, id=id, seed=seed)
         generation = Generation(
-            spec,
+            _spec(request, prompts, prediction, ready, id=id, seed=seed),
             client=services.client,
             tokenizer=services.tokenizer,
             metrics=services.metrics,
@@ -112,7 +100,7 @@ async def begin(
         now = services.wall()
         generation.start(arrival=now)
     return Call(
-        id=spec.id,
+        id=id,
         created=int(now),
         model=request.model,
         fingerprint=services.fingerprint(ready),
@@ -121,6 +109,28 @@ async def begin(
         generation=generation,
         service_tier=request.service_tier,
     )
+
+
+def _checked(services: Services, request: CommonRequest) -> Ready:
+    """The engine's facts, once the request is known to fit them; its prompts aside."""
+    services.check_model(request.model)
+    ready = services.require_ready()
+    given = {name: getattr(request, name) for name in request.model_fields_set}
+    check_settings(given, request.endpoint, services.facts)
+    check_ids("logit_bias", request.logit_bias, ready)
+    check_ids("stop_token_ids", request.stop_token_ids, ready)
+    engine_wish(request.speculation, ready)
+    return ready
+
+
+def _check_count(services: Services, request: CommonRequest, count: int) -> None:
+    """Refuse more sequences than could ever be admitted."""
+    allowed = services.admission.max_inflight
+    if count > allowed:
+        name = "n" if request.fan_out == request.n else "best_of"
+        raise invalid(
+            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
+        )
 
 
 def _spec(
