@@ -2,8 +2,8 @@
 
 The speed-up sets the time of the last steps against the time that their tokens would have taken
 with nobody guessing. That time is the one estimate in it: by the controller's costs, for as many
-sequences with as long contexts. Steps that also ran prompts are left out, since their time is
-mostly the prompts'. While nothing is guessed the value says how far the costs are off.
+sequences with as long contexts. A step in which nobody guessed is taken as it was. Steps that also
+ran prompts are left out, since their time is mostly the prompts'.
 """
 
 from __future__ import annotations
@@ -38,6 +38,15 @@ def seconds_of(seconds: StepSeconds) -> float:
     )
 
 
+def compared(step: StepMetrics) -> tuple[float, float]:
+    """Seconds that it took, and that its tokens take without guesses; zeros if that is unknown."""
+    if not step.plain_seconds:
+        return 0.0, 0.0
+    taken = seconds_of(step.seconds)
+    guessed = step.num_proposed or step.seconds.propose_forward
+    return taken, step.plain_seconds if guessed else taken
+
+
 class Gain:
     """Fading sums over the last `memory_steps` steps, which fade as RecentAcceptance's do. A switch
     of the mode begins anew."""
@@ -63,9 +72,9 @@ class Gain:
             if not step.num_sampling:
                 continue
             self._weight = weight = self._weight * self._growth
-            if step.plain_seconds:
-                self._plain += step.plain_seconds * weight
-                self._taken += seconds_of(step.seconds) * weight
+            taken, plain = compared(step)
+            self._taken += taken * weight
+            self._plain += plain * weight
             self._tokens += step.num_generated_tokens * weight
             self._rounds += step.num_sampling * weight
             for name, (proposed, accepted) in step.by_proposer.items():

@@ -30,7 +30,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine_client import EngineState
-from server.gain import Gain, seconds_of
+from server.gain import Gain, compared
 from server.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
 from server.recent_acceptance import RecentAcceptance
 from server.regret import Regret
@@ -222,11 +222,10 @@ class Metrics:
         verifying = sum(s.verify_forward for s in seconds)
         self._add("steps_total", len(steps))
         self._add("step_seconds_total", drafting + verifying, "forward")
-        compared = [step for step in steps if step.plain_seconds]
-        taken = sum(seconds_of(step.seconds) for step in compared)
-        self._add("spec_decode_compared_seconds_total", taken, "taken")
-        plain = sum(step.plain_seconds for step in compared)
-        self._add("spec_decode_compared_seconds_total", plain, "plain")
+        for step in steps:
+            taken, plain = compared(step)
+            self._add("spec_decode_compared_seconds_total", taken, "taken")
+            self._add("spec_decode_compared_seconds_total", plain, "plain")
         whole = 0.0
         for part in PARTS[:-1]:
             value = sum(map(attrgetter(part), seconds))

@@ -172,8 +172,8 @@ METRICS: tuple[Metric, ...] = (
         "spec_decode_estimated_speedup_ratio",
         "gauge",
         "what all guesses together gain: time that the tokens of the last 512 steps (fading) would"
-        " have taken without any, as the controller expects it, by the time they took. While"
-        " nothing is guessed, how far that is off; 1 where it does not estimate",
+        " have taken without any, as the controller expects it, by the time they took; 1 where it"
+        " does not estimate",
     ),
     Metric(
         "spec_decode_main_proposer_speedup_ratio",

@@ -10,12 +10,14 @@ def came_of(gain: Gain) -> str:
     """What all guesses together came to lately, and whose they were; empty before the first."""
     if not gain.tokens_per_round:
         return ""
+    shares = sorted(gain.shares.items(), key=lambda pair: -pair[1].tokens)
+    if not shares:
+        return "Lately nothing was guessed."
     told = f"Lately {gain.tokens_per_round:.2f} tokens a request and step"
     if gain.speedup is not None:
         told += f", {gain.speedup:.2f} times as fast as without any guesses"
-    shares = sorted(gain.shares.items(), key=lambda pair: -pair[1].tokens)
     parts = [f"{100 * share.tokens:.0f} by {name}" for name, share in shares]
-    return f"{told}; of 100 tokens guessed {', '.join(parts)}." if parts else f"{told}."
+    return f"{told}; of 100 tokens guessed {', '.join(parts)}."
 
 
 def why(estimates: Estimates) -> str:

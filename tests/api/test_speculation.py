@@ -214,6 +214,7 @@ def test_what_all_guesses_gain_is_told_beside_what_is_expected_of_one() -> None:
         seconds=StepSeconds(verify=0.01),
         num_sampling=1,
         num_generated_tokens=4,
+        num_proposed=4,
         plain_seconds=0.025,
         by_proposer={"ngram": (4, 3)},
         estimates=estimates,
