@@ -161,7 +161,7 @@ class AdaptiveK:
                 self.reason = "probe"
                 return 1
             case "trial":
-                self.reason = "neighbour"
+                self.reason = "trial"
                 rates = self._ahead.rates
                 return max(range(1, len(rates)), key=rates.__getitem__)
         self.reason = "off"
@@ -286,5 +286,6 @@ class AdaptiveK:
 
     def estimates(self) -> Estimates:
         """As of the last choice; before the first there are no rates."""
-        k = 1 if self.reason == "probe" else self._k
+        tries = self.reason in ("probe", "trial", "neighbour")
+        k = self._resting if tries else self._k
         return self._ahead.estimates(self._sequences, k, self.reason)

@@ -19,7 +19,7 @@ PROPOSERS = ("draft_model", "ngram", "grammar", "prediction")
 TARGET = "target"  # in `Output.sources`: the target drew the token itself, nobody had guessed it
 
 Mode = Literal["auto", "fixed", "off"]
-Reason = Literal["pays", "off", "probe", "baseline", "neighbour", "fixed"]
+Reason = Literal["pays", "off", "probe", "trial", "baseline", "neighbour", "fixed"]
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
@@ -167,8 +167,8 @@ class Estimates(msgspec.Struct, kw_only=True):
     not estimate leaves `survival` and `rates` empty.
 
     Reasons. `pays`: this K promises the most tokens per second; `off`: K = 0 does. Experiments:
-    `probe` asks for guesses while K is 0, `baseline` plays K = 0 and `neighbour` a K one off, to
-    compare. `fixed`: somebody said so.
+    while K is 0 `probe` asks some sequences for a guess and `trial` all for several; while guesses
+    pay `baseline` plays K = 0 and `neighbour` a K one off. `fixed`: somebody said so.
     """
 
     mode: Mode = "auto"

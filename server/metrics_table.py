@@ -157,9 +157,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spec_decode_decisions_total",
         "counter",
-        "steps by why their K was chosen: it `pays`, `off` (0 does), an experiment (`probe`:"
-        " guesses while K is 0, `baseline`: K = 0, `neighbour`: a K one off), or `fixed` by"
-        " somebody",
+        "steps by why their K was chosen: it `pays`, `off` (0 does), an experiment (while K is 0"
+        " `probe`: some guess, `trial`: all do; else `baseline`: K = 0, `neighbour`: a K one off),"
+        " or `fixed` by somebody",
         {"reason": get_args(Reason)},
     ),
     Metric(

@@ -11,7 +11,7 @@ from engine.replay.references import Clairvoyant
 from engine.replay.run import Noise, Player, Round
 from engine.replay.worlds import NOISE, World
 
-_TRIALS = ("probe", "baseline", "neighbour")  # reasons of a round that only looks
+_TRIALS = ("probe", "trial", "baseline", "neighbour")  # reasons of a round that only looks
 _PRICES = 3  # refinements of the clairvoyant's price
 
 

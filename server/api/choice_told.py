@@ -47,6 +47,8 @@ def _reason(estimates: Estimates) -> str:
             return "No guesses promise the most tokens per second."
         case "probe":
             return f"K is 0, and a probe of {k} looks whether guesses would pay by now."
+        case "trial":
+            return f"K is 0, and a trial of {k} looks what guesses would cost and save by now."
         case "baseline":
             return "K is above 0, and this step plays K = 0 to compare."
         case "neighbour":

@@ -135,11 +135,12 @@ def test_probes_come_back_from_off() -> None:
         k = controller.choose(Load(world.batch))
         if k:
             asked.append((controller.reason, controller.max_speculating))
+            assert controller.estimates().k == k, "an experiment is told as it is played"
             at.append(index)
         controller.update(world.round(controller, k))
     gaps: list[int] = np.diff(at).tolist()
-    assert set(asked) == {("probe", 2), ("neighbour", None)}
-    trials = asked.count(("neighbour", None)) / 3  # of three rounds each
+    assert set(asked) == {("probe", 2), ("trial", None)}
+    trials = asked.count(("trial", None)) / 3  # of three rounds each
     assert asked.count(("probe", 2)) > 2 * trials
     assert set(gaps) - {1}
     assert min(set(gaps) - {1}) >= 16
@@ -155,7 +156,7 @@ def test_a_trial_is_drafted_and_verified_as_it_was_meant() -> None:
     controller = adaptive(world, stops=True)
     for _ in range(200):
         k = controller.choose(Load(world.batch))
-        if controller.reason == "neighbour":
+        if controller.reason == "trial":
             break
         controller.update(world.round(controller, k))
     doubtful = [[-9.0]] * 8
