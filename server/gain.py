@@ -2,8 +2,9 @@
 
 The speed-up sets the time of the last steps against the time that their tokens would have taken
 with nobody guessing. That time is the one estimate in it: by the controller's costs, for as many
-sequences with as long contexts. A step in which nobody guessed is taken as it was. Steps that also
-ran prompts are left out, since their time is mostly the prompts'.
+sequences with as long contexts; whatever it is, a step with guesses took no less. A step in which
+nobody guessed is taken as it was, so what looking in vain takes is not seen. Steps that also ran
+prompts are left out, since their time is mostly the prompts'.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 from engine.messages import PROPOSERS, Estimates, StepMetrics, StepSeconds
 from server.regret import HEAVY, MEMORY_STEPS
+
+_FORGOTTEN = 0.01  # of a guess: who has made no more of late is not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Gain:
     def _restart(self) -> None:
         self._weight = 1.0
         self._taken = self._plain = 0.0  # seconds of steps of which both are known
+        self._most = 0.0  # what the latter are if guesses take no time at all
         self._tokens = self._rounds = 0.0
         self._guesses: dict[str, tuple[float, float]] = {}  # proposed, accepted, by proposer
 
@@ -75,6 +79,7 @@ class Gain:
             taken, plain = compared(step)
             self._taken += taken * weight
             self._plain += plain * weight
+            self._most += taken * step.num_generated_tokens / step.num_sampling * weight
             self._tokens += step.num_generated_tokens * weight
             self._rounds += step.num_sampling * weight
             for name, (proposed, accepted) in step.by_proposer.items():
@@ -86,6 +91,7 @@ class Gain:
     def _scale(self) -> None:
         by = 1.0 / self._weight
         self._taken, self._plain = self._taken * by, self._plain * by
+        self._most *= by
         self._tokens, self._rounds = self._tokens * by, self._rounds * by
         self._guesses = {name: (p * by, a * by) for name, (p, a) in self._guesses.items()}
         self._weight = 1.0
@@ -93,7 +99,7 @@ class Gain:
     @property
     def speedup(self) -> float | None:
         """Of no guesses at all; None where nothing is known of these."""
-        return self._plain / self._taken if self._taken > 0.0 else None
+        return min(self._plain, self._most) / self._taken if self._taken > 0.0 else None
 
     @property
     def tokens_per_round(self) -> float | None:
@@ -107,7 +113,7 @@ class Gain:
         found = {}
         for name in PROPOSERS:
             proposed, accepted = self._guesses.get(name, (0.0, 0.0))
-            if proposed >= self._weight:
+            if proposed >= _FORGOTTEN * self._weight:
                 found[name] = Share(proposed / rounds, accepted / rounds, accepted / tokens)
         return found
 
