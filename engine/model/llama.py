@@ -229,6 +229,9 @@ class Llama(nn.Module):
     def device(self) -> torch.device:
         return self.lm_head.weight.device
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.model.embed_tokens
+
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head
 

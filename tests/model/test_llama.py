@@ -58,6 +58,16 @@ def test_the_built_in_pair_is_read_here(role: Any) -> None:
     assert ours.generation_config.eos_token_id == (0, 2)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_are_found_as_in_a_model_of_transformers(tmp_path: Path, tied: bool) -> None:
+    """Bug: `make bench` asks for the input embedding, to know what a forward reads."""
+    ours, theirs = ours_and_theirs(saved(tmp_path, tie_word_embeddings=tied), torch.float32)
+    for model in (ours, theirs):
+        tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        assert (tables[0].data_ptr() == tables[1].data_ptr()) is tied
+    assert torch.equal(ours.get_input_embeddings().weight, theirs.get_input_embeddings().weight)
+
+
 def test_its_start_imports_no_transformers() -> None:
     """Law: three seconds of a processor that a start of the built-in pair does without."""
     code = (
