@@ -10,66 +10,19 @@ transformers, which also says what is wrong with it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
 from engine.attention.interface import PreparedAttention
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+from engine.model.llama_config import GenerationConfig, LlamaConfig, can_hold
 
 Angles = tuple[Tensor, Tensor]
-
-
-class _Rope(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rope_type: Literal["default"]
-    rope_theta: Annotated[float, Field(gt=0)]
-
-
-class LlamaConfig(BaseModel):
-    """A config.json all of which is understood. What changes no logit is not looked at."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-    model_type: Literal["llama"]
-    architectures: tuple[Literal["LlamaForCausalLM"]]
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    head_dim: PositiveInt
-    max_position_embeddings: PositiveInt
-    rms_norm_eps: Annotated[float, Field(gt=0)]
-    rope_parameters: _Rope
-    tie_word_embeddings: bool
-    dtype: Annotated[torch.dtype, BeforeValidator(_DTYPES.get)]
-    eos_token_id: int | tuple[int, ...] | None
-    hidden_act: Literal["silu"]
-    attention_bias: Literal[False]
-    mlp_bias: Literal[False]
-    pretraining_tp: Literal[1] = 1
-    layer_types: None = None
-    attention_dropout: Any = None
-    bos_token_id: Any = None
-    initializer_range: Any = None
-    pad_token_id: Any = None
-    transformers_version: Any = None
-    use_cache: Any = None
-
-
-class GenerationConfig(BaseModel):
-    """What is needed of a generation_config.json."""
-
-    eos_token_id: int | tuple[int, ...] | None = None
 
 
 class Output(NamedTuple):
@@ -263,8 +216,10 @@ def read_llama(folder: Path) -> Llama | None:
         generation = GenerationConfig()
         if said.is_file():
             generation = GenerationConfig.model_validate_json(said.read_bytes())
-        model = Llama(config, generation)
-        weights = load_file(folder / "model.safetensors")
+        file = folder / "model.safetensors"
+        if not can_hold(file, config):
+            return None
+        model, weights = Llama(config, generation), load_file(file)
     except (OSError, ValidationError, SafetensorError):
         return None
     return model if _fill(model, weights) else None

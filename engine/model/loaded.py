@@ -21,7 +21,7 @@ class LoadedModel:
     """A model and the facts discovered about it. `folder` is where its files are, if local."""
 
     model: Any
-    config: Any  # of transformers, or engine.model.llama.LlamaConfig
+    config: Any  # of transformers, or engine.model.llama_config.LlamaConfig
     path: str
     folder: Path | None
     role: Role
