@@ -36,7 +36,7 @@ from engine.messages import SamplingParams
 from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
 from engine.model.batch import Segment, is_chain
 from engine.model.block_tables import BlockTables
-from engine.model.fused import is_plain, signed_angles
+from engine.model.fused import SHORTEST_TABLE, is_plain, signed_angles
 from engine.model.panels import Words, is_exact
 from engine.sampling.kernels import NOT_FINITE
 from engine.sampling.noise import words_of
@@ -275,7 +275,8 @@ def _stack(weights: Sequence[Tensor]) -> Floats:
 
 
 def angle_table(rotary: Any, count: int) -> tuple[Floats, Floats]:
-    """Of every position up to `count`, see fused.signed_angles."""
+    """Of every position up to `count` or more, see fused.signed_angles."""
     with torch.inference_mode():
-        cosine, sine = signed_angles(rotary, torch.arange(count), like=torch.zeros(1))
+        every = torch.arange(max(count, SHORTEST_TABLE))
+        cosine, sine = signed_angles(rotary, every, like=torch.zeros(1))
         return cosine.contiguous().numpy(), sine.contiguous().numpy()

@@ -30,6 +30,9 @@ from engine.model.layers import FLIPPED_ROWS, flipped_product
 LARGEST_TURNED_HEAD = 1 << 26  # bytes; heads up to here are also held as [in, out]
 FAMILIES = frozenset({"llama", "mistral"})
 LONGEST_TABLE = 1 << 15  # positions whose angles are kept; longer contexts compute them
+# and what a table has at least: the proof at load and the profile at start run more positions than
+# some engines serve, and compiled code checks no bounds (tests/model/test_profile.py)
+SHORTEST_TABLE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,11 @@ class FusedDecoder:
         )
 
     def _angles(self, length: int) -> tuple[Tensor, Tensor] | None:
-        """Cosine and signed sine `[length, dim]` of every position."""
+        """Cosine and signed sine `[length or more, dim]` of every position."""
         if length > LONGEST_TABLE:
             return None
-        return signed_angles(self._rotary, torch.arange(length), like=self._norm)
+        every = torch.arange(max(length, SHORTEST_TABLE))
+        return signed_angles(self._rotary, every, like=self._norm)
 
     def __call__(
         self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import SamplingParams, Submit
 from engine.model.batch import Segment
+from engine.model.fused import SHORTEST_TABLE
 from engine.model.kv_cache import KVCache
+from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
 from engine.profile import Profile, profile_at_start
-from engine.profile_sizes import CONTEXT, alone
+from engine.profile_sizes import BATCHES, CONTEXT, alone
+from tests.support import tiny
 
 ALONE = alone(8)  # guesses by default
 _TOKEN = 1e-3
@@ -67,3 +75,37 @@ def test_what_contexts_take_is_measured() -> None:
     """Law: of target and drafter, where sequences may become so long."""
     assert _profile(max_sequences=8).token_seconds == pytest.approx((_TOKEN, _TOKEN))
     assert _profile(longest=200, max_sequences=8).token_seconds == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("dtype", "length"), [("float32", 12), ("bfloat16", 12), ("bfloat16", 2)])
+def test_an_engine_for_the_shortest_sequences_starts(
+    dtype: str, length: int, tmp_path: Path
+) -> None:
+    """Bug: the profile ran more tokens than the compiled decoder had angles of, or the proof did,
+    and the engine died of an assertion."""
+    pair = []
+    for role, layers in (("target", 2), ("draft", 1)):
+        shape = tiny.GROUPED | {"head_dim": 32, "num_hidden_layers": layers}
+        model = tiny.build(LlamaForCausalLM, LlamaConfig(**shape)).to(getattr(torch, dtype))
+        pair.append(tiny.save(model, tmp_path / role))
+    config = {
+        "target": {"path": pair[0], "max_model_len": length},
+        "device": "cpu",
+        "speculation": {"proposer": {"kind": "draft_model", "path": pair[1]}},
+        "cache": {"num_blocks": 64},
+    }
+    engine = Engine(EngineConfig.model_validate(config))
+    params = SamplingParams(seed=1, max_tokens=length - 1, ignore_eos=True)
+    engine.add(Submit("a", [5], params, 0.0))
+    found = []
+    while engine.has_work:
+        found += engine.step().items
+    assert sum(len(output.tokens) for output in found) == length - 1
+    assert found[-1].finish == "length"
+
+
+def test_tables_of_angles_hold_what_is_measured() -> None:
+    """Law: compiled code checks no bounds."""
+    assert LENGTH <= SHORTEST_TABLE
+    assert CONTEXT + max(alone(1000)) <= SHORTEST_TABLE
+    assert CONTEXT + max(rows for _, lengths in BATCHES for rows in lengths) <= SHORTEST_TABLE
