@@ -152,7 +152,7 @@ def _proven(model: Any, expected: Tensor, said: _Said, name: str) -> LoadedModel
         model=model,
         **said._asdict(),
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
-        eos_ids=_eos_ids(model),
+        eos_ids=_eos_ids(model, name),
         layers=layers,
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model), fuse=plain),
     )
@@ -184,10 +184,14 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _eos_ids(model: Any) -> tuple[int, ...]:
-    """From the generation config, else the config; an int or a list in either."""
+def _eos_ids(model: Any, name: str) -> tuple[int, ...]:
+    """From the generation config, else the config; an int or a list in either. Raises
+    ModelError."""
     for config in (getattr(model, "generation_config", None), model.config):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
-            return tuple(int(i) for i in (eos if isinstance(eos, list | tuple) else [eos]))
+            ids = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+            if not all(type(i) is int for i in ids):
+                raise ModelError(f"{name} has an eos_token_id that is no token id: {eos!r:.100}")
+            return ids
     return ()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # it takes seconds to be imported, and plain Llamas do withou
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
+SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
 def folder_of(path: str, name: str) -> Path | None:
@@ -37,7 +38,7 @@ def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedCon
     if file.is_file():
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise ModelError(f"{name} has a config.json that cannot be read: {error}") from error
         if not isinstance(content, dict):
             raise ModelError(f"{name} has a config.json that is not a JSON object")
@@ -94,4 +95,6 @@ def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int
     limit = wanted or own
     if limit is None:
         raise ModelError(f"{name} does not say how many positions it has; set max_model_len")
+    if limit < SHORTEST:
+        raise ModelError(f"{name} has {limit} positions; a prompt and its reply take {SHORTEST}")
     return limit

@@ -67,6 +67,21 @@ def test_one_eos_id_may_be_a_number(tiny_target: str, tmp_path: Path) -> None:
     assert load(folder).eos_ids == (7,)
 
 
+@pytest.mark.parametrize("eos", [{}, {"a": 1}, [[1]], "1", [True]])
+def test_an_eos_id_that_is_none(eos: Any, tiny_target: str, tmp_path: Path) -> None:
+    """Bug: ended in a TypeError."""
+    folder = copy_of(tiny_target, tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert "eos_token_id" in refusal(folder)
+
+
+@pytest.mark.parametrize("positions", [0, 1])
+def test_too_few_positions(positions: int, tiny_target: str, tmp_path: Path) -> None:
+    """Bug: failed in torch."""
+    folder = copy_of(tiny_target, tmp_path / "m", max_position_embeddings=positions)
+    assert f"has {positions} positions; a prompt and its reply take 2" in refusal(folder)
+
+
 def of_transformers(folder: Path) -> str:
     """A model that is not read without it."""
     return tiny.save(tiny.qwen3(), folder)
@@ -98,6 +113,7 @@ def test_file_instead_of_a_folder(tmp_path: Path) -> None:
     [
         ("{", "cannot be read"),
         ("[1]", "not a JSON object"),
+        ("[" * 100_000, "cannot be read"),
         ("{}", "no usable configuration"),
         ('{"model_type": "no-such-model"}', "no usable configuration"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "the target model"),
@@ -270,6 +286,9 @@ def test_a_draft_with_fewer_positions_is_refused(
     with pytest.raises(ModelError, match=r"has 100 positions.*serve 256.*to 100 or less"):
         check_pair(load(tiny_target), short)
     check_pair(load(tiny_target, max_model_len=100), short)
+    few = load(copy_of(tiny_draft, tmp_path / "f", max_position_embeddings=8))
+    with pytest.raises(ModelError, match=r"has 8 positions.*serve 256.*to 8 or less"):
+        check_pair(load(tiny_target), few)  # Bug: the proof ran off the table of its angles
 
 
 def with_tokens(folder: Path, tokens: dict[str, int] | list[Any], added: list[Any]) -> Path:
