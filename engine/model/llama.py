@@ -9,6 +9,7 @@ transformers, which also says what is wrong with it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +26,13 @@ from engine.model.llama_config import GenerationConfig, LlamaConfig, can_hold
 Angles = tuple[Tensor, Tensor]
 
 
-class Output(NamedTuple):
+@dataclass(slots=True)
+class Output:
     logits: Tensor  # [1, kept, vocab]
+
+
+class Hidden(NamedTuple):
+    last_hidden_state: Tensor  # [1, rows, hidden]
 
 
 class LlamaRMSNorm(nn.Module):
@@ -148,16 +154,20 @@ class LlamaModel(nn.Module):
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor | None, foretoken: PreparedAttention | None
-    ) -> Tensor:
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        foretoken: PreparedAttention | None,
+        *,
+        use_cache: bool = False,
+    ) -> Hidden:
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1])[None]
         rows: Tensor = self.embed_tokens(input_ids)
         angles = self.rotary_emb(rows, position_ids=position_ids)
         for layer in self.layers:
             rows = layer(rows, position_embeddings=angles, foretoken=foretoken)
-        normed: Tensor = self.norm(rows)
-        return normed
+        return Hidden(self.norm(rows))
 
 
 class Llama(nn.Module):
@@ -201,7 +211,7 @@ class Llama(nn.Module):
         foretoken: PreparedAttention | None = None,
     ) -> Output:
         """Of one sequence `[1, rows]`; all logits, of so many last rows, or of those rows."""
-        rows = self.model(input_ids, position_ids, foretoken)
+        rows = self.model(input_ids, position_ids, foretoken).last_hidden_state
         if isinstance(logits_to_keep, int):
             return Output(self.lm_head(rows[:, -logits_to_keep:]))
         return Output(self.lm_head(rows[:, logits_to_keep]))

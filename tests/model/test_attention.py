@@ -14,6 +14,7 @@ from engine.attention.spans import visible
 from engine.model.batch import Batch, Segment, ancestors_of
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
+from engine.model.llama import LlamaAttention
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
@@ -40,7 +41,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def eager(loaded: LoadedModel) -> Eager:
-    """Logits `[tokens, vocab]` of a whole sequence, from transformers alone."""
+    """Logits `[tokens, vocab]` of a whole sequence, from transformers alone; a plain Llama's from
+    engine.model.llama, which are the same to the bit (test_llama)."""
 
     def logits(tokens: list[int]) -> Tensor:
         loaded.model.set_attn_implementation("eager")
@@ -206,7 +208,8 @@ def test_no_mask_is_built_by_transformers(loaded: LoadedModel) -> None:
             with_kwargs=True,
         )
         for module in loaded.model.modules()
-        if hasattr(module, "layer_idx") and hasattr(module, "is_causal")
+        if (hasattr(module, "layer_idx") and hasattr(module, "is_causal"))
+        or isinstance(module, LlamaAttention)
     ]
     batch = Batch.pack([Segment(TOKENS, 0, STRAIGHT, 1)], CPU)
     front_door(loaded.model)(batch.input_ids, batch.positions, batch.keep, Spy())

@@ -19,6 +19,7 @@ from engine.messages import SamplingParams, Submit
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.quantization import is_quantized, unsupported
+from tests.support import tiny
 
 pytest.importorskip("torchao")
 
@@ -99,11 +100,12 @@ def test_a_quantized_folder_is_left_alone(tiny_target: str) -> None:
     assert sorted(path.name for path in Path(tiny_target).iterdir()) == before
 
 
-def test_nobody_hears_of_a_package_that_was_not_asked_for(tiny_draft: str) -> None:
+def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> None:
     """Bug: where torchao is installed, every start began with warnings about it on stderr."""
+    folder = tiny.save(tiny.qwen3(), tmp_path)  # a plain Llama does not even import it
     program = (
         "import sys; from engine.model.loader import load_model; "
-        f"load_model({tiny_draft!r}, role='draft', device='cpu'); assert 'torchao' in sys.modules"
+        f"load_model({folder!r}, role='draft', device='cpu'); assert 'torchao' in sys.modules"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (child.returncode, child.stderr) == (0, "")
