@@ -13,9 +13,8 @@ import msgspec
 from engine.evaluate_messages import Mode, Ran, Sums
 
 PLAIN = "K=0"
-TELLING = (
-    64  # tokens of a reply; before, what adapts has hardly learnt, and look-ups have little text
-)
+# Tokens of a reply: with fewer, what adapts has hardly learnt, and look-ups have little text.
+TELLING = 64
 _STUDENT = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5 %, 1 to 10 degrees
 
 
