@@ -13,16 +13,16 @@ with what it missed, and each position says whether it would have been right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from engine.chances import FEW
-from engine.controller import NO_BATCHES, Confidences, Load, StepObservation
-from engine.estimates import Points
+from engine.controller import Confidences, Load, StepObservation
 from engine.experience import GRID, Experience
 from engine.exploration import Exploration
 from engine.forecast import Forecast, Pace
 from engine.hearing import Hearing
 from engine.messages import Estimates, Reason
+from engine.profile import Profile
 from engine.spells import Spells
 from engine.step_costs import StepCosts
 
@@ -66,20 +66,10 @@ class AdaptiveK:
         self._pace = Pace()  # at K > 0
         self._gains = [[0.0] * len(GRID)] * k_max  # by depth: of one more step, see Experience
 
-    def profile(
-        self,
-        target_points: Points,
-        draft_points: Points,
-        host_seconds: float,
-        batches: Mapping[int, Points] = NO_BATCHES,
-        padded: Sequence[int] = (),
-        token_seconds: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
+    def profile(self, measured: Profile) -> None:
         """Start-up costs. Without draft points there is nothing to forward."""
-        self._costs.profile(
-            target_points, draft_points, host_seconds, batches, padded, token_seconds
-        )
-        if draft_points:
+        self._costs.profile(measured)
+        if measured.draft:
             self._asks_few = True
 
     @property

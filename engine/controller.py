@@ -6,14 +6,14 @@ passed in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.estimates import Outcome, Points
+from engine.estimates import Outcome
 from engine.messages import Estimates, Reason
+from engine.profile import Profile
 
-NO_BATCHES: Mapping[int, Points] = {}
 NEVER = 2.0  # of KController.least: no chance is as large
 Confidences = Sequence[Sequence[float]]  # by sequence, one for each of its guesses in order
 
@@ -88,20 +88,8 @@ class KController(Protocol):
         """For how many sequences the last choice is meant; None: for all of them."""
         ...
 
-    def profile(
-        self,
-        target_points: Points,
-        draft_points: Points,
-        host_seconds: float,
-        batches: Mapping[int, Points] = NO_BATCHES,
-        padded: Sequence[int] = (),
-        token_seconds: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        """Start-up measurements, with profile_sizes.CONTEXT tokens of context for each sequence:
-        the target's seconds by rows, those of one draft step by sequences, the host's in a step;
-        `batches`: for some numbers of sequences, the target's by rows; `padded`: the numbers of
-        rows that forwards are padded to, rising (none: they are not); `token_seconds`: what each
-        further token of context takes, of the target and of a draft step."""
+    def profile(self, measured: Profile) -> None:
+        """What steps are to be believed to cost until they say so themselves."""
         ...
 
     def choose(self, load: Load) -> int:
@@ -158,15 +146,7 @@ class FixedK:
         self.k_max = k
         self.reason: Reason = "fixed" if k else "off"
 
-    def profile(
-        self,
-        target_points: Points,
-        draft_points: Points,
-        host_seconds: float,
-        batches: Mapping[int, Points] = NO_BATCHES,
-        padded: Sequence[int] = (),
-        token_seconds: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
+    def profile(self, measured: Profile) -> None:
         return None
 
     def choose(self, load: Load) -> int:

@@ -30,7 +30,7 @@ from engine.messages import (
 )
 from engine.modes import Modes
 from engine.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
-from engine.profile import profile_at_start
+from engine.profiling import profile_at_start
 from engine.recording import Recorder
 from engine.report import ending, introduction, report
 from engine.rounds import Rounds
@@ -107,7 +107,7 @@ class Engine:
         self._proposer = Cascade(main, free, limits=limits, leave=leave)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
-        self._controller.profile(*measured)
+        self._controller.profile(measured)
         self._compiling = Compiling(
             GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
         )

@@ -12,8 +12,6 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-Points = Sequence[tuple[int, float]]  # (size, seconds), from a start-up profile
-
 # Half-lives: what is older than both, so many outcomes and so many rounds, counts less than half.
 _HALF_LIFE, _ROUNDS = 96.0, 32.0
 _PRIOR_REJECTION = 0.3

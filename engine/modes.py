@@ -7,13 +7,13 @@ estimates stay fresh, and it goes on from there when it is obeyed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.controller import NO_BATCHES, Confidences, FixedK, KController, Load, StepObservation
+from engine.controller import Confidences, FixedK, KController, Load, StepObservation
 from engine.errors import ConfigError
-from engine.estimates import Points
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
+from engine.profile import Profile
 
 _LOOK = 16  # steps between two questions to a controller that is not obeyed
 
@@ -56,18 +56,8 @@ class Modes:
     def max_speculating(self) -> int | None:
         return self._present.max_speculating
 
-    def profile(
-        self,
-        target_points: Points,
-        draft_points: Points,
-        host_seconds: float,
-        batches: Mapping[int, Points] = NO_BATCHES,
-        padded: Sequence[int] = (),
-        token_seconds: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        self._configured.profile(
-            target_points, draft_points, host_seconds, batches, padded, token_seconds
-        )
+    def profile(self, measured: Profile) -> None:
+        self._configured.profile(measured)
 
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences

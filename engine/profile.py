@@ -1,132 +1,50 @@
-"""What steps cost on this machine: a few timed forwards at start, so that the first K is informed.
-
-Runs on blocks that nobody holds yet; what it writes there is overwritten before it is read.
-"""
+"""What steps cost as measured at start (`engine.profiling`), and which sizes are: for simulated
+machines, too."""
 
 from __future__ import annotations
 
-import time
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from engine.config import EngineConfig, ScheduleConfig
-from engine.model.batch import Segment
-from engine.model.kv_cache import KVCache
-from engine.model.runner import ModelRunner
-from engine.profile_sizes import BATCHES, CONTEXT, LONG_CONTEXT, alone, in_fours
+Points = Sequence[tuple[int, float]]  # (size, seconds)
 
-REPEATS = 3  # the least tells: whatever else a machine does only takes time
-_SOME = 16  # sequences that tell what context costs
-BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
+CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows: usually, and to see what they cost
 
-Points = list[tuple[int, float]]
+_ALONE = (1, 2, 3, 4, 5, 7, 9, 13, 17)
+
+# Sequences, and rows of each; the first are the most telling, should there be no time for all.
+BATCHES = (
+    (4, (1, 2, 3, 5, 9)),
+    (16, (1, 2, 3, 5)),
+    (64, (1, 2, 3)),
+    (32, (1, 2, 3, 5)),
+    (8, (1, 2, 3, 5)),
+)
 
 
-class Profile(NamedTuple):
-    """Arguments of KController.profile."""
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Start-up measurements, with CONTEXT tokens of context for each sequence. `target`: seconds of
+    its forward by rows; `draft`: of one draft step by sequences (none: there is nothing to
+    forward); `host`: the host's in a step; `batches`: for some numbers of sequences, the target's
+    by rows; `padded`: the numbers of rows that forwards are padded to, rising (none: they are not);
+    `token_seconds`: what each further token of context takes, of the target and of a draft step."""
 
-    target: Points
-    draft: Points
-    host: float
-    batches: dict[int, Points]
-    padded: tuple[int, ...] = ()
+    target: Points = ()
+    draft: Points = ()
+    host: float = 0.0
+    batches: Mapping[int, Points] = field(default_factory=dict)
+    padded: Sequence[int] = ()
     token_seconds: tuple[float, float] = (0.0, 0.0)
 
 
-def profile_at_start(
-    config: EngineConfig,
-    target: ModelRunner,
-    draft: ModelRunner | None,
-    cache: KVCache,
-    longest: int,
-) -> Profile:
-    """For the sizes that the schedule can reach; nothing where nobody would use it. `longest`:
-    tokens of a sequence."""
-    speculation, schedule = config.speculation, config.schedule
-    if speculation.controller.kind != "adaptive" and speculation.trace is None:
-        return Profile([], [], 0.0, {})
-    most = min(schedule.max_step_tokens, schedule.max_sequences)
-    single = profile_alone(target, cache, speculation.k_max, schedule)
-    return Profile(
-        target=single + profile_plain(target, cache, 16, most),
-        draft=profile_plain(draft, cache, 1, most) if draft else [],
-        host=0.0,
-        batches={1: single, **profile_batches(target, cache, schedule)} if single[1:] else {},
-        padded=target.padded,
-        token_seconds=(
-            profile_context(target, cache, min(most, _SOME), longest),
-            profile_context(draft, cache, min(most, _SOME), longest) if draft else 0.0,
-        ),
-    )
+def alone(k_max: int) -> tuple[int, ...]:
+    """Rows of one sequence, up to those of `k_max` guesses or a few more."""
+    return _ALONE[: 1 + sum(rows < k_max + 1 for rows in _ALONE)]
 
 
-def profile_alone(
-    runner: ModelRunner, cache: KVCache, k_max: int, schedule: ScheduleConfig
-) -> Points:
-    """(rows, seconds) of one sequence with growing proposals; only what fits the cache."""
-    sizes = [rows for rows in alone(k_max) if rows <= schedule.max_step_tokens]
-    return [(rows, _seconds(runner, cache, 1, rows)) for rows in sizes if _fits(cache, 1, rows)]
-
-
-def profile_plain(runner: ModelRunner, cache: KVCache, first: int, last: int) -> Points:
-    """(sequences, seconds) of forwards with a row of each."""
-    sizes = [n for n in in_fours(first, last) if _fits(cache, n, 1)]
-    return [(n, _seconds(runner, cache, n, 1)) for n in sizes]
-
-
-def profile_batches(
-    runner: ModelRunner, cache: KVCache, schedule: ScheduleConfig
-) -> dict[int, Points]:
-    """By number of sequences, (rows, seconds) with growing proposals. Attention's share is paid by
-    sequence and the products' by row, so one curve does not do for all."""
-    found: dict[int, Points] = {}
-    began = time.perf_counter()
-    for sequences, lengths in BATCHES:
-        points: Points = []
-        for rows in lengths:
-            allowed = sequences * rows <= schedule.max_step_tokens
-            if sequences > schedule.max_sequences or not allowed:
-                break
-            if time.perf_counter() - began > BUDGET_SECONDS or not _fits(cache, sequences, rows):
-                break
-            points.append((sequences * rows, _seconds(runner, cache, sequences, rows)))
-        if len(points) > 1:
-            found[sequences] = points
-    return found
-
-
-def profile_context(runner: ModelRunner, cache: KVCache, sequences: int, longest: int) -> float:
-    """Seconds more for each token of context; 0 where that is not known."""
-    if longest <= LONG_CONTEXT or not _fits(cache, sequences, 1, LONG_CONTEXT):
-        return 0.0
-    short, long = (_seconds(runner, cache, sequences, 1, n) for n in (CONTEXT, LONG_CONTEXT))
-    return max(long - short, 0.0) / (sequences * (LONG_CONTEXT - CONTEXT))
-
-
-def _blocks_each(cache: KVCache, rows: int, context: int) -> int:
-    return -(-(context + rows) // cache.block_size)
-
-
-def _fits(cache: KVCache, sequences: int, rows: int, context: int = CONTEXT) -> bool:
-    return sequences * _blocks_each(cache, rows, context) <= cache.num_blocks
-
-
-def _seconds(
-    runner: ModelRunner, cache: KVCache, sequences: int, rows: int, context: int = CONTEXT
-) -> float:
-    each = _blocks_each(cache, rows, context)
-    batch = [
-        Segment(
-            tokens=[0] * rows,
-            start=context,
-            blocks=list(range(i * each, (i + 1) * each)),
-            num_logits=rows,
-        )
-        for i in range(sequences)
-    ]
-    return min([_timed(runner, batch) for _ in range(1 + REPEATS)][1:])
-
-
-def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
-    runner.forward(batch)
-    runner.wait()
-    return runner.seconds
+def in_fours(first: int, last: int) -> Iterator[int]:
+    """Numbers of sequences with a row each: every one four times the one before."""
+    while first <= last:
+        yield first
+        first *= 4

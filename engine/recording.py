@@ -56,7 +56,7 @@ class Recorder:
             target_profile=_points(measured.target),
             draft_profile=_points(measured.draft),
             batch_profiles={n: _points(own) for n, own in measured.batches.items()},
-            padded=measured.padded,
+            padded=tuple(measured.padded),
         )
         limit = int(config.speculation.trace_mib * _MIB)
         self._writer = Writer(config.speculation.trace, header, max_bytes=limit)
@@ -153,7 +153,7 @@ def _right(made: Proposal, item: Sampled) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _points(points: Points) -> Points:
+def _points(points: Points) -> list[tuple[int, float]]:
     return [(size, _short(seconds)) for size, seconds in points]
 
 

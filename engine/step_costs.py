@@ -7,16 +7,15 @@ fades, so it follows a changing machine. Pure arithmetic over numbers that are p
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import exp, log, log2
 
 import numpy as np
 
 from engine.confidence import Array
 from engine.controller import StepObservation
-from engine.estimates import Points
 from engine.line import Line
-from engine.profile_sizes import CONTEXT
+from engine.profile import CONTEXT, Points, Profile
 
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 _FAVOUR = 0.5  # standard deviations by which sizes that are little known are taken to be cheaper
@@ -200,27 +199,20 @@ class StepCosts:
         self._token = self._draft_token = 0.0  # seconds for each token of context
         self._length = float(CONTEXT)  # tokens of a sequence when it was last told
 
-    def profile(
-        self,
-        target: Points,
-        draft: Points,
-        host_seconds: float,
-        batches: Mapping[int, Points],
-        padded: Sequence[int] = (),
-        token_seconds: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
+    def profile(self, measured: Profile) -> None:
         """As KController.profile. Without draft points (nothing to forward) a draft step is cheap
         until it is seen to be otherwise."""
-        self._padded = np.array(padded, dtype=float)
-        self._token, self._draft_token = token_seconds
-        if target:
-            groups = {n.bit_length(): self._filled(points) for n, points in batches.items()}
-            self._target.set_profile(self._filled(target), groups)
-        if draft:
-            self._draft.set_profile(draft)
-        if host_seconds:
-            self._host.update(1, host_seconds)
-            self._plain.update(1, host_seconds)
+        self._padded = np.array(measured.padded, dtype=float)
+        self._token, self._draft_token = measured.token_seconds
+        if measured.target:
+            batches = measured.batches.items()
+            groups = {n.bit_length(): self._filled(points) for n, points in batches}
+            self._target.set_profile(self._filled(measured.target), groups)
+        if measured.draft:
+            self._draft.set_profile(measured.draft)
+        if measured.host:
+            self._host.update(1, measured.host)
+            self._plain.update(1, measured.host)
 
     def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
         """Seconds of target and host for 0 to `most` rows: as far as is known, and hopefully. More

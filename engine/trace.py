@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import TraceError
+from engine.profile import Profile
 
 Points = list[tuple[int, float]]
-Profile = tuple[Points, Points, float, dict[int, Points], tuple[int, ...]]
 
 FORMAT, VERSION = "foretoken trace", 1
 LONGEST = 1e6  # seconds of anything
@@ -49,8 +49,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def profile(self) -> Profile:
-        """Arguments of KController.profile."""
-        return self.target_profile, self.draft_profile, 0.0, self.batch_profiles, self.padded
+        """As the engine's controller was told, but for the host and the contexts."""
+        return Profile(
+            target=self.target_profile,
+            draft=self.draft_profile,
+            batches=self.batch_profiles,
+            padded=self.padded,
+        )
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

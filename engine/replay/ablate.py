@@ -104,7 +104,7 @@ def judge(path: Path, *, seeds: int, charge: float, stops: bool) -> Judged:
         plays = []
         for seed in range(seeds):
             controller = build(k_max, stops=stops)
-            controller.profile(*trace.header.profile)
+            controller.profile(trace.header.profile)
             player = Player(
                 controller, costs, noise=Noise(NOISE, seed), budget=budget, stops=stops,
                 charge=charge,

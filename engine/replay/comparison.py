@@ -88,7 +88,7 @@ def compare(
     rows = []
     for name, build in policies:
         controller = build()
-        controller.profile(*trace.header.profile)
+        controller.profile(trace.header.profile)
         player = Player(controller, costs, budget=budget, stops=trace.header.stops, charge=charge)
         rows.append(_row(name, told, player))
     repeat = Repeat(costs, trace)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.estimates import Points
-from engine.profile_sizes import BATCHES, CONTEXT, alone, in_fours
+from engine.profile import BATCHES, CONTEXT, Profile, alone, in_fours
 
 # Graphs are captured for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
@@ -16,7 +14,6 @@ BUCKETS = (
 )  # fmt: skip
 _ALONE, _PLAIN = alone(16), tuple(in_fours(16, 64))
 _SIZES = ((1, _ALONE), *BATCHES)
-Profile = tuple[Points, Points, float, dict[int, Points], Sequence[int], tuple[float, float]]
 
 
 class Costs(Protocol):
@@ -66,14 +63,15 @@ class Roofline:
         return 0.0
 
     def profile(self) -> Profile:
-        """What a start-up profile of this machine says, as engine.profile makes it: arguments of
-        KController.profile."""
+        """What a start-up profile of this machine says, as engine.profiling makes it."""
         alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ALONE]
-        return (
-            alone + [(n, self.target(n, n, n * CONTEXT)) for n in _PLAIN],
-            [(n, self.draft(n)) for n in in_fours(1, 64)],
-            0.0,
-            {n: [(n * r, self.target(n * r, n, n * CONTEXT)) for r in each] for n, each in _SIZES},
-            BUCKETS,
-            (self.kv_token, 0.0),
+        return Profile(
+            target=alone + [(n, self.target(n, n, n * CONTEXT)) for n in _PLAIN],
+            draft=[(n, self.draft(n)) for n in in_fours(1, 64)],
+            batches={
+                n: [(n * rows, self.target(n * rows, n, n * CONTEXT)) for rows in each]
+                for n, each in _SIZES
+            },
+            padded=BUCKETS,
+            token_seconds=(self.kv_token, 0.0),
         )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log, log2
 from statistics import fmean, median
 
-from engine.estimates import Points
+from engine.profile import Points
 from engine.trace import Part, Step, Trace
 
 _PROMPT = -1  # the group of steps with prompt rows

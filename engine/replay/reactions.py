@@ -55,6 +55,6 @@ def _depths(
         PhaseSpec((after,), batch, 0, max_rounds=NEVER),
     ]
     world = World(50 + seed, machine, profiled, Text(), phases)
-    controller.profile(*profiled.profile())
+    controller.profile(profiled.profile())
     player = Player(controller, machine, noise=Noise(0.03, seed))
     return [done.depth for phase in range(2) for done in player.rounds(world.workload(phase))]

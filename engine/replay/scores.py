@@ -72,7 +72,7 @@ def play(world: World, controller: KController, *, charge: float) -> Score:
     """Play a world with the start-up profile that its machine showed."""
     noise = Noise(NOISE, world.seed)
     player = Player(controller, world.machine, noise=noise, charge=charge)
-    controller.profile(*world.profiled.profile())
+    controller.profile(world.profiled.profile())
     score = Score()
     for phase, spec in enumerate(world.phases):
         score.add(list(player.rounds(world.workload(phase))), spec.tokens)

@@ -18,8 +18,8 @@ from engine.model.fused import SHORTEST_TABLE
 from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
-from engine.profile import Profile, profile_at_start
-from engine.profile_sizes import BATCHES, CONTEXT, alone
+from engine.profile import BATCHES, CONTEXT, Profile, alone
+from engine.profiling import profile_at_start
 from tests.support import tiny
 
 ALONE = alone(8)  # guesses by default

@@ -10,6 +10,7 @@ from itertools import takewhile
 from engine.adaptive import AdaptiveK
 from engine.controller import KController, Load, StepObservation
 from engine.estimates import Outcome
+from engine.profile import Profile
 
 K_MAX = 8
 _MOST_JUDGED = 32
@@ -129,11 +130,9 @@ class World:
 
     def profile(self, controller: KController, *, wrong_by: float = 1.1) -> None:
         sizes = (1, 2, 3, 5, 9, 16, 64, 256)
-        controller.profile(
-            [(n, self.target(n) * wrong_by) for n in sizes],
-            [(n, self.draft / wrong_by) for n in (1, 4, 16, 64)],
-            self.host,
-        )
+        target = [(n, self.target(n) * wrong_by) for n in sizes]
+        draft = [(n, self.draft / wrong_by) for n in (1, 4, 16, 64)]
+        controller.profile(Profile(target, draft, self.host))
 
 
 def _outcome(made: list[Guess], kept: int) -> Outcome:

@@ -8,6 +8,7 @@ import pytest
 
 from engine.adaptive import AdaptiveK
 from engine.controller import Load, StepObservation
+from engine.profile import Profile
 from engine.replay import ablate
 from engine.replay.variants import STOP, VARIANTS, WHOLE, KeepAll, NoHindsight, ProfileOnly, Uniform
 from tests.support.controller_world import K_MAX, World, play
@@ -64,7 +65,7 @@ def test_the_same_rows_for_each_are_as_many_as_before() -> None:
     ragged = VARIANTS[WHOLE](4, stops=False)
     uniform = Uniform(4, stops=False)
     for controller in (ragged, uniform):
-        controller.profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)], 0.0)
+        controller.profile(Profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)]))
         controller.choose(Load(2))
     kept = ragged.keep(CONFIDENCES)
     assert kept[0] > kept[1]

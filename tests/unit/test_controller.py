@@ -13,6 +13,7 @@ from engine.configured import build_controller
 from engine.controller import FixedK, KController, Load, StepObservation
 from engine.estimates import Outcome
 from engine.exploration import PROBE_FIRST, Exploration
+from engine.profile import Profile
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
 
 
@@ -162,7 +163,7 @@ def wrongly_told(world: World, wrong_by: float, *, stops: bool) -> AdaptiveK:
     controller = AdaptiveK(K_MAX, stops=stops)
     row, draft = world.row / wrong_by, world.draft / wrong_by
     target = [(1, world.base), (64, world.base + 63 * row)]
-    controller.profile(target, [(1, draft), (64, draft)], 0.0)
+    controller.profile(Profile(target, [(1, draft), (64, draft)]))
     return controller
 
 
@@ -224,7 +225,7 @@ def test_a_probe_that_costs_nothing_asks_everyone() -> None:
     """Without a draft model there is nothing to catch up with."""
     world = World(alpha=0.0, batch=64, row=4e-4)
     controller = AdaptiveK(K_MAX, stops=False)
-    controller.profile([(1, 1e-3), (64, 3e-2)], [], 1e-4)
+    controller.profile(Profile([(1, 1e-3), (64, 3e-2)], host=1e-4))
     for _ in range(400):
         k = controller.choose(Load(64))
         assert controller.max_speculating is None
@@ -467,7 +468,7 @@ def test_a_draft_step_is_priced_by_the_rows_that_it_adds() -> None:
     assert max(range(K_MAX + 1), key=world.rate) == 2
     controller = AdaptiveK(K_MAX)
     target = [(rows, world.target(rows)) for rows in range(16, 16 * (K_MAX + 2), 16)]
-    controller.profile(target, [(16, world.draft)], world.host)
+    controller.profile(Profile(target, [(16, world.draft)], world.host))
     play(controller, world, 20)
     trace = play(controller, world, 400)
     assert share(trace.depths, lambda depth: depth == 2) > 0.9
@@ -508,7 +509,7 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
     where all rounds are judged for a trace, none said what drafting costs."""
     for agreements in ([[(1.0, True)]], []):
         controller = AdaptiveK(4, stops=False)
-        controller.profile([(1, 4e-3), (64, 5e-3)], [(1, 1e-4), (64, 1e-4)], 0.0)
+        controller.profile(Profile([(1, 4e-3), (64, 5e-3)], [(1, 1e-4), (64, 1e-4)]))
         looked = 0
         for _ in range(80):
             k = controller.choose(Load(16))
@@ -546,7 +547,8 @@ def test_a_step_without_guesses_grows_with_the_contexts() -> None:
     controller = AdaptiveK(K_MAX, stops=False)
     sizes = (1, 2, 3, 5, 9, 16)
     points = [(n, world.target(n)) for n in sizes]
-    controller.profile(points, [(1, world.draft)], world.host, token_seconds=(1e-6, 0.0))
+    draft = [(1, world.draft)]
+    controller.profile(Profile(points, draft, world.host, token_seconds=(1e-6, 0.0)))
     play(controller, world, 100)
     short, long = controller.plain_seconds(1, 300), controller.plain_seconds(1, 1300)
     assert long - short == pytest.approx(1e-3)

@@ -11,6 +11,7 @@ import pytest
 from engine.adaptive import AdaptiveK
 from engine.chances import FEW
 from engine.controller import Load
+from engine.profile import Profile
 from tests.support.controller_world import K_MAX, World, adaptive, play
 
 
@@ -171,7 +172,7 @@ def feared(target: float, draft: float) -> list[int]:
     """Depths at last where a profile says that 63 rows more and a draft step take so long."""
     world = World(alpha=0.9, batch=1, informed=1.0)
     controller = AdaptiveK(K_MAX)
-    controller.profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4)
+    controller.profile(Profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4))
     play(controller, world, 400)
     return play(controller, world, 40).depths
 

@@ -12,7 +12,7 @@ import pytest
 from engine.controller import StepObservation
 from engine.estimates import Outcome
 from engine.line import Line
-from engine.profile_sizes import CONTEXT
+from engine.profile import CONTEXT, Profile
 from engine.step_costs import CostCurve, DraftCost, StepCosts
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
@@ -149,7 +149,7 @@ def test_time_spent_catching_up_is_no_cost_of_a_draft(
     fresh: bool, num_drafting: int | None, learnt: bool
 ) -> None:
     costs = StepCosts()
-    costs.profile(FLAT, [(1, 2e-4), (64, 2e-4)], 1e-4, {})
+    costs.profile(Profile(FLAT, [(1, 2e-4), (64, 2e-4)], 1e-4))
     before = costs.drafting(1)
     seen = StepObservation(
         1,
@@ -169,7 +169,7 @@ def test_time_spent_catching_up_is_no_cost_of_a_draft(
 
 def test_rows_cost_target_and_host() -> None:
     costs = StepCosts()
-    costs.profile([(1, 4e-3), (64, 10.3e-3)], [], 2e-4, {})
+    costs.profile(Profile([(1, 4e-3), (64, 10.3e-3)], host=2e-4))
     seconds, hope = costs.by_rows(1, 16)
     assert len(seconds) == 17
     assert seconds[1:3] == pytest.approx([4.2e-3, 4.3e-3], rel=1e-3)
@@ -182,7 +182,7 @@ def test_a_batch_has_the_profile_of_its_size() -> None:
     that one; and one alone is no news of them."""
     costs = StepCosts()
     batches = {1: [(1, 1e-3), (9, 1e-3)], 4: [(4, 2e-3), (36, 6e-3)], 64: [(64, 9e-3), (128, 9e-3)]}
-    costs.profile([(1, 1e-3), (64, 1e-3)], [], 0.0, batches)
+    costs.profile(Profile([(1, 1e-3), (64, 1e-3)], batches=batches))
     assert costs.by_rows(1, 8)[0][1:] == pytest.approx([1e-3] * 8)
     assert costs.by_rows(4, 36)[0][[4, 20, 36]] == pytest.approx([2e-3, 4e-3, 6e-3])
     assert costs.by_rows(64, 128)[0][[64, 128]] == pytest.approx([9e-3, 9e-3])
@@ -194,7 +194,7 @@ def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
     """Law: where forwards are padded, all rows up to the next captured number cost the same, by the
     profile and by what is seen of any of them; beyond the last they cost by their number."""
     costs = StepCosts()
-    costs.profile([(1, 1e-3), (8, 2e-3), (16, 4e-3)], [], 0.0, {}, [1, 8, 16])
+    costs.profile(Profile([(1, 1e-3), (8, 2e-3), (16, 4e-3)], padded=[1, 8, 16]))
     seconds, _ = costs.by_rows(4, 32)
     assert seconds[[2, 5, 8]] == pytest.approx([2e-3] * 3)
     assert seconds[[9, 16, 32]] == pytest.approx([4e-3, 4e-3, 8e-3])
@@ -211,7 +211,7 @@ def test_long_contexts_make_no_row_dearer() -> None:
     for token in (0.0, 1e-6):
         costs = StepCosts()
         batches = {16: [(16, 4e-3), (48, 6e-3)]}
-        costs.profile(FLAT, [(1, 2e-4)], 0.0, batches, (), (token, 0.0))
+        costs.profile(Profile(FLAT, [(1, 2e-4)], batches=batches, token_seconds=(token, 0.0)))
         for length in range(CONTEXT, CONTEXT + 240):
             target = 4e-3 + 1e-6 * 16 * (length - CONTEXT)
             costs.learn(_plain_step(16, target, 16 * length), fresh=False)
@@ -225,7 +225,7 @@ def test_long_contexts_make_no_row_dearer() -> None:
 def test_a_draft_step_reads_contexts_too() -> None:
     """Law: what was learnt of drafting at one length holds at another, but for what is read."""
     costs = StepCosts()
-    costs.profile(FLAT, [(1, 5e-4), (64, 5e-4)], 0.0, {}, (), (0.0, 1e-6))
+    costs.profile(Profile(FLAT, [(1, 5e-4), (64, 5e-4)], token_seconds=(0.0, 1e-6)))
     begin, step = costs.drafting(8)
     costs.learn(_plain_step(8, 4e-3, 8 * (CONTEXT + 100)), fresh=False)
     assert costs.drafting(8) == pytest.approx((begin, step + 8e-4))

@@ -7,6 +7,7 @@ import pytest
 from engine.adaptive import AdaptiveK
 from engine.controller import Load, StepObservation
 from engine.estimates import Outcome
+from engine.profile import Profile
 
 BATCH, RIGHT = 4, 2  # guesses of each step, and those of them that are kept
 TARGET = 4e-3  # seconds of a forward, whatever its rows
@@ -38,7 +39,7 @@ def test_a_small_loss_does_not_turn_it_off(speedup: float, stays: bool) -> None:
     """Law: at K = 0 it does not see what it misses, so it goes there only if that gains more than
     the estimates may err by. Drafting becomes dearer little by little, all else is as it was."""
     controller = AdaptiveK(1, stops=False)
-    controller.profile([(1, TARGET), (64, TARGET)], [(1, draft_seconds(1.1))], 0.0)
+    controller.profile(Profile([(1, TARGET), (64, TARGET)], [(1, draft_seconds(1.1))]))
     assert play(controller, draft_seconds(1.1), 200) > 150
     for part in range(200):
         play(controller, draft_seconds(1.1 + (speedup - 1.1) * part / 200))
