@@ -12,13 +12,9 @@ As one of several proposers it tells the chances of its guesses (`evidence`). No
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from engine.sequence import Sequence
 from engine.speculation.evidence import Evidence, Record
-from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement
-from engine.step_plan import Chunk
+from engine.speculation.look_up import LookUp
 
 _SHORT = 3  # a match of fewer tokens is weak evidence, and proposes at most ...
 _SHORT_LIMIT = 4  # ... this many
@@ -28,45 +24,13 @@ _PAUSE = 64  # tokens for which it may be left alone
 _PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
 
-class NgramProposer:
+class NgramProposer(LookUp):
     """Looks for suffixes of at least `n_min` tokens; one of `n_max` is as good as a longer one."""
-
-    name = "ngram"
-    follows_grammar = False
-    forward_seconds = 0.0
-    agreements: Seq[Agreement] = ()
-    pause = _PAUSE
 
     def __init__(self, *, n_max: int, n_min: int) -> None:
         assert 1 <= n_min <= n_max
-        self._sizes = n_min, n_max
-        self._followers: dict[Sequence, _Follower] = {}
-        self._everyone = Record(_PRIORS)
-
-    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [
-            self._propose(chunk.seq, chunk.k) if chunk.k > 0 and chunk.samples else EMPTY
-            for chunk in chunks
-        ]
-
-    def forget(self, seq: Sequence) -> None:
-        self._followers.pop(seq, None)
-
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
-        """As proposer.FreeProposer."""
-        return self._follow(seq).chances(k, least)
-
-    def _propose(self, seq: Sequence, k: int) -> Proposal:
-        guess = self._follow(seq).next(seq.tokens, k)
-        return chain(guess, self.name) if guess else EMPTY
-
-    def _follow(self, seq: Sequence) -> _Follower:
-        follower = self._followers.get(seq)
-        if follower is None:
-            follower = _Follower(*self._sizes, self._everyone)
-            self._followers[seq] = follower
-        follower.extend(seq.tokens)
-        return follower
+        everyone = Record(_PRIORS)
+        super().__init__("ngram", lambda _: _Follower(n_min, n_max, everyone), pause=_PAUSE)
 
 
 class _Follower:
@@ -82,25 +46,24 @@ class _Follower:
         self._before = [0] * n_min
         self._at = self._run = 0
 
-    def next(self, tokens: list[int], k: int) -> list[int]:
-        """The guesses. The suffix recurs every `period` tokens, so a continuation that runs into
-        the end of the sequence goes on from its own beginning."""
-        at, period = self._at, len(tokens) - self._at
+    def next(self, seq: Sequence, k: int) -> list[int]:
+        """As look_up.Follower. The suffix recurs every `period` tokens, so a continuation that runs
+        into the end of the sequence goes on from its own beginning."""
+        tokens, at, period = seq.tokens, self._at, seq.num_tokens - self._at
         if not at:
             return []
         k = self._most(k)
         return tokens[at : at + k] if k <= period else [tokens[at + i % period] for i in range(k)]
 
     def chances(self, k: int, least: float) -> list[float]:
-        """For each of the guesses that `next` would make, the chance that it and all before it are
-        right; none if the first is not as likely as `least`."""
+        """As look_up.Follower."""
         if not self._at or self._evidence.rate(self._run) < least:
             return []
         return self._evidence.chances(self._run, self._most(k))
 
-    def extend(self, tokens: list[int]) -> None:
-        """Look at what came since the last time."""
-        first, last = len(self._before), len(tokens)
+    def extend(self, seq: Sequence) -> None:
+        """As look_up.Follower."""
+        tokens, first, last = seq.tokens, len(self._before), seq.num_tokens
         if first >= last:
             return
         self._index(tokens, first, last)

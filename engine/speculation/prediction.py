@@ -17,9 +17,7 @@ from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
 from engine.speculation.evidence import START, SUPPOSED, Evidence, Record, grown
-from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement
-from engine.step_plan import Chunk
+from engine.speculation.look_up import LookUp
 
 NAME = "prediction"
 
@@ -31,43 +29,12 @@ _TRUSTED = 4  # a miss after so many matches is where the texts part; before, th
 _PRIORS = (0.8, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)  # by grade of evidence
 
 
-class PredictionProposer:
+class PredictionProposer(LookUp):
     """Serves sequences whose parameters hold a prediction."""
 
-    name = NAME
-    follows_grammar = False
-    forward_seconds = 0.0
-    agreements: Seq[Agreement] = ()
-    pause = 0
-
     def __init__(self) -> None:
-        self._followers: dict[Sequence, _Follower] = {}
-        self._everyone = Record(_PRIORS)
-
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
-        """As proposer.FreeProposer."""
-        return self._follow(seq).chances(k, least)
-
-    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [
-            self._propose(chunk.seq, chunk.k) if chunk.k > 0 and chunk.samples else EMPTY
-            for chunk in chunks
-        ]
-
-    def forget(self, seq: Sequence) -> None:
-        self._followers.pop(seq, None)
-
-    def _propose(self, seq: Sequence, k: int) -> Proposal:
-        tokens = self._follow(seq).next(k)
-        return chain(tokens, self.name) if tokens else EMPTY
-
-    def _follow(self, seq: Sequence) -> _Follower:
-        follower = self._followers.get(seq)
-        if follower is None:
-            follower = _Follower(seq.params.prediction, self._everyone)
-            self._followers[seq] = follower
-        follower.extend(seq)
-        return follower
+        everyone = Record(_PRIORS)
+        super().__init__(NAME, lambda seq: _Follower(seq.params.prediction, everyone), pause=0)
 
 
 class _Follower:
@@ -84,19 +51,18 @@ class _Follower:
         self._since = 0  # tokens since then
         self._seen = 0  # tokens of the output that were looked at
 
-    def next(self, k: int) -> list[int]:
-        """The guesses."""
+    def next(self, seq: Sequence, k: int) -> list[int]:
+        """As look_up.Follower."""
         return [] if self._at is None else list(self._tokens[self._at : self._at + k])
 
     def chances(self, k: int, least: float) -> list[float]:
-        """For each of the guesses that `next` would make, the chance that it and all before it are
-        right; none if the first is not as likely as `least`."""
+        """As look_up.Follower."""
         if self._at is None or self._evidence.rate(self._run) < least:
             return []
         return self._evidence.chances(self._run, min(k, len(self._tokens) - self._at))
 
     def extend(self, seq: Sequence) -> None:
-        """Look at what was committed since the last time."""
+        """As look_up.Follower."""
         tokens, start = seq.tokens, seq.num_prompt
         for end in range(start + self._seen + 1, len(tokens) + 1):
             self._step(tokens, start, end)

@@ -25,7 +25,7 @@ LEVELS = {
     "engine.profile": 1, "engine.validation": 1,
     "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
     "engine.speculation.ngram": 1, "engine.speculation.prediction": 1,
-    "engine.speculation.evidence": 1,
+    "engine.speculation.evidence": 1, "engine.speculation.look_up": 1,
     "engine.speculation.cascade": 1, "engine.allowance": 1,
     "engine.threads": 1, "engine.parent": 1, "engine.memory": 1, "engine.jit": 1,
     "engine.first_start": 1,
