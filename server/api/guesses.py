@@ -21,9 +21,8 @@ def engine_wish(wish: SpeculationWish | None, ready: Ready) -> Speculation | Non
             path = f"speculation.proposers[{i}]"
             here = ", ".join(ready.proposers) or "nobody: speculation is off"
             raise invalid(path, f"`{path}`: {name} does not guess on this server; {here}")
-    if not wish.enabled:
-        return Speculation(max_draft=0)
-    return Speculation(max_draft=wish.max_draft, proposers=wish.proposers)
+    bound = wish.max_draft if wish.enabled else 0
+    return Speculation(max_draft=bound, proposers=wish.proposers)
 
 
 def effective(params: SamplingParams, ready: Ready) -> Guessing:

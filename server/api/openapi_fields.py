@@ -112,12 +112,15 @@ STRUCTURED = any_of(
     closed({"grammar": string(shortest=1)}),
     closed({"json_object": enum(True)}),
 )
-SPECULATION = closed(
-    {},
-    enabled=or_null(BOOLEAN),
-    max_draft=or_null(any_of(COUNT, enum("auto"))),
-    proposers=or_null(
-        {**array(enum(*PROPOSERS), least=1, most=len(PROPOSERS)), "uniqueItems": True}
+SPECULATION = any_of(
+    closed({"enabled": enum(False)}, max_draft=NULL, proposers=NULL),
+    closed(
+        {},
+        enabled=or_null(enum(True)),
+        max_draft=or_null(any_of(COUNT, enum("auto"))),
+        proposers=or_null(
+            {**array(enum(*PROPOSERS), least=1, most=len(PROPOSERS)), "uniqueItems": True}
+        ),
     ),
 )
 PREDICTION = closed(

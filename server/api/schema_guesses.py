@@ -65,7 +65,12 @@ def as_speculation(value: Any) -> SpeculationWish:
         if name not in readers:
             path = f"speculation.{name[:64]}"
             raise ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
-    return SpeculationWish(**{name: readers[name](item) for name, item in given.items()})
+    wish = SpeculationWish(**{name: readers[name](item) for name, item in given.items()})
+    beside = [f"speculation.{name}" for name in given if name != "enabled"]
+    if beside and not wish.enabled:
+        message = f"`{beside[0]}` is only allowed without `speculation.enabled`: false"
+        raise invalid(beside[0], message)
+    return wish
 
 
 def _enabled(value: Any) -> bool:

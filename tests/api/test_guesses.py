@@ -113,7 +113,7 @@ EFFECTIVE = [
     ({}, (True, "auto", ["draft_model"]), Speculation()),
     ({"enabled": False}, (False, 0, []), Speculation(max_draft=0)),
     (
-        {"enabled": False, "max_draft": 3, "proposers": ["ngram"]},
+        {"enabled": False, "max_draft": None, "proposers": None},
         (False, 0, []),
         Speculation(max_draft=0),
     ),
