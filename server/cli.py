@@ -7,7 +7,6 @@ command that needs them, so that --help is quick.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from importlib.metadata import version
 
 from engine.arguments import Parser
 from engine.errors import EngineError
-from server.config import load_config
+from server.config import load_config, overrides_of
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
@@ -109,24 +108,17 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def overrides(parsed: argparse.Namespace) -> list[str]:
-    """The options as `key=value`, strings quoted so that a name like `4` stays one."""
+    """The options as `key=value`."""
     names = parsed.served_model_name
     said = {
         "target.path": parsed.target,
+        "speculation.proposer.path": parsed.draft,
         "server.host": parsed.host,
         "server.port": parsed.port,
         "server.served_model_name": names[0] if names and len(names) == 1 else names,
         "server.api_key": parsed.api_key,
     }
-    options = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in said.items()
-        if value is not None
-    ]
-    if parsed.draft is not None:
-        path = json.dumps(parsed.draft, ensure_ascii=False)
-        options.append(f"speculation.proposer.path={path}")
-    return options + list(parsed.sets)
+    return [*overrides_of(said), *parsed.sets]
 
 
 def run_serve(parsed: argparse.Namespace) -> int:

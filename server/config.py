@@ -8,6 +8,7 @@ given, what is allowed. Keys are never repeated.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -162,6 +163,16 @@ class _All(EngineConfig):
     """What a file may hold; one validation gives errors for both halves with full keys."""
 
     server: ServerConfig = ServerConfig()
+
+
+def overrides_of(options: Mapping[str, str | int | Sequence[str] | None]) -> list[str]:
+    """Options of a command line as the `key=value` of `--set`, but for those that were not given:
+    strings quoted, so that a name like `4` stays one."""
+    return [
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in options.items()
+        if value is not None
+    ]
 
 
 def load_config(

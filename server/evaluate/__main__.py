@@ -9,7 +9,6 @@ stderr. Exit code 1 if a text changed, 2 for a mistake of yours, in one sentence
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -17,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from engine.arguments import Parser
+from engine.arguments import Parser, whole
 from engine.errors import ConfigError, EngineError
-from server.config import load_config
+from server.config import load_config, overrides_of
 from server.evaluate.run import Options, run
 
 EXIT_DIFFERENT, EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 2, 130
@@ -54,6 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")
     add("--target", metavar="MODEL", help="the model: a folder or a hub name")
     add("--draft", metavar="MODEL", help="its draft: a folder or a hub name")
+    add("--threads", type=whole(1, 1024), metavar="N",
+        help="CPU threads; default: as the server does")  # fmt: skip
     add("--set", dest="sets", action="append", default=[], metavar="key=value",
         help="any configuration key; may be repeated")  # fmt: skip
     add("--minutes", type=_positive, default=5.0, help="stop after about so long (5)")
@@ -76,13 +77,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def overrides(parsed: argparse.Namespace) -> list[str]:
     """The options as `key=value`, as `foretoken serve` reads them."""
-    said = {"target.path": parsed.target, "speculation.proposer.path": parsed.draft}
-    options = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in said.items()
-        if value is not None
-    ]
-    return options + list(parsed.sets)
+    said = {
+        "target.path": parsed.target,
+        "speculation.proposer.path": parsed.draft,
+        "threads": parsed.threads,
+    }
+    return [*overrides_of(said), *parsed.sets]
 
 
 def options_of(parsed: argparse.Namespace) -> Options:

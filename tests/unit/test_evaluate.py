@@ -15,7 +15,7 @@ from engine.config import AdaptiveConfig, EngineConfig, FixedConfig, NgramConfig
 from engine.errors import ConfigError, EngineError
 from engine.evaluate_messages import Mode
 from server.config import Config, ServerConfig, load_config
-from server.evaluate.__main__ import main
+from server.evaluate.__main__ import build_parser, main, overrides
 from server.evaluate.advice import recommended
 from server.evaluate.config_file import config_text, write_config
 from server.evaluate.contenders import contenders
@@ -347,6 +347,7 @@ def test_mistakes_are_one_sentence(
         ["--prompts", "p", "--concurrency", "1,x"],
         ["--prompts", "p", "--temperature", "3"],
         ["--prompts", "p", "--max-prompts", "-1"],
+        ["--prompts", "p", "--threads", "0"],
     ],
 )
 def test_wrong_options_say_what_is_allowed(
@@ -359,6 +360,16 @@ def test_wrong_options_say_what_is_allowed(
     said = capsys.readouterr().err
     assert said.startswith("foretoken evaluate: ")
     assert said.count("\n") == 1
+
+
+def test_options_are_keys_of_the_configuration() -> None:
+    """Law: the child is started with them; what --set says goes before them."""
+    options = ["--prompts", "p", "--target", "4", "--threads", "3"]
+    parsed = build_parser().parse_args([*options, "--set", "attention=sdpa"])
+    engine = load_config(None, overrides(parsed)).engine
+    assert (engine.target.path, engine.threads, engine.attention) == ("4", 3, "sdpa")
+    parsed = build_parser().parse_args([*options, "--set", "threads=2"])
+    assert load_config(None, overrides(parsed)).engine.threads == 2
 
 
 def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
