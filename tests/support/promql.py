@@ -1,0 +1,99 @@
+"""What a PromQL expression names, as far as it is written here: metrics, matchers, groupings."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from server.metrics_table import METRICS, Metric
+
+TARGET = frozenset({"job", "instance"})  # labels that a scrape adds
+PREFIX = "foretoken_"
+TABLE = {metric.name: metric for metric in METRICS}
+SUFFIXES = ("_bucket", "_sum", "_count")
+SELECTOR = re.compile(r"(\w+\()?\b(foretoken_\w+)(?:\{([^}]*)\})?(\[)?")
+MATCHER = re.compile(r"(\w+)(=~|!~|!=|=)(['\"])(.*?)\3")
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Prometheus) is not here"
+)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """One selector of an expression. `name`: as exposed, without the prefix."""
+
+    name: str
+    metric: Metric
+    matchers: dict[str, str]  # label -> value or pattern
+    function: str  # applied to it directly, or empty
+    over_time: bool
+
+
+def selectors(expression: str) -> Iterator[Selected]:
+    """Every selector of one of our metrics. Raises KeyError for a metric that there is not."""
+    for function, exposed, inside, over in SELECTOR.findall(expression):
+        name = exposed.removeprefix(PREFIX)
+        matchers = {label: value for label, _, _, value in MATCHER.findall(inside)}
+        yield Selected(name, _metric(name), matchers, function.rstrip("("), bool(over))
+
+
+def _metric(name: str) -> Metric:
+    for suffix in SUFFIXES:
+        metric = TABLE.get(name.removesuffix(suffix)) if name.endswith(suffix) else None
+        if metric is not None and metric.type == "histogram":
+            return metric
+    found = TABLE[name]
+    assert found.type != "histogram", f"{name} has series _bucket, _sum and _count only"
+    return found
+
+
+def groupings(expression: str) -> set[str]:
+    """The labels of `by (...)` and `ignoring(...)`."""
+    found = re.findall(r"\b(?:by|ignoring|on) ?\(([^)]*)\)", expression)
+    return {label.strip() for labels in found for label in labels.split(",")}
+
+
+def labels_of(selected: Selected) -> dict[str, tuple[str, ...]]:
+    """Label -> its values; empty where these are not ours to know."""
+    unknown: tuple[str, ...] = ()
+    labels = {**selected.metric.labels, **dict.fromkeys(TARGET, unknown)}
+    return {**labels, "le": unknown} if selected.name.endswith("_bucket") else labels
+
+
+def check(expression: str) -> None:
+    """AssertionError or KeyError where a metric, a label or a label's value does not exist, where a
+    counter is not made a rate, or a gauge is."""
+    found = list(selectors(expression))
+    known: set[str] = set()
+    for one in found:
+        labels = labels_of(one)
+        known |= labels.keys()
+        for label, value in one.matchers.items():
+            assert label in labels, f"{one.name} has no label {label}"
+            assert not labels[label] or value in labels[label], f"{one.name}: {label}={value}"
+        rate = one.function in ("rate", "increase")
+        assert rate == (one.metric.type != "gauge"), f"{one.name} as {one.function or 'it is'}"
+        assert one.over_time or not rate, f"{one.name}: {one.function} over what time?"
+    assert not found or groupings(expression) <= known, f"{expression} groups by no label"
+
+
+def parse(expressions: Iterable[str], folder: Path) -> None:
+    """Have Prometheus itself read them, as rules of a file in `folder`."""
+    rules = [{"record": f"expression:{i}", "expr": one} for i, one in enumerate(expressions)]
+    file = folder / "rules.json"  # which is YAML, too
+    file.write_text(json.dumps({"groups": [{"name": "expressions", "rules": rules}]}))
+    promtool("check", "rules", str(file))
+
+
+def promtool(*arguments: str) -> None:
+    """AssertionError with its words where it is not content."""
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

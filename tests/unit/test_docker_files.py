@@ -1,0 +1,179 @@
+"""What docker/ and the Dockerfile say to each other, and to the server. No engine runs here."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import ServerConfig
+from tests.support.promql import check, needs_promtool, promtool
+
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def read(path: str) -> Any:
+    return yaml.safe_load((DOCKER / path).read_text(encoding="utf-8"))
+
+
+COMPOSE = read("compose.yaml")
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+RULES: list[dict[str, Any]] = [rule for g in read("alerts.yaml")["groups"] for rule in g["rules"]]
+
+
+def mounts(service: str) -> dict[str, str]:
+    """Path in the container -> file, folder or volume."""
+    volumes = [volume.split(":") for volume in SERVICES[service]["volumes"]]
+    return {parts[1]: parts[0] for parts in volumes}
+
+
+def test_what_is_mounted_exists() -> None:
+    """Bug to avoid: Docker makes an empty folder of a path that is not there."""
+    for service in SERVICES:
+        for source in mounts(service).values():
+            known = (DOCKER / source).exists() if source[0] == "." else source in COMPOSE["volumes"]
+            assert known, (service, source)
+
+
+def test_nothing_is_reachable_from_outside() -> None:
+    """Law: every port is published on the loopback address alone; images are pinned by version."""
+    for name, service in SERVICES.items():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name
+        if "build" not in service:
+            assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), name
+
+
+def test_grafana_finds_the_dashboard_and_its_data() -> None:
+    """Law: the paths and addresses of provisioning are those of compose."""
+    mounted = mounts("grafana")
+    for kind in ("datasources", "dashboards"):
+        assert mounted[f"/etc/grafana/provisioning/{kind}"] == f"./grafana/provisioning/{kind}"
+    [provider] = read("grafana/provisioning/dashboards/foretoken.yaml")["providers"]
+    folder = provider["options"]["path"]
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert Path(home).parent == Path(folder)
+    assert (DOCKER / mounted[folder] / Path(home).name).is_file()
+    [source] = read("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert source["url"] == f"http://prometheus:{_port('prometheus')}"
+    assert (
+        source["jsonData"]["timeInterval"] == read("prometheus.yaml")["global"]["scrape_interval"]
+    )
+
+
+def test_prometheus_finds_foretoken_and_the_rules() -> None:
+    """Law: the target is compose's service at the port of the image and of the server."""
+    [scrape] = read("prometheus.yaml")["scrape_configs"]
+    assert scrape["job_name"] == "foretoken", "an alert names it"
+    assert scrape["static_configs"] == [{"targets": [f"foretoken:{_port('foretoken')}"]}]
+    assert f"EXPOSE {_port('foretoken')}\n" in DOCKERFILE
+    assert ServerConfig().port == _port("foretoken")
+    [rules] = read("prometheus.yaml")["rule_files"]
+    assert mounts("prometheus")[f"/etc/prometheus/{rules}"] == f"./{rules}"
+
+
+def _port(service: str) -> int:
+    """Inside the container."""
+    [published] = SERVICES[service]["ports"]
+    return int(published.rpartition(":")[2])
+
+
+def test_foretoken_is_built_as_the_dockerfile_says() -> None:
+    """Law: the target exists, what it keeps is its user's, and replies may end before it is
+    killed."""
+    service = SERVICES["foretoken"]
+    assert f" AS {service['build']['target']}\n" in DOCKERFILE
+    assert (DOCKER / service["build"]["context"]).resolve() == ROOT
+    assert all(f"ARG {name}=" in DOCKERFILE for name in service["build"]["args"])
+    [kept] = mounts("foretoken")
+    assert f"--owner=foretoken --group=foretoken {kept}\n" in DOCKERFILE
+    assert int(service["stop_grace_period"].rstrip("s")) > ServerConfig().grace_seconds
+    start_period = re.search(r"--start-period=(\d+)s", DOCKERFILE)
+    assert start_period is not None
+    assert int(start_period[1]) >= ServerConfig().start_timeout_seconds
+
+
+def test_the_image_gets_all_packages() -> None:
+    """Law: what is copied exists, and holds every package and the readme that installing needs."""
+    copied = [
+        word for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.M) for word in line.split()
+    ]
+    assert all((ROOT / one).exists() for one in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["setuptools"]["packages"]
+    assert {name.partition(".")[0] for name in packages} <= set(copied)
+    assert {project["project"]["readme"], "pyproject.toml", "requirements.lock"} <= set(copied)
+    found = {
+        path.parent for top in ("engine", "server") for path in ROOT.glob(f"{top}/**/__init__.py")
+    }
+    assert {".".join(path.relative_to(ROOT).parts) for path in found} == set(packages)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_alerts_name_what_exists(rule: dict[str, Any]) -> None:
+    """Law: as of the dashboard's expressions."""
+    check(rule["expr"])
+
+
+@needs_promtool
+def test_prometheus_reads_its_configuration() -> None:
+    promtool("check", "config", str(DOCKER / "prometheus.yaml"))
+
+
+# Minute by minute; at minute 30 the alert fires that the first word names, and no other.
+HISTORIES = {
+    "none, since all is well": {
+        "up{}": "1+0x40",
+        'foretoken_engine_state{state="ready"}': "1+0x40",
+        "foretoken_engine_restarts_total{}": "2+0x40",
+        "foretoken_requests_waiting{}": "5+0x40",
+        'foretoken_rejected_requests_total{reason="queue_full"}': "7+0x40",
+        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "0+50x40",
+        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "0+40x40",
+    },
+    "none, since nothing runs": {
+        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "90+0x40",
+        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "99+0x40",
+    },
+    "ForetokenDown": {"up{}": "0+0x40"},
+    "ForetokenNotReady": {'foretoken_engine_state{state="ready"}': "0+0x40"},
+    "ForetokenRestarted": {"foretoken_engine_restarts_total{}": "0+0x20 1+0x20"},
+    "ForetokenQueueGrows": {"foretoken_requests_waiting{}": "1+1x40"},
+    "ForetokenQueueFull": {'foretoken_rejected_requests_total{reason="queue_full"}': "0+1x40"},
+    "ForetokenSpeculationLoses": {
+        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "0+48x40",
+        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "0+50x40",
+    },
+}
+
+
+@needs_promtool
+@pytest.mark.parametrize("history", HISTORIES)
+def test_alerts_fire_when_they_should(history: str, tmp_path: Path) -> None:
+    """Law: each on its own trouble, and none on a good day."""
+    labels = 'job="foretoken",instance="a:8000"'
+    series = [
+        {"series": name.replace("}", f",{labels}}}").replace("{,", "{"), "values": values}
+        for name, values in HISTORIES[history].items()
+    ]
+    asked = [{"eval_time": "30m", **_expected(rule, history)} for rule in RULES]
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": asked}
+    file = tmp_path / "tests.json"
+    file.write_text(json.dumps({"rule_files": [str(DOCKER / "alerts.yaml")], "tests": [test]}))
+    promtool("test", "rules", str(file))
+
+
+def _expected(rule: dict[str, Any], history: str) -> dict[str, Any]:
+    fires = rule["alert"] == history
+    own = dict(re.findall(r'(reason|state)="(\w+)"', rule["expr"]))
+    labels = {"job": "foretoken", "instance": "a:8000", **own}
+    summary = rule["annotations"]["summary"].replace("{{ $labels.instance }}", "a:8000")
+    told = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+    return {"alertname": rule["alert"], "exp_alerts": [told] if fires else []}
