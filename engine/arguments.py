@@ -1,4 +1,4 @@
-"""The parser of every command line here: a mistake is one sentence on stderr and exit code 2."""
+"""What every command line here is read with: a mistake is one sentence on stderr, exit code 2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from engine.errors import EngineError
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,15 +39,50 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 def times(text: str) -> float:
     """The type of an option that is a factor: finite and not below 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _float(text)
     if not 0.0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
     return value
 
 
+def number(least: float, most: float) -> Callable[[str], float]:
+    """The type of an option that is a number within bounds."""
+
+    def parse(text: str) -> float:
+        value = _float(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
+def exit_code(prog: str, work: Callable[[], int]) -> int:
+    """Of a program that does this work: what it answers; 2, and the sentence on stderr, for a
+    mistake of the caller; 130 when it was interrupted."""
+    try:
+        return work()
+    except (EngineError, OSError) as error:
+        sys.stderr.write(f"{prog}: {one_line(str(error))}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def show(text: str) -> int:
+    """A program's answer, and its exit code."""
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
 def one_line(text: str) -> str:
     """What can be printed on a line, the rest escaped: names come from anywhere."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _float(text: str) -> float:
+    """NaN for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -21,8 +21,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from engine.arguments import Parser, times
-from engine.errors import EngineError
+from engine.arguments import Parser, exit_code, show, times, whole
 from engine.plan.files import writable
 from engine.replay.policies import ALLOWED, build_policy
 from engine.replay.reactions import after_drop, back_from_off
@@ -54,15 +53,16 @@ class Played:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake in the arguments."""
     parsed = build_parser().parse_args(arguments)
+    return exit_code("engine.simulate", lambda: show(answer(parsed)))
+
+
+def answer(parsed: argparse.Namespace) -> str:
+    """The text to print; figures are written on the way. Raises EngineError."""
     policies = tuple(dict.fromkeys(parsed.policy or ["adaptive"]))
     task = Task(policies, parsed.k_max, parsed.charge)
-    try:
-        writable({"--json": str(parsed.json) if parsed.json else None})
-        for name in policies:
-            build_policy(name, task.k_max)
-    except EngineError as error:
-        sys.stderr.write(f"engine.simulate: {error}\n")
-        return 2
+    writable({"--json": str(parsed.json) if parsed.json else None})
+    for name in policies:
+        build_policy(name, task.k_max)
     numbers = range(parsed.first, parsed.first + parsed.worlds)
     with multiprocessing.Pool(parsed.processes) as pool:
         played = pool.map(partial(play_world, task=task), numbers, chunksize=1)
@@ -71,22 +71,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines += each(played)
         if parsed.reactions:
             lines += pool.starmap(reaction, [(task, name, parsed.reactions) for name in policies])
-    sys.stdout.write("\n".join(lines) + "\n")
     if parsed.json:
         parsed.json.write_text(json.dumps(as_json(played)) + "\n", encoding="utf-8")
-    return 0
+    return "\n".join(lines)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser("python -m engine.simulate", __doc__)
-    parser.add_argument("--worlds", type=_positive, default=50, help="how many (50)")
+    parser.add_argument(
+        "--worlds", type=whole(1, 10**6), default=50, metavar="N", help="how many (50)"
+    )
     parser.add_argument(
         "--first", type=int, default=5000, help="number of the first (5000: test; 100: development)"
     )
     parser.add_argument(
         "--policy", action="append", metavar="NAME", help=f"{ALLOWED}; may be repeated (adaptive)"
     )
-    parser.add_argument("--k-max", type=_positive, default=12, help="largest K (12)")
+    parser.add_argument(
+        "--k-max", type=whole(1, 256), default=12, metavar="K", help="largest K (12)"
+    )
     parser.add_argument(
         "--charge", type=times, default=0.0, metavar="TIMES",
         help="count the controller's own measured time so many times in the worlds' clock (0)",
@@ -96,7 +99,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="runs of each of the two changes that a policy must react to (20; 0: none)",
     )  # fmt: skip
     parser.add_argument("--each", action="store_true", help="a line for each world as well")
-    parser.add_argument("--processes", type=_positive, default=2, help="worlds at a time (2)")
+    parser.add_argument(
+        "--processes", type=whole(1, 1024), default=2, metavar="N", help="worlds at a time (2)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures, for programs")
     return parser
 
@@ -210,13 +215,6 @@ def as_json(played: Sequence[Played]) -> list[dict[str, object]]:
         }
         for world in played
     ]
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
 
 
 if __name__ == "__main__":

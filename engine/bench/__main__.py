@@ -5,66 +5,54 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
 
-from engine.arguments import whole
+from engine.arguments import exit_code
 from engine.bench.offline import Encode, Offline
+from engine.bench.options import add_pair, pair_config, set_threads
 from engine.bench.seconds import Clock, add_clock, clock_of, told
 from engine.comparison.arguments import Settings, build_parser, settings
 from engine.comparison.output import progress, show
 from engine.comparison.race import race, steps
 from engine.comparison.result import Comparison
 from engine.comparison.sizing import LONGEST
-from engine.config import BUILTIN, EngineConfig, QuantizationName, model_folder
-from engine.errors import EngineError
+from engine.config import QuantizationName, model_folder
 from engine.model.memory import weights_of
 from engine.pair import Pair, load_pair
-from engine.threads import VARIABLES, engine_threads, granted_cores
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
     parsed = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    try:
-        said = settings(parsed)
-        clock = clock_of(parsed)
-        if parsed.threads or VARIABLES[0] not in os.environ:
-            torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-        comparison = compare(parsed, said, clock)
-        return show(comparison, json=said.json, picture=said.plot)
-    except (EngineError, OSError) as error:
-        print(f"foretoken bench: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("foretoken bench", lambda: run(parsed))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = build_parser("foretoken bench")
-    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
-    parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add_pair(parser)
     parser.add_argument(
         "--quantization", default="none", choices=get_args(QuantizationName),
         help="of the target's linear layers; the draft stays as it is",
     )  # fmt: skip
-    parser.add_argument(
-        "--threads", type=whole(1, 1024), help="CPU threads; default: as the server does"
-    )
     add_clock(parser)
     return parser
 
 
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and print; the exit code. Raises EngineError."""
+    said, clock = settings(parsed), clock_of(parsed)
+    set_threads(parsed.threads)
+    return show(compare(parsed, said, clock), json=said.json, picture=said.plot)
+
+
 def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Comparison:
     """The whole race. Raises EngineError."""
-    pair = load(parsed)
+    pair = load_pair(pair_config(parsed, quantization=parsed.quantization))
     most = max(cell.concurrency for cell in said.cells)
     encode = encoder(parsed.target)
     reply = said.size.tokens or LONGEST
@@ -77,22 +65,6 @@ def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Compari
     with progress(steps(said.cells, said.arms, said.size)) as notice:
         race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
     return comparison
-
-
-def load(parsed: argparse.Namespace) -> Pair:
-    return load_pair(
-        EngineConfig.model_validate(
-            {
-                "target": {
-                    "path": parsed.target,
-                    "dtype": parsed.dtype,
-                    "quantization": parsed.quantization,
-                },
-                "device": parsed.device,
-                "speculation": {"proposer": {"path": parsed.draft, "dtype": parsed.dtype}},
-            }
-        )
-    )
 
 
 def encoder(target: str) -> Encode:

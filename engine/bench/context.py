@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,15 +20,15 @@ from typing import Any, get_args
 
 import torch
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code, number, whole
 from engine.bench.machine.costs import COPIED, copy_seconds
-from engine.config import BUILTIN, AttentionName, DTypeName, EngineConfig
+from engine.bench.options import add_target, set_threads
+from engine.config import AttentionName, EngineConfig
 from engine.core import Engine
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import bytes_per_token
 from engine.pair import load_pair
-from engine.threads import VARIABLES, engine_threads, granted_cores
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -57,63 +55,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    try:
-        _refuse(parsed)
-        if parsed.threads or VARIABLES[0] not in os.environ:
-            torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-        engine, found = run(parsed)
-    except EngineError as error:
-        print(f"foretoken bench context: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("foretoken bench context", lambda: run(parsed))
+
+
+def build_parser() -> Parser:
+    parser = Parser("foretoken bench context", __doc__)
+    add_target(parser)
+    add = parser.add_argument
+    add("--attention", choices=get_args(AttentionName), default="auto",
+        help="as the configuration's `attention`")  # fmt: skip
+    add("--longest", type=whole(64, 1 << 20), metavar="N",
+        help="prompt; default: what the model has room for")  # fmt: skip
+    add("--rounds", type=whole(1, 100), default=3, metavar="N", help="over all lengths (3)")
+    add("--tokens", type=whole(2, 256), default=16, metavar="N", help="decoded each time (16)")
+    add("--memory-gib", type=number(1e-3, 1 << 14), default=4.0, help="KV cache on a CPU (4)")
+    return parser
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and print; the exit code. Raises EngineError."""
+    set_threads(parsed.threads)
+    engine, found = measure(parsed)
     print("\n".join(card(parsed, engine, found)))
     print(json.dumps({"attention": engine.ready.attention, **asdict(found)}))
     return 0
 
 
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="foretoken bench context",
-        description=__doc__,
-    )
-    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--attention", default="auto", help="as the configuration's `attention`")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
-    parser.add_argument("--longest", type=int, help="prompt; default: what the model has room for")
-    parser.add_argument("--rounds", type=int, default=3, help="over all lengths (1 to 100)")
-    parser.add_argument("--tokens", type=int, default=16, help="decoded each time (2 to 256)")
-    parser.add_argument("--memory-gib", type=float, default=4.0, help="KV cache on a CPU")
-    return parser
-
-
-def _refuse(parsed: argparse.Namespace) -> None:
-    """Raises ConfigError."""
-    bounds = {
-        "rounds": (1, 100),
-        "tokens": (2, 256),
-        "threads": (1, 1024),
-        "longest": (64, 1 << 20),
-    }
-    for name, (low, high) in bounds.items():
-        given = getattr(parsed, name)
-        if given is not None and not low <= given <= high:
-            raise ConfigError(f"{name} is {given}; allowed are {low} to {high}")
-    for name, allowed in (("dtype", get_args(DTypeName)), ("attention", get_args(AttentionName))):
-        if getattr(parsed, name) not in allowed:
-            raise ConfigError(
-                f"{name} is {getattr(parsed, name)!r}; allowed are {', '.join(allowed)}"
-            )
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", parsed.device):
-        raise ConfigError(f"device is {parsed.device!r}; allowed are auto, cpu and cuda")
-    if not 0 < parsed.memory_gib < 1 << 14:
-        raise ConfigError(f"memory-gib is {parsed.memory_gib:g}; allowed is more than 0")
-
-
-def run(parsed: argparse.Namespace) -> tuple[Engine, Found]:
-    """Measure. Raises EngineError."""
+def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
+    """Raises EngineError."""
     config = EngineConfig.model_validate(
         {
             "target": {"path": parsed.target, "dtype": parsed.dtype},

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,13 +22,13 @@ import msgspec
 import torch
 import zmq
 
-from engine.arguments import Parser
-from engine.config import BUILTIN, EngineConfig
+from engine.arguments import Parser, exit_code, whole
+from engine.bench.options import add_pair, pair_config, set_threads
+from engine.config import EngineConfig
 from engine.core import Engine
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
 from engine.pair import Pair, load_pair
-from engine.threads import VARIABLES, engine_threads, granted_cores
 
 VERBS = ("schedule", "propose", "prepare", "accept", "commit", "emit", "observe, adapt", "send")
 PROMPT = 48  # tokens
@@ -41,56 +40,33 @@ Laps = dict[str, list[float]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     parsed = build_parser().parse_args(arguments)
-    try:
-        _refuse(parsed)
-        if parsed.threads or VARIABLES[0] not in os.environ:
-            torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-        return run(parsed)
-    except EngineError as error:
-        print(f"python -m engine.bench.host: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("python -m engine.bench.host", lambda: run(parsed))
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="python -m engine.bench.host", description=__doc__)
-    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
-    parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
-    parser.add_argument("--steps", type=int, default=200, help="of every row (20 to 10000)")
-    parser.add_argument("--k", type=int, default=4, help="guesses a round (1 to 16)")
-    parser.add_argument("--batches", default="1,32", help="sequences at once, such as 1,32")
+    parser = Parser("python -m engine.bench.host", __doc__)
+    add_pair(parser)
+    add = parser.add_argument
+    add("--steps", type=whole(20, 10000), default=200, metavar="N", help="of every row (200)")
+    add("--k", type=whole(1, 16), default=4, metavar="K", help="guesses a round (4)")
+    add("--batches", type=_batches, default=(1, 32), metavar="N,N,...",
+        help="sequences at once (1,32)")  # fmt: skip
     return parser
 
 
-def _refuse(parsed: argparse.Namespace) -> None:
-    """Raises ConfigError."""
-    for name, (low, high) in {"steps": (20, 10000), "k": (1, 16), "threads": (1, 1024)}.items():
-        given = getattr(parsed, name)
-        if given is not None and not low <= given <= high:
-            raise ConfigError(f"{name} is {given}; allowed are {low} to {high}")
-    words = parsed.batches.split(",")
-    if not all(word.isdigit() and 1 <= int(word) <= 1024 for word in words):
-        raise ConfigError(f"batches is {parsed.batches!r}; give numbers from 1 to 1024, as in 1,32")
+def _batches(text: str) -> tuple[int, ...]:
+    return tuple(map(whole(1, 1024), text.split(",")))
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Measure and print. Raises EngineError."""
-    pair = load_pair(
-        EngineConfig.model_validate(
-            {
-                "target": {"path": parsed.target},
-                "speculation": {"proposer": {"path": parsed.draft}},
-            }
-        )
-    )
+    """Measure and print; the exit code. Raises EngineError."""
+    set_threads(parsed.threads)
+    pair = load_pair(pair_config(parsed))
     if pair.target.max_model_len < PROMPT + SETTLE:
         raise ConfigError(f"the target is for {pair.target.max_model_len} tokens only")
     rows = []
     print(_line(["batch", "T", "K", *VERBS, "sum", "forwards"]))
-    batches = [int(word) for word in parsed.batches.split(",")]
-    for batch, temperature, k in product(batches, (0.0, 1.0), (0, parsed.k, None)):
+    for batch, temperature, k in product(parsed.batches, (0.0, 1.0), (0, parsed.k, None)):
         found = measure(pair, batch=batch, temperature=temperature, k=k, steps=parsed.steps)
         rows.append({"batch": batch, "temperature": temperature, "k": k, **found})
         name = "auto" if k is None else str(k)

@@ -18,20 +18,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
-from engine.arguments import Parser, whole
-from engine.bench.__main__ import encoder, load
+from engine.arguments import Parser, exit_code, whole
+from engine.bench.__main__ import encoder
 from engine.bench.offline import LONGEST_PROMPT, Encode
+from engine.bench.options import add_pair, pair_config, set_threads
 from engine.bench.seconds import Clock, add_clock, clock_of
 from engine.comparison.grid import KINDS, SEED, Cell, cells, mixed_cells
 from engine.comparison.prompts import pool
-from engine.config import BUILTIN, EngineConfig
+from engine.config import EngineConfig
 from engine.core import Engine
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError
 from engine.messages import Mode, SamplingParams, Submit
-from engine.pair import Pair
-from engine.threads import VARIABLES, engine_threads, granted_cores
+from engine.pair import Pair, load_pair
 
 CONCURRENCY = (1, 4, 16)
 TEMPERATURES = (0.0, 1.0)
@@ -45,35 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 for a mistake of the caller."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    try:
-        if not 8 <= parsed.tokens <= MOST_TOKENS:
-            raise ConfigError(f"--tokens must be from 8 to {MOST_TOKENS}, but is {parsed.tokens}")
-        clock = clock_of(parsed)
-        folder = _new(parsed.output)
-        if parsed.threads or VARIABLES[0] not in os.environ:
-            torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-        record_all(parsed, folder, clock)
-    except (EngineError, OSError) as error:
-        sys.stderr.write(f"foretoken bench record: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code("foretoken bench record", lambda: run(parsed))
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser("foretoken bench record", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a new folder")
-    add("--tokens", type=int, default=192, help="of the longest replies (192)")
+    add("--tokens", type=whole(8, MOST_TOKENS), default=192, metavar="N",
+        help="of the longest replies (192)")  # fmt: skip
     add("--auto", action="store_true", help="the controller alone decides, as when serving")
-    add("--target", default=BUILTIN, help="model folder or hub name")
-    add("--draft", default=BUILTIN, help="draft folder or hub name")
-    add("--device", default="auto", help="auto, cpu or cuda")
-    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    add("--threads", type=whole(1, 1024), help="CPU threads; default: as the server does")
+    add_pair(parser)
     add_clock(parser)
     return parser
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """The exit code. Raises EngineError."""
+    clock, folder = clock_of(parsed), _new(parsed.output)
+    set_threads(parsed.threads)
+    record_all(parsed, folder, clock)
+    return 0
 
 
 def workloads() -> list[Cell]:
@@ -84,7 +74,7 @@ def workloads() -> list[Cell]:
 
 def record_all(parsed: argparse.Namespace, folder: Path, clock: Clock) -> None:
     """A file for each workload; all of them or none. Raises EngineError."""
-    pair, encode = load(parsed), encoder(parsed.target)
+    pair, encode = load_pair(pair_config(parsed)), encoder(parsed.target)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     part.mkdir()
     try:

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from engine.arguments import one_line
+from engine.arguments import exit_code, show
 from engine.config import BUILTIN
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError
 from engine.plan.arguments import build_parser
 from engine.plan.card import card, device_line, model_line
 from engine.plan.device import CUSTOM, DEVICES, choose_device
@@ -22,13 +22,7 @@ from engine.plan.presets import PRESETS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what was asked for; the exit code."""
     parsed = build_parser().parse_args(arguments)
-    try:
-        text = answer(parsed)
-    except EngineError as error:
-        sys.stderr.write(f"foretoken plan: {one_line(str(error))}\n")
-        return 2
-    sys.stdout.write(text + "\n")
-    return 0
+    return exit_code("foretoken plan", lambda: show(answer(parsed)))
 
 
 def answer(parsed: argparse.Namespace) -> str:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.arguments import Parser, times
-from engine.errors import EngineError
+from engine.arguments import Parser, exit_code, show, times
 from engine.plan.files import writable, write_json
 from engine.replay.card import card
 from engine.replay.comparison import Comparison, compare
@@ -27,13 +26,7 @@ _K_MAX = 8
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; exit code 0, or 2 for a mistake of the caller."""
     parsed = build_parser().parse_args(arguments)
-    try:
-        text = answer(parsed)
-    except EngineError as error:
-        sys.stderr.write(f"foretoken replay: {error}\n")
-        return 2
-    sys.stdout.write(text + "\n")
-    return 0
+    return exit_code("foretoken replay", lambda: show(answer(parsed)))
 
 
 def answer(parsed: argparse.Namespace) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.arguments import Parser, times, whole
+from engine.arguments import Parser, exit_code, show, times, whole
 from engine.controller import FixedK
-from engine.errors import EngineError, TraceError
+from engine.errors import TraceError
 from engine.plan.files import writable, write_json
 from engine.replay.measured import MeasuredCosts
 from engine.replay.recorded import Recorded, recorded
@@ -47,20 +47,19 @@ class Judged:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; exit code 0, or 2 for a mistake of the caller."""
     parsed = build_parser().parse_args(arguments)
-    try:
-        paths = files(parsed.traces)
-        writable({"--json": parsed.json}, reads=paths)
-        judged = [
-            judge(path, seeds=parsed.seeds, charge=parsed.charge, stops=parsed.stops)
-            for path in paths
-        ]
-        sys.stdout.write("\n".join(table(judged)) + "\n")
-        if parsed.json is not None:
-            write_json({each.name: [each.fixed, each.seconds] for each in judged}, parsed.json)
-    except EngineError as error:
-        sys.stderr.write(f"engine.replay.ablate: {error}\n")
-        return 2
-    return 0
+    return exit_code("engine.replay.ablate", lambda: show(answer(parsed)))
+
+
+def answer(parsed: argparse.Namespace) -> str:
+    """The text to print; figures are written on the way. Raises EngineError."""
+    paths = files(parsed.traces)
+    writable({"--json": parsed.json}, reads=paths)
+    judged = [
+        judge(path, seeds=parsed.seeds, charge=parsed.charge, stops=parsed.stops) for path in paths
+    ]
+    if parsed.json is not None:
+        write_json({each.name: [each.fixed, each.seconds] for each in judged}, parsed.json)
+    return "\n".join(table(judged))
 
 
 def build_parser() -> argparse.ArgumentParser:

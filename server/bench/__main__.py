@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from engine.arguments import exit_code
 from engine.comparison.arguments import Settings, build_parser, settings
 from engine.comparison.arms import SERVED, Arm
 from engine.comparison.output import progress, show
 from engine.comparison.race import race, steps
 from engine.comparison.result import Comparison
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError
 from server.bench.against import Several, parse_others
 from server.bench.client import Client
 from server.bench.driver import Served
@@ -23,15 +24,7 @@ API_KEY, ADMIN_KEY = "FORETOKEN_API_KEY", "FORETOKEN_ADMIN_KEY"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
     parsed = _parser().parse_args(arguments)
-    try:
-        said = settings(parsed)
-        comparison = compare(parsed, said)
-        return show(comparison, json=said.json, picture=said.plot)
-    except (EngineError, OSError) as error:
-        sys.stderr.write(f"foretoken bench: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("foretoken bench", lambda: run(parsed))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"for POST /speculation; better said by ${ADMIN_KEY}",
     )  # fmt: skip
     return parser
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and print; the exit code. Raises EngineError."""
+    said = settings(parsed)
+    return show(compare(parsed, said), json=said.json, picture=said.plot)
 
 
 def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:

@@ -16,12 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from engine.arguments import Parser, whole
-from engine.errors import ConfigError, EngineError
+from engine.arguments import Parser, exit_code, whole
+from engine.errors import ConfigError
 from server.config import load_config, overrides_of
 from server.evaluate.run import Options, run
-
-EXIT_DIFFERENT, EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 2, 130
 
 Value = TypeVar("Value")
 
@@ -35,15 +33,14 @@ separated by blank lines if it has any, else one a line.
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     parsed = build_parser().parse_args(arguments)
-    try:
-        options = options_of(parsed)
-        config = load_config(parsed.config, overrides(parsed), os.environ)
-        return 0 if run(config, options) else EXIT_DIFFERENT
-    except EngineError as error:
-        sys.stderr.write(f"foretoken evaluate: {error}\n")
-        return EXIT_MISTAKE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return exit_code("foretoken evaluate", lambda: evaluate(parsed))
+
+
+def evaluate(parsed: argparse.Namespace) -> int:
+    """0; 1 if a text changed. Raises EngineError."""
+    options = options_of(parsed)
+    config = load_config(parsed.config, overrides(parsed), os.environ)
+    return 0 if run(config, options) else 1
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -53,13 +53,8 @@ def test_a_pair_that_is_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--rounds", "0"], "rounds is 0"),
-        (["--tokens", "9999"], "tokens is 9999"),
-        (["--prompts", "-1"], "prompts is -1"),
-        (["--threads", "0"], "threads is 0"),
         (["--synthetic", "large"], "synthetic is 'large'"),
         (["--synthetic", "1"], "synthetic is '1'"),
-        (["--synthetic", "8b", "--acceptance", "2"], "acceptance is 2.0"),
         (["--target", "nowhere"], "was not found"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.bench.__main__ import load
+from engine.bench.options import pair_config
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ModelError
@@ -19,6 +19,7 @@ from engine.messages import SamplingParams, Submit
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.quantization import is_quantized, unsupported
+from engine.pair import load_pair
 from tests.support import tiny
 
 pytest.importorskip("torchao")
@@ -56,10 +57,8 @@ def test_speculation_does_not_change_the_text(tiny_target: str, tiny_draft: str)
 
 def test_the_benchmark_asks_for_it(tiny_target: str, tiny_draft: str) -> None:
     """Of the target alone: guesses come of the same draft whatever the target is held in."""
-    parsed = Namespace(
-        target=tiny_target, draft=tiny_draft, device="cpu", dtype="auto", quantization="int8"
-    )
-    pair = load(parsed)
+    parsed = Namespace(target=tiny_target, draft=tiny_draft, device="cpu", dtype="auto")
+    pair = load_pair(pair_config(parsed, quantization="int8"))
     assert pair.draft is not None
     assert is_quantized(pair.target.model)
     assert not is_quantized(pair.draft.model)

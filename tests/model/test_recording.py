@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.bench.record import drive, main
+from engine.bench.record import drive, main, workloads
 from engine.config import EngineConfig, ScheduleConfig
 from engine.controller import StepObservation
 from engine.core import Engine
@@ -18,6 +18,7 @@ from engine.replay.measured import MeasuredCosts
 from engine.replay.recorded import recorded
 from engine.replay.references import Repeat
 from engine.trace import Trace, read_trace
+from tests.support import tiny, tiny_text
 
 SECRET = "a name that must not be told"
 LENGTHS = (40, 25, 33, 50)
@@ -172,10 +173,22 @@ def test_a_trace_that_cannot_be_written_is_a_sentence_at_start(
         Engine(config(tiny_target, tiny_draft, tmp_path / "no" / "t", {"kind": "fixed", "k": 1}))
 
 
+def test_the_recording_command(tmp_path: Path) -> None:
+    """Law: a trace for each workload. Bug: it asked its options for one that it does not have."""
+    model = tiny_text.target()
+    target = tiny_text.save(model, tmp_path / "target")
+    draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
+    found = tmp_path / "found"
+    words = ["--target", target, "--draft", draft, "--output", str(found), "--tokens", "8"]
+    assert main(words) == 0
+    traces = sorted(found.iterdir())
+    assert len(traces) == len(workloads())
+    assert all(read_trace(trace).steps for trace in traces)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--tokens", "0"], "--tokens must be from 8"),
         (["--cpu-seconds"], "needs --threads 1"),
         ([], "exists already"),
     ],

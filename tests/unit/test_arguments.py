@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.arguments import Parser, times, whole
+from engine.arguments import Parser, exit_code, number, times, whole
+from engine.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -13,6 +14,8 @@ from engine.arguments import Parser, times, whole
         (["--threads", "0"], "'0' is no whole number from 1 to 9"),
         (["--threads", "-1"], "'-1' is no whole number from 1 to 9"),
         (["--threads", "x"], "'x' is no whole number from 1 to 9"),
+        (["--share", "1.5"], "'1.5' is no number from 0.05 to 0.99"),
+        (["--share", "nan"], "'nan' is no number from 0.05 to 0.99"),
         (["--charge", "nan"], "'nan' is no number from 0 on"),
         (["--charge", "-0.5"], "'-0.5' is no number from 0 on"),
         (["--charge", "inf"], "'inf' is no number from 0 on"),
@@ -24,8 +27,32 @@ def test_a_number_out_of_bounds_is_a_sentence(
     """Bug: threads of -1 were a traceback of the library that was told of them."""
     parser = Parser("tool")
     parser.add_argument("--threads", type=whole(1, 9))
+    parser.add_argument("--share", type=number(0.05, 0.99))
     parser.add_argument("--charge", type=times)
     with pytest.raises(SystemExit):
         parser.parse_args(given)
     assert capsys.readouterr().err == f"tool: argument {given[0]}: {said}\n"
     assert parser.parse_args(["--threads", "9", "--charge", "0"]).threads == 9
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        (None, 0, ""),
+        (ConfigError("no such\nthing"), 2, "tool: no such\\nthing\n"),
+        (FileNotFoundError(2, "No such file", "x"), 2, "tool: [Errno 2] No such file: 'x'\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    ends: BaseException | None, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: exit code 2 and a line on stderr for whoever asked, 130 when he interrupted."""
+
+    def work() -> int:
+        if ends is not None:
+            raise ends
+        return 0
+
+    assert exit_code("tool", work) == code
+    assert capsys.readouterr().err == said

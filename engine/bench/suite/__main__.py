@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code
 from engine.bench.machine.found import KS, measure
 from engine.bench.machine.found import card as machine_card
+from engine.bench.options import add_pair, pair_config, set_threads
 from engine.bench.seconds import add_clock, clock_of, told
 from engine.bench.suite.contenders import (
     LONGEST_PROMPT,
@@ -48,29 +47,15 @@ from engine.bench.suite.result import (
     rate_lines,
 )
 from engine.bench.suite.served import measure_served
-from engine.config import BUILTIN, EngineConfig, model_folder
-from engine.errors import EngineError
+from engine.config import model_folder
 from engine.pair import Pair, load_pair
-from engine.threads import VARIABLES, engine_threads, granted_cores
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed; 2 when the pair cannot be loaded."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    if parsed.threads or VARIABLES[0] not in os.environ:
-        torch.set_num_threads(parsed.threads or engine_threads(granted_cores()))
-    try:
-        size = replace(QUICK if parsed.quick else Size(), clock=clock_of(parsed))
-        if parsed.only is not None:
-            return alone(parsed, size)
-        result = run(parsed, size)
-    except EngineError as error:
-        print(f"foretoken bench suite: {error}", file=sys.stderr)
-        return 2
-    print(card(result))
-    print(result.as_json())
-    return 0 if result.lossless else 1
+    return exit_code("foretoken bench suite", lambda: run(parsed))
 
 
 def build_parser() -> Parser:
@@ -80,18 +65,26 @@ def build_parser() -> Parser:
         "--only", choices=["json", "prediction", "transformers"],
         help="one part, and its lines of the card alone; transformers: code and prose, T=0 and T=1",
     )  # fmt: skip
-    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
-    parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as the server does")
+    add_pair(parser)
     add_clock(parser)
     return parser
 
 
-def run(parsed: argparse.Namespace, size: Size) -> Result:
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and print; the exit code. Raises EngineError."""
+    size = replace(QUICK if parsed.quick else Size(), clock=clock_of(parsed))
+    set_threads(parsed.threads)
+    if parsed.only is not None:
+        return alone(parsed, size)
+    result = whole(parsed, size)
+    print(card(result))
+    print(result.as_json())
+    return 0 if result.lossless else 1
+
+
+def whole(parsed: argparse.Namespace, size: Size) -> Result:
     """The whole benchmark. Raises EngineError."""
-    pair = load(parsed)
+    pair = load_pair(pair_config(parsed))
     prompts = held_out_prompts(model_folder(parsed.target, "target"), CONCURRENT)
     contenders = build_contenders(parsed, pair, size)
     result = Result(facts=facts(parsed, pair, size, prompts))
@@ -110,7 +103,7 @@ def run(parsed: argparse.Namespace, size: Size) -> Result:
 def machine(parsed: argparse.Namespace, pair: Pair, size: Size, result: Result) -> None:
     """What forwards cost here, and the speed that these costs promise."""
     progress("what verification and drafting cost")
-    config = config_of(parsed, {"kind": "fixed", "k": max(KS)})
+    config = pair_config(parsed, controller={"kind": "fixed", "k": max(KS)})
     found = measure(
         config, pair, rounds=size.rounds + 1, prompts=2, tokens=size.tokens // 4, clock=size.clock
     )
@@ -119,7 +112,7 @@ def machine(parsed: argparse.Namespace, pair: Pair, size: Size, result: Result) 
 
 def alone(parsed: argparse.Namespace, size: Size) -> int:
     """One part and nothing else; the exit code. Raises EngineError."""
-    result, pair = Result(facts={}), load(parsed)
+    result, pair = Result(facts={}), load_pair(pair_config(parsed))
     lines: Iterable[str]
     if parsed.only == "json":
         structured(pair, json_tasks(parsed.target, size.json_replies), size, result)
@@ -151,24 +144,6 @@ def beside_transformers(
         whole.texts_compared += part.texts_compared
         whole.texts_equal += part.texts_equal
     return lines
-
-
-def load(parsed: argparse.Namespace) -> Pair:
-    """Target and draft as named. Raises EngineError."""
-    return load_pair(config_of(parsed))
-
-
-def config_of(
-    parsed: argparse.Namespace, controller: Mapping[str, Any] = MappingProxyType({})
-) -> EngineConfig:
-    proposer = {"path": parsed.draft, "dtype": parsed.dtype}
-    return EngineConfig.model_validate(
-        {
-            "target": {"path": parsed.target, "dtype": parsed.dtype},
-            "device": parsed.device,
-            "speculation": {"proposer": proposer, "controller": dict(controller)},
-        }
-    )
 
 
 def held_out_prompts(

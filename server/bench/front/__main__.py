@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code
 from engine.errors import EngineError
 from server import loop
 from server.bench.front.findings import HEAD, Finding, find, row
@@ -36,18 +36,7 @@ ALONE_STEP = 0.001  # seconds
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake, or where the system does not tell a process's CPU time."""
     parsed = _parser().parse_args(arguments)
-    try:
-        if not hasattr(os, "sched_setaffinity"):
-            raise EngineError("this benchmark needs Linux: it reads /proc and holds to a core")
-        findings = _measure(parsed)
-    except (EngineError, OSError) as error:
-        sys.stderr.write(f"foretoken bench front: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    if parsed.json:
-        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
-    return 0
+    return exit_code("foretoken bench front", lambda: run(parsed))
 
 
 def _parser() -> Parser:
@@ -78,6 +67,16 @@ def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
 
     read.__name__ = "positive number"  # argparse names it in its refusal
     return read
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and print; the exit code. Raises EngineError."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise EngineError("this benchmark needs Linux: it reads /proc and holds to a core")
+    findings = _measure(parsed)
+    if parsed.json:
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
+    return 0
 
 
 def _measure(parsed: argparse.Namespace) -> list[Finding]:
