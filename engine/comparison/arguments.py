@@ -34,7 +34,7 @@ Exit code 1: a text differed among modes where that is promised (`exact`). 2: a 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A checked command line. `mixed_kinds`: of the predictable halves, for mixed batches."""
+    """A checked command line. `pools`: prompts by kind of text."""
 
     arms: tuple[Arm, ...]
     cells: tuple[Cell, ...]

@@ -53,8 +53,8 @@ def is_chain(parents: Sequence[int] | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`input_ids` and `positions` are int64 `[1, rows]`. `logit_rows` are the rows that meet the LM
-    head; `keep` says the same to transformers: a count of trailing rows, or int64 row numbers."""
+    """`input_ids` and `positions` are int64 `[1, rows]`. `keep`: the `num_logits` rows that meet
+    the LM head, as transformers takes them: a count of trailing rows, or int64 row numbers."""
 
     input_ids: Tensor
     positions: Tensor
