@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.messages import Ready
-from server.api.errors import ApiError, invalid
+from server.api.errors import invalid, unsupported
 from server.api.intake import SHORT, check_size, off_loop
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
@@ -65,20 +65,14 @@ def template_variables(services: Services, request: ChatRequest) -> dict[str, An
         path = f"chat_template_kwargs.{name}"
         if name not in allowed:
             names = ", ".join(allowed) or "none"
-            raise ApiError(
-                400,
+            raise unsupported(
+                path,
                 f"`{path}` is not among the variables that this server lets a request set:"
                 f" {names} (`server.chat_template_kwargs`)",
-                param=path,
-                code="unsupported_field",
             )
         if not services.tokenizer.template_reads(name):
-            raise ApiError(
-                400,
-                f"`{path}`: the chat template of this model does not read such a variable",
-                param=path,
-                code="unsupported_field",
-            )
+            message = f"`{path}`: the chat template of this model does not read such a variable"
+            raise unsupported(path, message)
         variables[name] = value
     return _reasoning(services, request.reasoning_effort) | variables
 

@@ -17,7 +17,7 @@ from typing import Any
 from engine.messages import Grammar
 from server.api.body import num_values
 from server.api.duplicates import duplicate_key, given_twice
-from server.api.errors import ApiError, invalid
+from server.api.errors import invalid, only, unsupported
 from server.api.explain import shown
 from server.api.limits import MAX_CHOICES, MAX_DESCRIPTION, MAX_SCHEMA_NAME, MAX_VALUES
 
@@ -41,12 +41,12 @@ def as_response_format(value: Any) -> Constraint | None:
     given = _object(value, "response_format")
     kind = given.get("type")
     if kind == "json_schema":
-        _only(given, {"type", "json_schema"}, "response_format")
+        only(given, {"type", "json_schema"}, "response_format")
         return _json_schema(given.get("json_schema"))
     if kind not in ("text", "json_object"):
         allowed = '"text", "json_object" or "json_schema"'
         raise invalid("response_format.type", f"`response_format.type` must be {allowed}")
-    _only(given, {"type"}, "response_format")
+    only(given, {"type"}, "response_format")
     return Constraint(Grammar("json_object"), "response_format") if kind != "text" else None
 
 
@@ -56,13 +56,9 @@ def as_structured_outputs(value: Any) -> Constraint:
     for name in REFUSED_OUTPUTS:
         where = f"{path}.{name}"
         if given.pop(name, False):
-            raise ApiError(
-                400,
-                f"`{where}` is not supported by this server; it must be left out",
-                param=where,
-                code="unsupported_field",
-            )
-    _only(given, set(_OUTPUTS), path)
+            message = f"`{where}` is not supported by this server; it must be left out"
+            raise unsupported(where, message)
+    only(given, _OUTPUTS, path)
     if len(given) != 1:
         names = ", ".join(f"`{name}`" for name in _OUTPUTS)
         raise invalid(path, f"`{path}` must hold exactly one of {names}; {len(given)} were given")
@@ -73,7 +69,7 @@ def as_structured_outputs(value: Any) -> Constraint:
 def _json_schema(value: Any) -> Constraint:
     path = "response_format.json_schema"
     given = _object(value, path)
-    _only(given, {"name", "description", "schema", "strict"}, path)
+    only(given, {"name", "description", "schema", "strict"}, path)
     name, description = given.get("name"), given.get("description", "")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         allowed = f"1 to {MAX_SCHEMA_NAME} letters, digits, underscores and dashes"
@@ -151,13 +147,6 @@ def _object(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(path, f"`{path}` must be an object, but {shown(value)} was given")
     return {name: said for name, said in value.items() if said is not None}
-
-
-def _only(given: dict[str, Any], names: set[str], path: str) -> None:
-    for name in given:
-        if name not in names:
-            where = f"{path}.{name[:64]}"
-            raise ApiError(400, f"unknown field `{where}`", param=where, code="unknown_field")
 
 
 def _text(value: Any, path: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, invalid, unknown_field, unsupported
 from server.api.field_row import Endpoint, Facts
 from server.api.fields import FIELDS, ROWS
 
@@ -49,13 +49,8 @@ def check_names(given: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
         if row.status(endpoint) != "refused":
             kept[name] = value
         elif not row.is_neutral(value):
-            raise ApiError(
-                400,
-                f"`{name}` is not supported by this server ({row.meaning.rstrip('.')});"
-                f" it must be {row.allowed}",
-                param=name,
-                code="unsupported_field",
-            )
+            why = f"({row.meaning.rstrip('.')}); it must be {row.allowed}"
+            raise unsupported(name, f"`{name}` is not supported by this server {why}")
     return kept
 
 
@@ -67,12 +62,8 @@ def check_settings(given: Mapping[str, Any], endpoint: Endpoint, facts: Facts) -
             continue
         reason = row.unless(facts)
         if reason is not None:
-            raise ApiError(
-                400,
-                f"`{name}` is not supported under the present settings: {reason}",
-                param=name,
-                code="unsupported_field",
-            )
+            message = f"`{name}` is not supported under the present settings: {reason}"
+            raise unsupported(name, message)
 
 
 def must_be(name: str, value: Any, endpoint: Endpoint | None = None) -> ApiError:
@@ -121,7 +112,7 @@ def explain(errors: ValidationError, endpoint: Endpoint) -> ApiError:
         allowed = f": {row.allowed}" if row is not None and len(loc) == 1 else ""
         return ApiError(400, f"`{path}` is required{allowed}", param=path, code="missing_field")
     if kind == "extra_forbidden":
-        return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
+        return unknown_field(path)
     if row is not None and len(loc) == 1:
         return must_be(row.name, value, endpoint)
     allowed = KINDS.get(kind) or str(error.get("ctx", {}).get("expected") or "")

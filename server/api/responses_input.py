@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.api.errors import ApiError, invalid, missing
+from server.api.errors import ApiError, invalid, missing, unknown_field
 from server.api.explain import must_be, shown
 from server.api.limits import MAX_LABEL_LENGTH, MAX_MESSAGES
 
@@ -162,7 +162,7 @@ def _check_names(given: dict[str, Any], path: str, names: set[str]) -> None:
     for name, value in given.items():
         where = f"{path}.{name[:64]}"
         if name not in names:
-            raise ApiError(400, f"unknown field `{where}`", param=where, code="unknown_field")
+            raise unknown_field(where)
         if name == "status" and value not in STATUSES:
             raise invalid(where, f"`{where}` must be one of {', '.join(STATUSES)}")
         if name == "id" and not (isinstance(value, str) and len(value) <= MAX_LABEL_LENGTH):

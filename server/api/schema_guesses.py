@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.messages import PROPOSERS
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, invalid, only
 from server.api.explain import must_be, shown
 
 PART = '{"type": "text", "text": a string}'
@@ -26,10 +26,7 @@ def as_prediction(value: Any) -> str:
     """The text of {"type": "content", "content": ...}; parts follow each other directly."""
     if not isinstance(value, dict):
         raise must_be("prediction", value)
-    for name in value:
-        if name not in ("type", "content"):
-            path = f"prediction.{name[:64]}"
-            raise ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
+    only(value, ("type", "content"), "prediction")
     if value.get("type") != "content":
         raise invalid("prediction.type", '`prediction.type` must be "content"')
     content, path = value.get("content"), "prediction.content"
@@ -61,10 +58,7 @@ def as_speculation(value: Any) -> SpeculationWish:
         "max_draft": _max_draft,
         "proposers": _names,
     }
-    for name in given:
-        if name not in readers:
-            path = f"speculation.{name[:64]}"
-            raise ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
+    only(given, readers, "speculation")
     wish = SpeculationWish(**{name: readers[name](item) for name, item in given.items()})
     beside = [f"speculation.{name}" for name in given if name != "enabled"]
     if beside and not wish.enabled:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, invalid, unknown_field, unsupported
 from server.api.explain import shown
 from server.api.limits import MAX_LABEL_LENGTH, MAX_MESSAGES
 from server.api.schema import Part
@@ -96,14 +96,10 @@ def _check_names(given: dict[str, Any], path: str) -> None:
         where = f"{path}.{name[:64]}"
         if name in NOT_SUPPORTED:
             if value not in ([], ""):
-                raise ApiError(
-                    400,
-                    f"`{where}` is not supported by this server; it must be left out",
-                    param=where,
-                    code="unsupported_field",
-                )
+                message = f"`{where}` is not supported by this server; it must be left out"
+                raise unsupported(where, message)
         elif name not in FIELDS | ECHOED:
-            raise ApiError(400, f"unknown field `{where}`", param=where, code="unknown_field")
+            raise unknown_field(where)
     for name in NOT_SUPPORTED | ECHOED:
         given.pop(name, None)
 

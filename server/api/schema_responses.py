@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from engine.messages import MAX_LOGPROBS
-from server.api.errors import ApiError, invalid
+from server.api.errors import ApiError, invalid, unsupported
 from server.api.explain import check_names, explain, must_be, shown
 from server.api.fields import ROWS
 from server.api.fields_responses import ENCRYPTED, LOGPROBS, NO_REASONING, REASONING_REFUSED
@@ -48,7 +48,7 @@ class Reasoning(Part):
             if value.get(name) is not None:
                 path = f"reasoning.{name}"
                 said = f"`{path}` is not supported by this server: it {NO_REASONING}"
-                raise ApiError(400, said, param=path, code="unsupported_field")
+                raise unsupported(path, said)
         return {name: value[name] for name in value if name not in REASONING_REFUSED}
 
 
@@ -191,6 +191,6 @@ def _tool_choice(choice: Any) -> Any:
             return choice
         case {"type": str()}:
             said = '`tool_choice.type` must be "function" or "allowed_tools"'
-            raise ApiError(400, said, param="tool_choice.type", code="unsupported_field")
+            raise unsupported("tool_choice.type", said)
         case _:
             raise must_be("tool_choice", choice, "responses")

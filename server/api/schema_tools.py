@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.api.errors import ApiError, invalid, missing
+from server.api.errors import ApiError, invalid, missing, only
 from server.api.explain import must_be, shown
 from server.api.limits import MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS
 
@@ -154,10 +154,7 @@ def checked(value: Any, path: str, names: set[str], *, kind: str | None) -> dict
     if kind is not None and given.get("type") != kind:
         code = "unsupported_field" if isinstance(given.get("type"), str) else "invalid_value"
         raise _must(f"{path}.type", f'"{kind}"', code=code)
-    for name in given:
-        if name not in names:
-            where = f"{path}.{name[:64]}"
-            raise ApiError(400, f"unknown field `{where}`", param=where, code="unknown_field")
+    only(given, names, path)
     return given
 
 
