@@ -6,9 +6,11 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from engine.errors import EngineError
+
+Value = TypeVar("Value")
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,34 +29,47 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number within bounds."""
+    """The type of an option that is a whole number within bounds, `8k` being 8192."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
-        return int(text)
-
-    return parse
-
-
-def times(text: str) -> float:
-    """The type of an option that is a factor: finite and not below 0."""
-    value = _float(text)
-    if not 0.0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
-    return value
-
-
-def number(least: float, most: float) -> Callable[[str], float]:
-    """The type of an option that is a number within bounds."""
-
-    def parse(text: str) -> float:
-        value = _float(text)
+        digits, scale = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+        plain = digits.isascii() and digits.isdecimal() and len(digits) <= 12
+        value = int(digits) * scale if plain else least - 1
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least:g} to {most:g}")
+            wanted = f"a whole number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {wanted}")
         return value
 
     return parse
+
+
+def number(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """The type of an option that is a finite number from `least` (or above it) to `most`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or value == math.inf or (above and value == least):
+            end = "" if most == math.inf else f", at most {most:g}"
+            wanted = f"a number {'above' if above else 'from'} {least:g}{end}"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {wanted}")
+        return value
+
+    return parse
+
+
+def lists_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
+    """The type of an option that has values with commas between them, at most 32."""
+
+    def parse_list(text: str) -> tuple[Value, ...]:
+        parts = text.split(",")
+        if len(parts) > 32:
+            raise argparse.ArgumentTypeError(f"{len(parts)} values are given; 32 is the most")
+        return tuple(parse(part.strip()) for part in parts)
+
+    return parse_list
 
 
 def exit_code(prog: str, work: Callable[[], int]) -> int:
@@ -78,11 +93,3 @@ def show(text: str) -> int:
 def one_line(text: str) -> str:
     """What can be printed on a line, the rest escaped: names come from anywhere."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _float(text: str) -> float:
-    """NaN for what is no number."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

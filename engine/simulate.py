@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from engine.arguments import Parser, exit_code, show, times, whole
+from engine.arguments import Parser, exit_code, number, show, whole
 from engine.plan.files import writable
 from engine.replay.policies import ALLOWED, build_policy
 from engine.replay.reactions import after_drop, back_from_off
@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--k-max", type=whole(1, 256), default=12, metavar="K", help="largest K (12)"
     )
     parser.add_argument(
-        "--charge", type=times, default=0.0, metavar="TIMES",
+        "--charge", type=number(0), default=0.0, metavar="TIMES",
         help="count the controller's own measured time so many times in the worlds' clock (0)",
     )  # fmt: skip
     parser.add_argument(

@@ -22,7 +22,7 @@ import msgspec
 import torch
 import zmq
 
-from engine.arguments import Parser, exit_code, whole
+from engine.arguments import Parser, exit_code, lists_of, whole
 from engine.bench.options import add_pair, pair_config, set_threads
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -49,13 +49,9 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("--steps", type=whole(20, 10000), default=200, metavar="N", help="of every row (200)")
     add("--k", type=whole(1, 16), default=4, metavar="K", help="guesses a round (4)")
-    add("--batches", type=_batches, default=(1, 32), metavar="N,N,...",
+    add("--batches", type=lists_of(whole(1, 1024)), default=(1, 32), metavar="N,N,...",
         help="sequences at once (1,32)")  # fmt: skip
     return parser
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    return tuple(map(whole(1, 1024), text.split(",")))
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Collection
 
-from engine.arguments import Parser
+from engine.arguments import Parser, lists_of, number, whole
 from engine.plan.device import CUSTOM, DEVICES
 from engine.plan.numerics import KV_BYTES, PRECISIONS
 
@@ -79,50 +78,6 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--k-max", type=whole(0, 64), default=16, metavar="K", help="most guesses a round (16)"
     )
-
-
-def number(least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
-    """A type for argparse: a number from `least` (or above it) to `most`."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most or (above and value == least):
-            begin = "above" if above else "from"
-            wanted = f"a number {begin} {least:g}, at most {most:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
-
-    return parse
-
-
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """A type for argparse: a whole number, `8k` being 8192."""
-
-    def parse(text: str) -> int:
-        digits, scale = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
-        plain = digits.isascii() and digits.isdecimal() and len(digits) <= 12
-        value = int(digits) * scale if plain else least - 1
-        if not least <= value <= most:
-            wanted = f"a whole number from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
-
-    return parse
-
-
-def lists_of(parse: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
-    """A type for argparse: numbers with commas between them, at most 32."""
-
-    def parse_list(text: str) -> tuple[int, ...]:
-        parts = text.split(",")
-        if len(parts) > 32:
-            raise argparse.ArgumentTypeError(f"{len(parts)} values are given; 32 is the most")
-        return tuple(parse(part.strip()) for part in parts)
-
-    return parse_list
 
 
 def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.arguments import Parser, exit_code, show, times
+from engine.arguments import Parser, exit_code, number, show
 from engine.plan.files import writable, write_json
 from engine.replay.card import card
 from engine.replay.comparison import Comparison, compare
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"largest K (the trace's, at least {_K_MAX})",
     )  # fmt: skip
     parser.add_argument(
-        "--charge", type=times, default=1.0, metavar="TIMES",
+        "--charge", type=number(0), default=1.0, metavar="TIMES",
         help="count a policy's own measured time so many times (1)",
     )  # fmt: skip
     parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs foretoken[plots])")

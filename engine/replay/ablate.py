@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.arguments import Parser, exit_code, show, times, whole
+from engine.arguments import Parser, exit_code, number, show, whole
 from engine.controller import FixedK
 from engine.errors import TraceError
 from engine.plan.files import writable, write_json
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("traces", nargs="+", metavar="TRACE", help="files, or folders of *.jsonl")
     add("--seeds", type=whole(1, 100), default=2, metavar="N",
         help="plays of each variant, with other noise of the timings (2)")  # fmt: skip
-    add("--charge", type=times, default=1.0, metavar="TIMES",
+    add("--charge", type=number(0), default=1.0, metavar="TIMES",
         help="count a controller's own measured time so many times (1)")  # fmt: skip
     add("--stops", action="store_true",
         help="as if drafting could always stop between two steps")  # fmt: skip

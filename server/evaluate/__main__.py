@@ -9,19 +9,17 @@ stderr. Exit code 1 if a text changed, 2 for a mistake of yours, in one sentence
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from engine.arguments import Parser, exit_code, whole
+from engine.arguments import Parser, exit_code, lists_of, number, whole
 from engine.errors import ConfigError
 from server.config import load_config, overrides_of
 from server.evaluate.run import Options, run
 
-Value = TypeVar("Value")
+_MOST = 10**6  # of anything that is counted
 
 FORMS = """\
 FILE holds one of: JSON Lines with `prompt` or `messages` and any other field of /v1/completions or
@@ -54,13 +52,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="CPU threads; default: as the server does")  # fmt: skip
     add("--set", dest="sets", action="append", default=[], metavar="key=value",
         help="any configuration key; may be repeated")  # fmt: skip
-    add("--minutes", type=_positive, default=5.0, help="stop after about so long (5)")
-    add("--max-prompts", type=_count, default=64, metavar="N",
+    add(
+        "--minutes",
+        type=number(0, 1e5, above=True),
+        default=5.0,
+        help="stop after about so long (5)",
+    )
+    add("--max-prompts", type=whole(1, _MOST), default=64, metavar="N",
         help="of a longer file, N evenly spaced prompts (64)")  # fmt: skip
-    add("--max-tokens", type=_count, default=128, metavar="N", help="longest reply (128)")
-    add("--concurrency", type=_loads, default=(1, 4, 16), metavar="N,N,...",
+    add("--max-tokens", type=whole(1, _MOST), default=128, metavar="N", help="longest reply (128)")
+    add("--concurrency", type=lists_of(whole(1, _MOST)), default=(1, 4, 16), metavar="N,N,...",
         help="requests at a time (1,4,16)")  # fmt: skip
-    add("--temperature", type=_temperatures, default=(0.0, 1.0), metavar="T,T,...",
+    add("--temperature", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
         help="of prompts that do not say their own (0,1)")  # fmt: skip
     add("--text-as", choices=["auto", "chat", "completion"], default="auto",
         help="plain text: a user's message, or text to go on with; auto: as the model has a chat"
@@ -97,55 +100,15 @@ def options_of(parsed: argparse.Namespace) -> Options:
         seconds=60 * parsed.minutes,
         max_prompts=parsed.max_prompts,
         max_tokens=parsed.max_tokens,
-        loads=parsed.concurrency,
-        temperatures=parsed.temperature,
+        # One request at a time is always among them: kinds of text are told apart there.
+        loads=tuple(sorted({1, *parsed.concurrency})),
+        temperatures=tuple(dict.fromkeys(parsed.temperature)),
         text_as=parsed.text_as,
         seed=parsed.seed,
         html=parsed.html,
         json=parsed.json,
         config=parsed.write_config,
     )
-
-
-def _loads(text: str) -> tuple[int, ...]:
-    """One request at a time is always among them: kinds of text are told apart there."""
-    return tuple(sorted({1, *_each(text, _count)}))
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    return tuple(dict.fromkeys(_each(text, _temperature)))
-
-
-def _each(text: str, read: Callable[[str], Value]) -> list[Value]:
-    return [read(part) for part in text.split(",")]
-
-
-def _count(text: str) -> int:
-    if not (text.strip().isdecimal() and 1 <= int(text) <= 10**6):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be an integer from 1 to 1000000")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not 0 < value <= 1e5:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be more than 0 and at most 100000")
-    return value
-
-
-def _temperature(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 2:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a temperature from 0 to 2")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    return value
 
 
 if __name__ == "__main__":

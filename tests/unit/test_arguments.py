@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from engine.arguments import Parser, exit_code, number, times, whole
+from engine.arguments import Parser, exit_code, number, whole
 from engine.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--threads", "0"], "'0' is no whole number from 1 to 9"),
-        (["--threads", "-1"], "'-1' is no whole number from 1 to 9"),
-        (["--threads", "x"], "'x' is no whole number from 1 to 9"),
-        (["--share", "1.5"], "'1.5' is no number from 0.05 to 0.99"),
-        (["--share", "nan"], "'nan' is no number from 0.05 to 0.99"),
-        (["--charge", "nan"], "'nan' is no number from 0 on"),
-        (["--charge", "-0.5"], "'-0.5' is no number from 0 on"),
-        (["--charge", "inf"], "'inf' is no number from 0 on"),
+        (["--threads", "0"], "'0' is not a whole number from 1 to 9"),
+        (["--threads", "-1"], "'-1' is not a whole number from 1 to 9"),
+        (["--threads", "x"], "'x' is not a whole number from 1 to 9"),
+        (["--share", "1.5"], "'1.5' is not a number from 0.05, at most 0.99"),
+        (["--share", "nan"], "'nan' is not a number from 0.05, at most 0.99"),
+        (["--charge", "nan"], "'nan' is not a number from 0"),
+        (["--charge", "-0.5"], "'-0.5' is not a number from 0"),
+        (["--charge", "inf"], "'inf' is not a number from 0"),
     ],
 )
 def test_a_number_out_of_bounds_is_a_sentence(
@@ -28,7 +28,7 @@ def test_a_number_out_of_bounds_is_a_sentence(
     parser = Parser("tool")
     parser.add_argument("--threads", type=whole(1, 9))
     parser.add_argument("--share", type=number(0.05, 0.99))
-    parser.add_argument("--charge", type=times)
+    parser.add_argument("--charge", type=number(0))
     with pytest.raises(SystemExit):
         parser.parse_args(given)
     assert capsys.readouterr().err == f"tool: argument {given[0]}: {said}\n"

@@ -16,19 +16,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
 
-from engine.arguments import Parser, exit_code
+from engine.arguments import Parser, exit_code, number, whole
 from engine.errors import EngineError
 from server import loop
 from server.bench.front.findings import HEAD, Finding, find, row
 from server.bench.front.load import BEGIN_SHARE, PATHS, Kind, streams
 from server.bench.front.process import Server, running
 
-T = TypeVar("T", int, float)
+_MOST = 10**6  # of anything that is counted
 SCENES = ("alone", "load", "flood")
 ALONE_STEP = 0.001  # seconds
 
@@ -41,32 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="foretoken bench front", description=__doc__)
-    parser.add_argument("--streams", type=_positive(int), default=64, help="side by side (64)")
+    parser.add_argument("--streams", type=whole(1, _MOST), default=64, help="side by side (64)")
     parser.add_argument(
-        "--rate", type=_positive(float), default=21000,
+        "--rate", type=number(0, above=True), default=21000,
         help="tokens/s of the engine over all streams (21000)",
     )  # fmt: skip
-    parser.add_argument("--seconds", type=_positive(float), default=5.0, help="of a scene (5)")
-    parser.add_argument("--tokens", type=_positive(int), default=256, help="of a reply (256)")
+    parser.add_argument("--seconds", type=number(0, above=True), default=5.0, help="of a scene (5)")
+    parser.add_argument("--tokens", type=whole(1, _MOST), default=256, help="of a reply (256)")
     parser.add_argument(
-        "--tokens-per-step", type=_positive(int), default=1, help="of a stream in a step (1)"
+        "--tokens-per-step", type=whole(1, _MOST), default=1, help="of a stream in a step (1)"
     )
     parser.add_argument(
         "--scenes", nargs="+", choices=SCENES, default=SCENES, help="which of them; default: all"
     )
     parser.add_argument("--json", action="store_true", help="the findings as JSON, at the end")
     return parser
-
-
-def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
-    def read(text: str) -> T:
-        value = kind(text)
-        if not 0 < value < float("inf"):
-            raise ValueError
-        return value
-
-    read.__name__ = "positive number"  # argparse names it in its refusal
-    return read
 
 
 def run(parsed: argparse.Namespace) -> int:
