@@ -81,9 +81,8 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
-    """Raises EngineError."""
-    config = EngineConfig.model_validate(
+def config_of(parsed: argparse.Namespace) -> EngineConfig:
+    return EngineConfig.model_validate(
         {
             "target": {"path": parsed.target, "dtype": parsed.dtype},
             "device": parsed.device,
@@ -93,6 +92,11 @@ def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
             "speculation": {"proposer": {"kind": "none"}},
         }
     )
+
+
+def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
+    """Raises EngineError."""
+    config = config_of(parsed)
     pair = load_pair(config)
     room = pair.target.max_model_len - parsed.tokens
     longest = parsed.longest or room

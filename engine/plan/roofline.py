@@ -28,15 +28,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One forward pass: its parts, and its time in seconds. `overhead`: seconds that a layer takes
-    in addition, whatever it does (kernel launches)."""
+    """One forward pass: its parts, and its time in seconds."""
 
     dense: Work
     experts: Work
     head: Work
     attention: Work
     seconds: float
-    overhead: float
 
     @property
     def bytes(self) -> float:
@@ -93,10 +91,9 @@ class Served:
             float(rows) * shape.attention.flops_per_position * shape.attended(context),
             wide,
         )
-        overhead = self.launch * shape.layers
         parts = (dense, experts, head, attention)
-        seconds = overhead + sum(part.seconds(self.device.bandwidth) for part in parts)
-        return Forward(dense, experts, head, attention, seconds, overhead)
+        seconds = sum(part.seconds(self.device.bandwidth) for part in parts)
+        return Forward(*parts, self.launch * shape.layers + seconds)
 
     def _experts(self, rows: int, rate: float) -> Work:
         experts = self.shape.experts
