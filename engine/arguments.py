@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn, TypeVar
 
 from engine.errors import EngineError
@@ -70,6 +70,19 @@ def lists_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]
         return tuple(parse(part.strip()) for part in parts)
 
     return parse_list
+
+
+def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of an option that has some of the known names, with commas between them."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(part.strip() for part in text.split(","))
+        for name in given:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        return tuple(dict.fromkeys(given))
+
+    return parse
 
 
 def exit_code(prog: str, work: Callable[[], int]) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.arguments import Parser
+from engine.arguments import Parser, lists_of, names_of, number, whole
 from engine.comparison.arms import Arm, parse_arms
 from engine.comparison.grid import KINDS, RANDOM, Cell, Size, cells, mixed_cells
 from engine.comparison.output import check_output
@@ -48,14 +47,18 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser = Parser(prog, DESCRIPTION)
     add = parser.add_argument
     add("--modes", default=None, help=f"default {MODES}: off, auto, and fixed Ks")
-    add("--kinds", default=None, help=f"of text, default {','.join(KINDS)}")
+    add("--kinds", type=names_of(KINDS), default=None, metavar="KIND,KIND,...",
+        help=f"of text, default {','.join(KINDS)}")  # fmt: skip
     add("--prompts", metavar="FILE", help="your own prompts instead, one a line, or *.jsonl")
-    add("--concurrency", default="1,4,16,32", help="requests at a time (1,4,16,32)")
-    add("--temperatures", default="0,1", help="default 0,1")
-    add("--rounds", type=int, default=None, help="of every arm in every cell (3)")
-    add("--tokens", type=int, default=None,
+    add("--concurrency", type=lists_of(whole(1, MOST_AT_ONCE)), default=(1, 4, 16, 32),
+        metavar="N,N,...", help="requests at a time (1,4,16,32)")  # fmt: skip
+    add("--temperatures", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
+        help="default 0,1")  # fmt: skip
+    add("--rounds", type=whole(1, MOST_ROUNDS), metavar="N",
+        help="of every arm in every cell (3)")  # fmt: skip
+    add("--tokens", type=whole(1, MOST_TOKENS), metavar="N",
         help="of each reply; default: as many as --minutes allow")  # fmt: skip
-    add("--minutes", type=float, default=None, help="to take, roughly (12)")
+    add("--minutes", type=number(0, MOST_MINUTES, above=True), help="to take, roughly (12)")
     add("--mixed", action="store_true",
         help="instead of the grid: batches half predictable, half random")  # fmt: skip
     add("--quick", action="store_true", help="a small grid: a minute or two")
@@ -68,11 +71,11 @@ def settings(parsed: argparse.Namespace) -> Settings:
     """Raises ConfigError naming the option, what was given and what is allowed."""
     check_output(parsed.json, parsed.plot, parsed.prompts)
     quick = parsed.quick
-    counts = _whole(parsed.concurrency, "--concurrency", MOST_AT_ONCE)
+    counts = list(dict.fromkeys(parsed.concurrency))
     size = Size(
-        rounds=_bounded(parsed.rounds, "--rounds", MOST_ROUNDS) or (2 if quick else 3),
-        tokens=_bounded(parsed.tokens, "--tokens", MOST_TOKENS),
-        minutes=_minutes(parsed.minutes) or (2.0 if quick else 12.0),
+        rounds=parsed.rounds or (2 if quick else 3),
+        tokens=parsed.tokens,
+        minutes=parsed.minutes or (2.0 if quick else 12.0),
     )
     pools, kinds = _pools(parsed)
     if parsed.mixed:
@@ -82,7 +85,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
                 "--mixed needs a kind other than random, and a --concurrency of at least 2"
             )
     else:
-        chosen = cells(kinds, _temperatures(parsed.temperatures), counts)
+        chosen = cells(kinds, list(dict.fromkeys(parsed.temperatures)), counts)
     modes = "off,2,4,auto" if quick else MODES
     used = {part.kind for cell in chosen for part in cell.parts}
     return Settings(
@@ -98,8 +101,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
 def _pools(parsed: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:
     """Prompts of the user by kind, and the kinds of the grid."""
     if parsed.prompts is None:
-        default = "code" if parsed.mixed else ",".join(KINDS)
-        return {}, _names(parsed.kinds or default)
+        return {}, list(parsed.kinds or (("code",) if parsed.mixed else KINDS))
     if parsed.kinds is not None:
         raise ConfigError("--kinds is for the built-in prompts, and --prompts names others")
     return {FROM_FILE: read_prompts(parsed.prompts)}, [FROM_FILE]
@@ -115,43 +117,3 @@ def _few(chosen: Sequence[Cell]) -> list[Cell]:
         if cell.concurrency in (min(counts), max(counts))
         and (not kinds or cell.parts[0].kind in kinds)
     ]
-
-
-def _names(text: str) -> list[str]:
-    kinds = [word.strip() for word in text.split(",")]
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"--kinds has {kind!r}; allowed are {', '.join(KINDS)}")
-    return list(dict.fromkeys(kinds))
-
-
-def _whole(text: str, option: str, most: int) -> list[int]:
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        found = [0]
-    if not all(1 <= number <= most for number in found):
-        raise ConfigError(f"{option} must be whole numbers from 1 to {most}, but is {text!r}")
-    return list(dict.fromkeys(found))
-
-
-def _bounded(number: int | None, option: str, most: int) -> int | None:
-    if number is not None and not 1 <= number <= most:
-        raise ConfigError(f"{option} must be from 1 to {most}, but is {number}")
-    return number
-
-
-def _minutes(number: float | None) -> float | None:
-    if number is not None and not 0 < number <= MOST_MINUTES:
-        raise ConfigError(f"--minutes must be more than 0, at most {MOST_MINUTES}, not {number:g}")
-    return number
-
-
-def _temperatures(text: str) -> list[float]:
-    try:
-        found = [float(word) for word in text.split(",")]
-    except ValueError:
-        found = [math.nan]
-    if not all(0 <= number <= 2 for number in found):
-        raise ConfigError(f"--temperatures must be numbers from 0 to 2, but is {text!r}")
-    return list(dict.fromkeys(found))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection
 
-from engine.arguments import Parser, lists_of, number, whole
+from engine.arguments import Parser, lists_of, names_of, number, whole
 from engine.plan.device import CUSTOM, DEVICES
 from engine.plan.numerics import KV_BYTES, PRECISIONS
 
@@ -78,16 +77,3 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--k-max", type=whole(0, 64), default=16, metavar="K", help="most guesses a round (16)"
     )
-
-
-def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """A type for argparse: some of the known names, with commas between them."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        given = tuple(part.strip() for part in text.split(","))
-        for name in given:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-        return tuple(dict.fromkeys(given))
-
-    return parse

@@ -205,15 +205,6 @@ def test_intervals_hold_the_median() -> None:
         (["--modes", "17"], "K = 17; K is from 1 to 16"),
         (["--modes", "0"], "no guesses are `off`"),
         (["--modes", "2,off,2"], "names a mode twice"),
-        (["--kinds", "poetry"], "allowed are code, prose, json, random"),
-        (["--concurrency", "0"], "--concurrency must be whole numbers from 1 to"),
-        (["--concurrency", "four"], "but is 'four'"),
-        (["--temperatures", "-1"], "--temperatures must be numbers from 0 to 2"),
-        (["--temperatures", "nan"], "--temperatures must be numbers from 0 to 2"),
-        (["--tokens", "0"], "--tokens must be from 1 to"),
-        (["--minutes", "0"], "--minutes must be more than 0"),
-        (["--minutes", "nan"], "--minutes must be more than 0"),
-        (["--rounds", "-2"], "--rounds must be from 1 to"),
         (["--mixed", "--concurrency", "1"], "--mixed needs"),
         (["--json", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json"),
         (["--modes", ""], "unknown mode ''"),
@@ -230,6 +221,31 @@ def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
         settings(build_parser("foretoken bench").parse_args(arguments))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kinds", "poetry"], "'poetry' is not one of code, prose, json, random"),
+        (["--concurrency", "0"], "'0' is not a whole number from 1 to 256"),
+        (["--concurrency", "four"], "'four' is not a whole number from 1 to 256"),
+        (["--temperatures", "-1"], "'-1' is not a number from 0, at most 2"),
+        (["--temperatures", "nan"], "'nan' is not a number from 0, at most 2"),
+        (["--tokens", "0"], "'0' is not a whole number from 1 to 4096"),
+        (["--minutes", "0"], "'0' is not a number above 0, at most 10000"),
+        (["--minutes", "nan"], "'nan' is not a number above 0, at most 10000"),
+        (["--rounds", "-2"], "'-2' is not a whole number from 1 to 1000"),
+    ],
+)
+def test_wrong_values_are_sentences(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: the option, what was given, and what is allowed."""
+    with pytest.raises(SystemExit) as ended:
+        build_parser("foretoken bench").parse_args(arguments)
+    assert ended.value.code == 2
+    told = f"foretoken bench: argument {arguments[0]}: {said}\n"
+    assert capsys.readouterr().err == told
 
 
 def test_prompts_come_from_a_file(tmp_path: Path) -> None:
