@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from engine.arguments import Parser, exit_code, number, show, whole
-from engine.plan.files import writable
+from engine.files import writable, write_text
 from engine.replay.policies import ALLOWED, build_policy
 from engine.replay.reactions import after_drop, back_from_off
 from engine.replay.run import geometric_mean
@@ -60,7 +60,7 @@ def answer(parsed: argparse.Namespace) -> str:
     """The text to print; figures are written on the way. Raises EngineError."""
     policies = tuple(dict.fromkeys(parsed.policy or ["adaptive"]))
     task = Task(policies, parsed.k_max, parsed.charge)
-    writable({"--json": str(parsed.json) if parsed.json else None})
+    writable({"--json": parsed.json})
     for name in policies:
         build_policy(name, task.k_max)
     numbers = range(parsed.first, parsed.first + parsed.worlds)
@@ -72,7 +72,7 @@ def answer(parsed: argparse.Namespace) -> str:
         if parsed.reactions:
             lines += pool.starmap(reaction, [(task, name, parsed.reactions) for name in policies])
     if parsed.json:
-        parsed.json.write_text(json.dumps(as_json(played)) + "\n", encoding="utf-8")
+        write_text(parsed.json, json.dumps(as_json(played)) + "\n")
     return "\n".join(lines)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from engine.arguments import exit_code, show
 from engine.config import BUILTIN
 from engine.errors import ConfigError
+from engine.files import writable, write_json
 from engine.plan.arguments import build_parser
 from engine.plan.card import card, device_line, model_line
 from engine.plan.device import CUSTOM, DEVICES, choose_device
 from engine.plan.examples import examples
-from engine.plan.files import writable, write_json
 from engine.plan.find_model import find_model
 from engine.plan.outcome import Settings, work_out
 from engine.plan.presets import PRESETS
@@ -38,7 +38,7 @@ def answer(parsed: argparse.Namespace) -> str:
 
         draw(outcome, parsed.plot)
     if parsed.json is not None:
-        write_json(outcome.as_json(), parsed.json)
+        write_json(parsed.json, outcome.as_json())
     return card(outcome)
 
 

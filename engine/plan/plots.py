@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
-from engine.plan.files import replace_file
+from engine.files import replace_file
 from engine.plan.outcome import Block, Outcome
 
 if TYPE_CHECKING:

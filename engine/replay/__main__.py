@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.arguments import Parser, exit_code, number, show
-from engine.plan.files import writable, write_json
+from engine.files import writable, write_json
 from engine.replay.card import card
 from engine.replay.comparison import Comparison, compare
 from engine.replay.policies import ALLOWED, build_policy
@@ -38,7 +38,7 @@ def answer(parsed: argparse.Namespace) -> str:
 
         draw(found, parsed.plot)
     if parsed.json is not None:
-        write_json(found.as_json(), parsed.json)
+        write_json(parsed.json, found.as_json())
     return card(found)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.arguments import Parser, exit_code, number, show, whole
 from engine.controller import FixedK
 from engine.errors import TraceError
-from engine.plan.files import writable, write_json
+from engine.files import writable, write_json
 from engine.replay.measured import MeasuredCosts
 from engine.replay.recorded import Recorded, recorded
 from engine.replay.run import Noise, Player, geometric_mean
@@ -58,7 +58,7 @@ def answer(parsed: argparse.Namespace) -> str:
         judge(path, seeds=parsed.seeds, charge=parsed.charge, stops=parsed.stops) for path in paths
     ]
     if parsed.json is not None:
-        write_json({each.name: [each.fixed, each.seconds] for each in judged}, parsed.json)
+        write_json(parsed.json, {each.name: [each.fixed, each.seconds] for each in judged})
     return "\n".join(table(judged))
 
 

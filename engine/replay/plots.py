@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
-from engine.plan.files import replace_file
+from engine.files import replace_file
 from engine.replay.comparison import Comparison, Row
 
 if TYPE_CHECKING:

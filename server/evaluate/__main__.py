@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.arguments import Parser, exit_code, lists_of, number, whole
-from engine.errors import ConfigError
+from engine.files import writable
 from server.config import load_config, overrides_of
 from server.evaluate.run import Options, run
 
@@ -87,14 +87,8 @@ def overrides(parsed: argparse.Namespace) -> list[str]:
 
 def options_of(parsed: argparse.Namespace) -> Options:
     """Raises ConfigError for a file that could not be written in the end."""
-    for path in (parsed.html, parsed.json, parsed.write_config):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise ConfigError(f"cannot write {path}: it is a folder, or its folder does not exist")
-        if path is not None and path.exists() and not path.is_file():
-            raise ConfigError(f"cannot write {path}: it is no regular file, and would be replaced")
-    given = [path.resolve() for path in (parsed.html, parsed.json, parsed.write_config) if path]
-    if len({*given, parsed.prompts.resolve()}) <= len(given):
-        raise ConfigError("--prompts, --html, --json and --write-config must be different files")
+    files = {"--html": parsed.html, "--json": parsed.json, "--write-config": parsed.write_config}
+    writable(files, reads=[parsed.prompts])
     return Options(
         prompts=parsed.prompts,
         seconds=60 * parsed.minutes,

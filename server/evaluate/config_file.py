@@ -4,14 +4,13 @@ but for who guesses and how far, which is spelled out; never a key."""
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.config import SpeculationConfig
 from engine.errors import ConfigError
+from engine.files import write_text
 from server.config import Config, load_config
 
 SECRETS = ("api_key", "admin_key")  # of the server; a file that is shown around has none
@@ -46,29 +45,7 @@ def write_config(path: Path, config: Config, comments: Sequence[str] = ()) -> No
         if (found.server, found.engine) != (keyless, config.engine):
             raise ConfigError(f"{path} would not say what was found; please report it")
 
-    write_whole(path, config_text(config, comments), check)
-
-
-def write_whole(path: Path, text: str, check: Callable[[Path], None] | None = None) -> None:
-    """A file that is never half written. `check` may refuse it by an exception.
-    Raises ConfigError where it cannot be written."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            if check is not None:
-                check(temporary)
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_text(path, config_text(config, comments), check)
 
 
 def with_speculation(config: Config, speculation: SpeculationConfig) -> Config:

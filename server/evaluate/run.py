@@ -22,11 +22,12 @@ from engine.config import (
     model_folder,
 )
 from engine.errors import ConfigError
+from engine.files import write_text
 from engine.messages import Ready
 from server.config import Config
 from server.evaluate.advice import advise, recommended
 from server.evaluate.child import Child
-from server.evaluate.config_file import config_text, with_speculation, write_config, write_whole
+from server.evaluate.config_file import config_text, with_speculation, write_config
 from server.evaluate.contenders import KS, contenders
 from server.evaluate.findings import Findings
 from server.evaluate.measure import Clock, Evaluation, Lab
@@ -177,7 +178,7 @@ def report_all(
         out(f"\nConfiguration to use (--write-config FILE.toml):\n\n{config_text(best)}")
     for path, render in ((options.html, page), (options.json, as_json)):
         if path is not None:
-            write_whole(path, render(report))
+            write_text(path, render(report))
             out(f"Wrote {path}\n")
 
 

@@ -13,7 +13,7 @@ from engine.comparison.arguments import build_parser, settings
 from engine.comparison.arms import AUTO, OFF, Arm, parse_arms
 from engine.comparison.card import card
 from engine.comparison.grid import Part, Size, cells, lanes, mixed_cells
-from engine.comparison.output import show, write_whole
+from engine.comparison.output import show
 from engine.comparison.prompts import read_prompts
 from engine.comparison.race import contenders, race, steps, turned
 from engine.comparison.result import CellResult, Comparison
@@ -21,6 +21,7 @@ from engine.comparison.runs import Figures, Reply, Run, equal_texts, figures
 from engine.comparison.sizing import LONGEST, SHORTEST, run_seconds, sized
 from engine.comparison.statistics import estimate, geometric_mean, paired
 from engine.errors import ConfigError
+from engine.files import replace_file
 from tests.support.arms import ScriptedDriver
 
 ARMS = parse_arms("off,2,4,auto")
@@ -178,12 +179,12 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert found["cells"][0]["auto_against_off"]["value"] == pytest.approx(1.35)
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
-    def fail(path: str) -> None:
-        Path(path).write_text("half")
+    def fail(part: Path) -> None:
+        part.write_text("half")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
-        write_whole(str(path), fail)
+    with pytest.raises(ConfigError, match=r"cannot write .*: disk full"):
+        replace_file(path, fail)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json", "found.png"]
     assert json.loads(path.read_text()) == found
 
@@ -209,7 +210,7 @@ def test_intervals_hold_the_median() -> None:
         (["--json", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json"),
         (["--modes", ""], "unknown mode ''"),
         (["--json", "/dev/null"], "it is no regular file"),
-        (["--json", "x.png", "--plot", "x.png"], "both name x.png"),
+        (["--json", "x.png", "--plot", "x.png"], "--plot names x.png, as --json does"),
         (["--plot", "found.jpg"], "must end in .png"),
         (["--prompts", "/nowhere.txt"], "cannot read the prompts in /nowhere.txt"),
         (["--prompts", "p.txt", "--kinds", "code"], "--kinds is for the built-in prompts"),
@@ -291,7 +292,7 @@ def test_prompts_are_neither_a_pipe_nor_replaced(tmp_path: Path) -> None:
         read_prompts(str(tmp_path / "pipe"))
     path = tmp_path / "p.jsonl"
     path.write_text('"one"\n')
-    with pytest.raises(ConfigError, match="would be replaced"):
+    with pytest.raises(ConfigError, match="which is read"):
         settings(build_parser("x").parse_args(["--prompts", str(path), "--json", str(path)]))
 
 

@@ -316,8 +316,8 @@ def test_intervals_need_two_slices() -> None:
     [
         (["--prompts", "nowhere.jsonl"], "cannot read the prompts nowhere.jsonl"),
         (["--prompts", "p", "--html", "no/where.html"], "cannot write no/where.html"),
-        (["--prompts", "p", "--html", "x", "--json", "x"], "must be different files"),
-        (["--prompts", "p", "--json", "p"], "must be different files"),
+        (["--prompts", "p", "--html", "x", "--json", "x"], "--json names x, as --html does"),
+        (["--prompts", "p", "--json", "p"], "--json names p, which is read"),
         (["none.toml", "--prompts", "p"], "none.toml"),
         (["--prompts", "p", "--set", "speculation.k=1"], "unknown key speculation.k"),
     ],

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0,
-    "engine.evaluate_messages": 0, "engine.arguments": 0,
+    "engine.evaluate_messages": 0, "engine.arguments": 0, "engine.files": 0,
     "engine.constraint": 1, "engine.sequence": 1, "engine.step_plan": 1, "engine.step_clock": 1,
     "engine.block_pool": 1, "engine.scheduler": 1, "engine.speculation.grammar": 1,
     "engine.controller": 1, "engine.modes": 1, "engine.estimates": 1, "engine.plan": 1,
@@ -43,7 +43,7 @@ LEVELS = {
 }  # fmt: skip
 CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.evaluate_messages",
-    "engine.arguments",  # of command lines, on both sides
+    "engine.arguments", "engine.files",  # of command lines, on both sides
 }  # fmt: skip
 OFFLINE = {"server.bench": "engine.comparison"}  # a program of its own; pure Python on both sides
 

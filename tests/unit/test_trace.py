@@ -304,7 +304,7 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
         (["t", "--plot", "p.pdf"], "does not end in .png"),
         (["t", "--json", "p.png", "--plot", "p.png"], "--plot names p.png, as --json does"),
         (["t", "--json", "./t"], "--json names ./t, which is read"),
-        (["t", "--json", "no/where"], "there is no folder"),
+        (["t", "--json", "no/where"], "its folder is missing"),
         (["t", "--policy", "best"], "policy 'best' is unknown"),
     ],
 )
