@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from engine.comparison.card import card
-from engine.comparison.plot import check_plots, plot
+from engine.comparison.plot import plot
 from engine.comparison.result import Comparison
-from engine.errors import ConfigError
-from engine.files import replace_file, writable, write_text
+from engine.files import writable, write_text
+from engine.picture import check_picture
 
 
 def check_output(json: str | None, picture: str | None, prompts: str | None = None) -> None:
@@ -20,9 +20,7 @@ def check_output(json: str | None, picture: str | None, prompts: str | None = No
     prompts? Raises ConfigError."""
     writable({"--json": json, "--plot": picture}, reads=[prompts] if prompts else [])
     if picture is not None:
-        if not picture.endswith(".png"):
-            raise ConfigError(f"--plot writes a PNG: {picture} must end in .png")
-        check_plots()
+        check_picture(picture)
 
 
 def show(comparison: Comparison, *, json: str | None, picture: str | None) -> int:
@@ -31,7 +29,7 @@ def show(comparison: Comparison, *, json: str | None, picture: str | None) -> in
     if json is not None:
         write_text(json, comparison.as_json() + "\n")
     if picture is not None:
-        replace_file(picture, lambda part: plot(comparison, str(part)))
+        plot(comparison, picture)
     return 0 if comparison.passed else 1
 
 

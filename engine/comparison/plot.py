@@ -1,43 +1,32 @@
-"""The comparison as a picture. matplotlib is an extra, and only named here."""
+"""The comparison as a picture."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 from engine.comparison.arms import AUTO, OFF, Arm
 from engine.comparison.result import CellResult, Comparison
 from engine.comparison.statistics import Estimate, estimate
-from engine.errors import ConfigError
+from engine.picture import picture
 
 AGAINST_OFF, AGAINST_OTHER = " against K = 0", " against the fastest other server"
 
 
-def check_plots() -> None:
-    """Raises ConfigError when matplotlib is not there."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'foretoken[plots]'")
-
-
-def plot(comparison: Comparison, path: str) -> None:
+def plot(comparison: Comparison, name: str) -> None:
     """A PNG: for each kind of text and temperature, speed against the fastest other server, or
-    against K = 0, by requests at a time; tokens per second where there is neither."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    against K = 0, by requests at a time; tokens per second where there is neither. Raises
+    ConfigError."""
     panels: dict[str, list[CellResult]] = {}
     for cell in comparison.cells:
         panels.setdefault(cell.cell.mix, []).append(cell)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(6 * columns, 3 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (name, cells) in zip(axes.flat, panels.items(), strict=False):
-        _panel(axis, name, cells)
-    figure.savefig(path, format="png", dpi=120)
+    with picture(name, (6 * columns, 3 * rows)) as figure:
+        axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+        for axis, (mix, cells) in zip(axes.flat, panels.items(), strict=False):
+            _panel(axis, mix, cells)
 
 
 def _base(cells: list[CellResult]) -> str:

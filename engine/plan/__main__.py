@@ -16,6 +16,7 @@ from engine.plan.device import CUSTOM, DEVICES, choose_device
 from engine.plan.examples import examples
 from engine.plan.find_model import find_model
 from engine.plan.outcome import Settings, work_out
+from engine.plan.plots import draw
 from engine.plan.presets import PRESETS
 
 
@@ -34,8 +35,6 @@ def answer(parsed: argparse.Namespace) -> str:
     writable({"--json": parsed.json, "--plot": parsed.plot})
     outcome = work_out(settings(parsed))
     if parsed.plot is not None:
-        from engine.plan.plots import draw  # only here: matplotlib is optional
-
         draw(outcome, parsed.plot)
     if parsed.json is not None:
         write_json(parsed.json, outcome.as_json())

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.errors import ConfigError
-from engine.files import replace_file
+from engine.picture import picture
 from engine.plan.outcome import Block, Outcome
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from engine.picture import Axes
 
 
 def draw(outcome: Outcome, name: str) -> None:
     """Write a PNG. Raises ConfigError where matplotlib is missing or the name does not fit."""
-    if not name.lower().endswith(".png"):
-        raise ConfigError(f"--plot writes PNG files; {name} does not end in .png")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: install foretoken[plots]") from error
     settings, blocks = outcome.settings, outcome.blocks
-    figure = Figure(figsize=(4 * len(blocks) + 1, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, len(blocks), squeeze=False, sharex=True, sharey="row")
-    for column, block in enumerate(blocks):
-        _panel(axes[0][column], axes[1][column], block, settings.contexts)
-    axes[0][0].set_ylabel("speed-up at the best K")
-    axes[1][0].set_ylabel("best K")
-    axes[0][-1].legend(title="context")
-    draft = settings.draft.name if settings.draft else "free guesses"
-    figure.suptitle(
-        f"{settings.target.name} with {draft} on {settings.device.count} x {settings.device.name}, "
-        f"acceptance {settings.acceptance:g}; on paper"
-    )
-    replace_file(name, lambda part: figure.savefig(part, format="png", dpi=120))
+    with picture(name, (4 * len(blocks) + 1, 6)) as figure:
+        axes = figure.subplots(2, len(blocks), squeeze=False, sharex=True, sharey="row")
+        for column, block in enumerate(blocks):
+            _panel(axes[0][column], axes[1][column], block, settings.contexts)
+        axes[0][0].set_ylabel("speed-up at the best K")
+        axes[1][0].set_ylabel("best K")
+        axes[0][-1].legend(title="context")
+        draft = settings.draft.name if settings.draft else "free guesses"
+        figure.suptitle(
+            f"{settings.target.name} with {draft} on {settings.device.count} x"
+            f" {settings.device.name}, acceptance {settings.acceptance:g}; on paper"
+        )
 
 
 def _panel(speeds: Axes, ks: Axes, block: Block, contexts: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ from engine.arguments import Parser, exit_code, number, show
 from engine.files import writable, write_json
 from engine.replay.card import card
 from engine.replay.comparison import Comparison, compare
+from engine.replay.plots import draw
 from engine.replay.policies import ALLOWED, build_policy
 from engine.trace import read_trace
 
@@ -34,8 +35,6 @@ def answer(parsed: argparse.Namespace) -> str:
     writable({"--json": parsed.json, "--plot": parsed.plot}, reads=[parsed.trace])
     found = play(parsed)
     if parsed.plot is not None:
-        from engine.replay.plots import draw  # only here: matplotlib is optional
-
         draw(found, parsed.plot)
     if parsed.json is not None:
         write_json(parsed.json, found.as_json())

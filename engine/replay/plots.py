@@ -4,37 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.errors import ConfigError
-from engine.files import replace_file
+from engine.picture import picture
 from engine.replay.comparison import Comparison, Row
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from engine.picture import Axes
 
 
 def draw(found: Comparison, name: str) -> None:
     """Write a PNG. Raises ConfigError where matplotlib is missing or the name does not fit."""
-    if not name.lower().endswith(".png"):
-        raise ConfigError(f"--plot writes PNG files; {name} does not end in .png")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: install foretoken[plots]") from error
-    figure = Figure(figsize=(10, 9), layout="constrained")
-    FigureCanvasAgg(figure)
-    bars, rates, drafts = figure.subplots(3, 1)
-    _totals(bars, found)
-    for row in _shown(found):
-        _along(rates, found, row, [_rate(found, row, i) for i in range(len(found.begins))])
-        depth = [n / max(r, 1) for n, r in zip(row.drafted, row.rounds, strict=True)]
-        _along(drafts, found, row, depth)
-    rates.set_ylabel("tokens per second")
-    rates.legend(loc="best", fontsize="small")
-    drafts.set_ylabel("draft forwards per round")
-    drafts.set_xlabel("tokens generated")
-    figure.suptitle(f"{found.requests} requests, {found.tokens} tokens, replayed")
-    replace_file(name, lambda part: figure.savefig(part, format="png", dpi=120))
+    with picture(name, (10, 9)) as figure:
+        bars, rates, drafts = figure.subplots(3, 1)
+        _totals(bars, found)
+        for row in _shown(found):
+            _along(rates, found, row, [_rate(found, row, i) for i in range(len(found.begins))])
+            depth = [n / max(r, 1) for n, r in zip(row.drafted, row.rounds, strict=True)]
+            _along(drafts, found, row, depth)
+        rates.set_ylabel("tokens per second")
+        rates.legend(loc="best", fontsize="small")
+        drafts.set_ylabel("draft forwards per round")
+        drafts.set_xlabel("tokens generated")
+        figure.suptitle(f"{found.requests} requests, {found.tokens} tokens, replayed")
 
 
 def _shown(found: Comparison) -> list[Row]:

@@ -211,7 +211,7 @@ def test_intervals_hold_the_median() -> None:
         (["--modes", ""], "unknown mode ''"),
         (["--json", "/dev/null"], "it is no regular file"),
         (["--json", "x.png", "--plot", "x.png"], "--plot names x.png, as --json does"),
-        (["--plot", "found.jpg"], "must end in .png"),
+        (["--plot", "found.jpg"], "does not end in .png"),
         (["--prompts", "/nowhere.txt"], "cannot read the prompts in /nowhere.txt"),
         (["--prompts", "p.txt", "--kinds", "code"], "--kinds is for the built-in prompts"),
     ],

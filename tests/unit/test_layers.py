@@ -16,6 +16,7 @@ LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0,
     "engine.evaluate_messages": 0, "engine.arguments": 0, "engine.files": 0,
+    "engine.picture": 1,
     "engine.constraint": 1, "engine.sequence": 1, "engine.step_plan": 1, "engine.step_clock": 1,
     "engine.block_pool": 1, "engine.scheduler": 1, "engine.speculation.grammar": 1,
     "engine.controller": 1, "engine.modes": 1, "engine.estimates": 1, "engine.plan": 1,
@@ -68,8 +69,7 @@ DOORS = {
     "tokenizers": ["engine.demo", "engine.sampling.vocabulary", "server.tokenizer"],
     "llguidance": ["engine.sampling.grammar", "engine.sampling.vocabulary", "engine.grammar_check",
                    "engine.pair"],
-    "matplotlib": ["engine.plan.plots", "engine.comparison.plot",
-                   "engine.replay.plots"],
+    "matplotlib": ["engine.picture"],
     "huggingface_hub": ["engine.plan.find_model"],
     "safetensors": ["engine.demo", "engine.model.llama"],
     "zmq": ["engine.process", "engine.bench.host", "server.engine_client"],
