@@ -142,7 +142,7 @@ class Exploration:
         `back` from off, what K = 0 costs is known, and what the trials lost has found something."""
         self._left = 0
         if back:
-            self._since, self._wait = 0, max(self._wait, 8 * _BASELINE_FIRST)
+            self._since, self._wait = 0, 4 * _BASELINE_FIRST
             self._debts.others = 0.0
 
     @property

@@ -7,7 +7,7 @@ from engine.exploration import Exploration
 from engine.spells import Spells
 
 # Rounds in a row until the caches hold what these need, so that costs can be learnt from the next:
-_WARM, _WARM_CROWD, _WARM_ON = 8, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
+_WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
 # One round in so many is listened to while guesses pay:
 _OFTEN, _SELDOM = 4, 8  # once all is known; and of a crowd, or when it has been known for long
 _NEW_CROWD = 2  # of a crowd that is new

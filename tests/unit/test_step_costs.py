@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from engine.controller import StepObservation
+from engine.cost_curve import CostCurve
 from engine.estimates import Outcome
 from engine.line import Line
 from engine.profile import CONTEXT, Profile
-from engine.step_costs import CostCurve, DraftCost, StepCosts
+from engine.step_costs import DraftCost, StepCosts
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
 
@@ -202,6 +203,56 @@ def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
         costs.learn(StepObservation(4, 5, 0, 4, [], 0.0, 3e-3, 0.0, pure_decode=True), fresh=True)
     seconds, _ = costs.by_rows(4, 32)
     assert seconds[[2, 5, 8]] == pytest.approx([3e-3] * 3, rel=0.01)
+
+
+def _guessing_step(slow: float) -> StepObservation:
+    outcomes = [Outcome(2, 2, 1)]
+    seconds = (slow * 6e-4, slow * 2e-3, slow * 1.1e-3)
+    return StepObservation(1, 3, 2, 2, outcomes, *seconds, pure_decode=True)
+
+
+def test_a_slow_machine_changes_no_comparison() -> None:
+    """Law: while the machine is slow, all of a step is, at every K: K = 0 is told as slow, though
+    only K = 2 was seen since. Bug: what the host took at K = 0 stayed as it was when that was seen
+    last, and drafting was a mean of slow and quick spells beside a target of now."""
+    costs = StepCosts()
+    costs.profile(Profile([(1, 1.5e-3), (3, 2e-3)], [(1, 3e-4)], 1e-3))
+
+    def prices() -> tuple[float, float]:
+        seconds, _ = costs.by_rows(1, 3)
+        begin, step = costs.drafting(1)
+        return float(seconds[1]), float(seconds[3]) + begin + 2 * step
+
+    for _ in range(60):
+        plain = StepObservation(1, 1, 0, 1, [], 0.0, 1.5e-3, 1e-3, pure_decode=True)
+        costs.learn(plain, fresh=False)
+        costs.learn(_guessing_step(1.0), fresh=True)
+    before = prices()
+    assert before == pytest.approx((2.5e-3, 3.7e-3), rel=0.03)
+    for _ in range(12):
+        costs.learn(_guessing_step(1.6), fresh=True, rounds=8)
+    after = prices()
+    assert after[1] == pytest.approx(1.6 * before[1], rel=0.05)
+    assert after[0] / after[1] == pytest.approx(before[0] / before[1], rel=0.05)
+
+
+def test_what_was_not_seen_for_long_is_believed_when_it_is_seen_again() -> None:
+    """Bug: settled in a slow spell, K = 0 looked a third to two thirds too dear for hundreds of
+    rounds, though each baseline said otherwise: that was laid to the machine, and taken back as
+    soon as guesses ran again."""
+    curve = CostCurve([(1, 2e-3), (3, 3e-3)])
+    for _ in range(60):
+        curve.update(1, 1, 2e-3)
+        curve.update(3, 1, 3e-3)
+    for _ in range(8):
+        for _ in range(16):
+            curve.update(3, 1, 3e-3, 8)
+        for _ in range(5):
+            curve.update(1, 1, 1.4e-3)
+    for _ in range(8):
+        curve.update(3, 1, 3e-3, 8)
+    assert curve.predict(3, 1) == pytest.approx(3e-3, rel=0.05)
+    assert curve.predict(1, 1) < 1.5e-3
 
 
 def test_long_contexts_make_no_row_dearer() -> None:

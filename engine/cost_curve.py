@@ -1,0 +1,176 @@
+"""Seconds of a forward by size: a profile, and what it got wrong, learnt from steps.
+
+Three things are told apart: how slow the machine is at the moment, what is wrong for a whole batch
+size, and what for one size in it. Only the last two make one K dearer than another.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from math import exp, log, log2
+
+import numpy as np
+
+from engine.confidence import Array
+from engine.profile import Points
+
+_OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
+# Variances of log-seconds: of one measurement; of a size, of a batch size and of the machine's
+# slowness before any was seen; of what the latter does in a round, and in many; of what a size does
+# in a round unseen.
+_NOISE, _NEW, _NEW_GROUP, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
+_BURST, _BURSTS, _SETTLING = 3e-4, 5e-2, 1e-5
+_MEMORY = 24  # rounds whose mean slowness is the usual one
+
+
+class _Curve:
+    """Seconds by size, linear between measured points and beyond the last."""
+
+    def __init__(self, points: Points) -> None:
+        table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
+        if len(table) == 1:
+            table.append((table[0][0] + 1, table[0][1]))
+        self._sizes = [float(size) for size, _ in table]
+        self._seconds = [seconds for _, seconds in table]
+        self._least = 0.5 * self._seconds[0]
+
+    def _slope(self, i: int) -> float:
+        seconds, sizes = self._seconds, self._sizes
+        return (seconds[i] - seconds[i - 1]) / (sizes[i] - sizes[i - 1])
+
+    def at(self, size: float) -> float:
+        i = min(max(bisect_right(self._sizes, size), 1), len(self._sizes) - 1)
+        return max(self._seconds[i] + self._slope(i) * (size - self._sizes[i]), self._least)
+
+    def many(self, sizes: Array) -> Array:
+        """`at`, for an array."""
+        found = np.interp(sizes, self._sizes, self._seconds)
+        first, last = self._sizes[0], self._sizes[-1]
+        found += np.maximum(sizes - last, 0.0) * self._slope(len(self._sizes) - 1)
+        found -= np.maximum(first - sizes, 0.0) * self._slope(1)
+        return np.maximum(found, self._least)
+
+
+class CostCurve:
+    """Seconds by size: a profile, linear between its points, times what it got wrong.
+
+    The correction has a factor for all (`slowness`), one for all sizes within a group (a group is a
+    batch size; context and the work per sequence land here) and one for each of some sizes in that
+    group (`_place`), interpolated where none was seen. Corrections are logarithms.
+
+    `slowness`: of the machine, as of the last measurement; heat and neighbours change it by tenths
+    within some rounds. `usual`: its mean of late, at which seconds are predicted: that of a single
+    moment says little of the steps ahead.
+    """
+
+    def __init__(self, points: Points = ((1, 1e-5),)) -> None:
+        self.set_profile(points)
+
+    def set_profile(self, points: Points, groups: Mapping[int, Points] | None = None) -> None:
+        """Start over from measured points; a single one means a flat curve. `groups` have curves of
+        their own; between two of them it is the mean."""
+        self._curve = _Curve(points)
+        self._curves = {group: _Curve(own) for group, own in (groups or {}).items()}
+        self.slowness = self.usual = 0.0
+        self._restless = _NEW_MACHINE  # variance of the slowness
+        self._levels: dict[int, float] = {}  # by group
+        self._level_doubts: dict[int, float] = {}  # variances of these
+        self._residuals: dict[int, dict[int, float]] = {}  # by group, then place
+        self._doubts: dict[tuple[int, int], float] = {}  # variance of a residual
+        self._rounds = 0  # gone by so far
+        self._seen: dict[tuple[int, int], int] = {}  # of these, when a residual was learnt last
+
+    def _base(self, group: int) -> list[_Curve]:
+        """One curve, or the two to take the mean of."""
+        if not self._curves:
+            return [self._curve]
+        if group in self._curves:
+            return [self._curves[group]]
+        below = max((g for g in self._curves if g < group), default=None)
+        above = min((g for g in self._curves if g > group), default=None)
+        return [self._curves[g] for g in (below, above) if g is not None]
+
+    def predict(self, size: float, group: int, more: float = 0.0) -> float:
+        """Seconds; `more`: beyond the curve's, before it is corrected."""
+        correction = self.usual + self._levels.get(group, 0.0)
+        residuals = self._residuals.get(group)
+        if residuals:
+            correction += _interpolated(residuals, _place(size))
+        curves = self._base(group)
+        base = sum(curve.at(size) for curve in curves) / len(curves)
+        return max(base + more, 0.5 * base) * exp(correction)
+
+    def many(
+        self, sizes: Array, group: int, more: float = 0.0, *, favour: float = 0.0
+    ) -> tuple[Array, Array]:
+        """`predict`, for an array of sizes; and that with so many deviations in favour of those
+        that are little known: or what is wrongly feared would never be tried."""
+        curves = self._base(group)
+        base = sum((curve.many(sizes) for curve in curves), np.zeros(len(sizes))) / len(curves)
+        base = np.maximum(base + more, 0.5 * base) * exp(self.usual + self._levels.get(group, 0.0))
+        places = _places(sizes)
+        if residuals := self._residuals.get(group):
+            known = sorted(residuals)
+            values = [residuals[place] for place in known]
+            base = base * np.exp(np.interp(places, known, values))
+        doubts = np.full(int(places[-1]) + 2, _NEW)
+        for place in residuals or ():
+            if place < len(doubts):
+                doubts[place] = self._doubts[group, place]
+        return base, base * np.exp(-favour * np.sqrt(doubts[np.rint(places).astype(int)]))
+
+    def update(
+        self, size: float, group: int, seconds: float, rounds: int = 1, more: float = 0.0
+    ) -> None:
+        """Learn from one measurement, so many rounds after the last. What it says of the machine,
+        the group and this size is settled by how much is known of each (a Kalman filter without the
+        covariance): of a size seen for the first time nearly all; later a slow spell does not make
+        the other sizes look good. A size not seen for long may have become another."""
+        place = round(_place(size))
+        self._rounds += rounds
+        unseen = self._rounds - self._seen.get((group, place), self._rounds)
+        self._seen[group, place] = self._rounds
+        doubt = min(self._doubts.get((group, place), _NEW) + _SETTLING * unseen, _NEW)
+        level = self._level_doubts.get(group, _NEW_GROUP)
+        restless = max(min(self._restless + _BURST * rounds, _BURSTS), self._restless)
+        usual = log(self.predict(size, group, more))
+        error = log(max(seconds, 1e-7)) - usual + self.usual - self.slowness
+        if doubt < _NEW and level < _NEW_GROUP:
+            error = min(max(error, -_OUTLIER), _OUTLIER)
+        share = 1.0 / (doubt + level + restless + _NOISE)
+        residuals = self._residuals.setdefault(group, {})
+        residual = _interpolated(residuals, place) if residuals else 0.0
+        residuals[place] = residual + doubt * share * error
+        self._levels[group] = self._levels.get(group, 0.0) + level * share * error
+        self._doubts[group, place] = doubt * (1.0 - doubt * share)
+        self._level_doubts[group] = level * (1.0 - level * share)
+        self._restless = restless * (1.0 - restless * share)
+        self._slow_down(restless * share * error, rounds)
+
+    def _slow_down(self, by: float, rounds: int) -> None:
+        """The machine is slower by so much than so many rounds ago."""
+        self.slowness += by
+        share = rounds / min(self._rounds, _MEMORY)
+        self.usual += (self.slowness - self.usual) * min(share, 1.0)
+
+
+def _place(size: float) -> float:
+    """Where a size stands among those that have a factor: each up to 8, then two per octave."""
+    return size if size <= 8 else 8.0 + 2.0 * log2(size / 8.0)
+
+
+def _places(sizes: Array) -> Array:
+    return np.where(sizes <= 8, sizes, 8.0 + 2.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
+
+
+def _interpolated(table: dict[int, float], key: float) -> float:
+    """The value at `key`, between its neighbours', or the nearest one's."""
+    if key in table:
+        return table[int(key)]
+    below = max((k for k in table if k < key), default=None)
+    above = min((k for k in table if k > key), default=None)
+    if below is None or above is None:
+        return table[next(k for k in (below, above) if k is not None)]
+    share = (key - below) / (above - below)
+    return table[below] + share * (table[above] - table[below])
