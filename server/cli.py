@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -133,10 +134,25 @@ def run_program(
     module: str,
     arguments: Sequence[str],
     *,
-    call: Callable[[Sequence[str]], int] = subprocess.call,
+    call: Callable[[Sequence[str]], int] | None = None,
 ) -> int:
-    """`python -m module ARGS` as a child; Ctrl-C reaches both, and the child's code is ours."""
+    """`python -m module ARGS` as a child; Ctrl-C reaches both, SIGTERM is handed on, and the
+    child's code is ours (128 and more: the signal that ended it)."""
+    call = call or _call
     try:
         return call([sys.executable, "-m", module, *arguments])
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _call(command: Sequence[str]) -> int:
+    with subprocess.Popen(command) as child:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
+        try:
+            code = child.wait()
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return code if code >= 0 else 128 - code

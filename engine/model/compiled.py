@@ -196,11 +196,13 @@ class CompiledDecoder:
         return tokens.tolist(), leads.tolist()
 
     def warm(self, memory: Memory, *, chains: bool = True) -> None:
-        """Compile, or read the kept code, before anybody waits. Writes to the first block."""
+        """Compile, or read the kept code, before anybody waits. Writes to the first blocks."""
         logits = self.table([Segment([0], 0, [0], 1)], memory)
         if chains:
             plain = plain_of(SamplingParams(seed=0, max_tokens=2))
-            self.chain(logits, [0], [Start([0], 1)], memory, steps=[2], asked=[(plain, None)])
+            _, _, block_size, _ = memory
+            start = Start([0] if block_size > 1 else [0, 1], 1)  # two positions with the guess's
+            self.chain(logits, [0], [start], memory, steps=[1], asked=[(plain, None)])
 
 
 def compiled_decoder(

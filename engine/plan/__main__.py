@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from engine.arguments import exit_code, show
 from engine.config import BUILTIN
@@ -32,7 +34,9 @@ def answer(parsed: argparse.Namespace) -> str:
         return presets()
     if parsed.examples:
         return examples()
-    writable({"--json": parsed.json, "--plot": parsed.plot})
+    models = [name for name in (parsed.target, parsed.draft) if name and os.path.exists(name)]
+    reads = [*models, *(Path(name, "config.json") for name in models)]
+    writable({"--json": parsed.json, "--plot": parsed.plot}, reads=reads)
     outcome = work_out(settings(parsed))
     if parsed.plot is not None:
         draw(outcome, parsed.plot)

@@ -23,8 +23,19 @@ def build_policy(name: str, k_max: int, *, stops: bool = True) -> KController:
     if kind == "fixed" and rest.isdecimal() and int(rest) <= 16:
         return build_controller(SpeculationConfig(controller=FixedConfig(k=int(rest))))
     if kind.isidentifier() or "." in kind:
-        return _found(name, kind, rest)(k_max)
+        return _made(name, _found(name, kind, rest), k_max)
     raise ConfigError(f"policy {name!r} is unknown; allowed: {ALLOWED}")
+
+
+def _made(name: str, build: Callable[[int], KController], k_max: int) -> KController:
+    """A user's own code may do anything."""
+    try:
+        made = build(k_max)
+    except Exception as error:
+        raise ConfigError(f"policy {name!r} cannot be built for K {k_max}: {error}") from error
+    if not hasattr(made, "choose"):
+        raise ConfigError(f"policy {name!r} builds no controller; allowed: {ALLOWED}")
+    return made
 
 
 def _found(name: str, module: str, attribute: str) -> Callable[[int], KController]:

@@ -68,7 +68,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--text-as", choices=["auto", "chat", "completion"], default="auto",
         help="plain text: a user's message, or text to go on with; auto: as the model has a chat"
         " template or not")  # fmt: skip
-    add("--seed", type=int, default=0, help="of prompts that do not say their own (0)")
+    add(
+        "--seed",
+        type=whole(0, 2**32 - 1),
+        default=0,
+        help="of prompts that do not say their own (0)",
+    )
     add("--html", type=Path, metavar="FILE", help="write a report with plots")
     add("--json", type=Path, metavar="FILE", help="write all figures")
     add("--write-config", type=Path, metavar="FILE.toml", help="write the configuration to use")
@@ -88,7 +93,7 @@ def overrides(parsed: argparse.Namespace) -> list[str]:
 def options_of(parsed: argparse.Namespace) -> Options:
     """Raises ConfigError for a file that could not be written in the end."""
     files = {"--html": parsed.html, "--json": parsed.json, "--write-config": parsed.write_config}
-    writable(files, reads=[parsed.prompts])
+    writable(files, reads=[parsed.prompts, *([parsed.config] if parsed.config else [])])
     return Options(
         prompts=parsed.prompts,
         seconds=60 * parsed.minutes,

@@ -77,12 +77,16 @@ def test_what_contexts_take_is_measured() -> None:
     assert _profile(longest=200, max_sequences=8).token_seconds == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("dtype", "length"), [("float32", 12), ("bfloat16", 12), ("bfloat16", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "length", "block_size"),
+    [("float32", 12, 16), ("bfloat16", 12, 16), ("bfloat16", 2, 16), ("float32", 2, 1),
+     ("bfloat16", 12, 2)],
+)  # fmt: skip
 def test_an_engine_for_the_shortest_sequences_starts(
-    dtype: str, length: int, tmp_path: Path
+    dtype: str, length: int, block_size: int, tmp_path: Path
 ) -> None:
     """Bug: the profile ran more tokens than the compiled decoder had angles of, or the proof did,
-    and the engine died of an assertion."""
+    or what warms the code up more than a short block holds, and the engine died of an assertion."""
     pair = []
     for role, layers in (("target", 2), ("draft", 1)):
         shape = tiny.GROUPED | {"head_dim": 32, "num_hidden_layers": layers}
@@ -92,7 +96,7 @@ def test_an_engine_for_the_shortest_sequences_starts(
         "target": {"path": pair[0], "max_model_len": length},
         "device": "cpu",
         "speculation": {"proposer": {"kind": "draft_model", "path": pair[1]}},
-        "cache": {"num_blocks": 64},
+        "cache": {"num_blocks": 64, "block_size": block_size},
     }
     engine = Engine(EngineConfig.model_validate(config))
     params = SamplingParams(seed=1, max_tokens=length - 1, ignore_eos=True)

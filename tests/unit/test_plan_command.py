@@ -86,6 +86,19 @@ def test_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "memory holds" not in card
 
 
+def test_a_models_own_files_are_not_written_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Bug: `--json` with the name of the configuration that was read took its place."""
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    for target in (config, tmp_path):
+        asked = ["--target", str(target), "--device", "l4", "--json", str(config)]
+        assert main(asked) == 2
+        assert "which is read" in capsys.readouterr().err
+    assert config.read_text() == "{}"
+
+
 def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Law: everything on the card is in the file, and no temporary file stays."""
     file = tmp_path / "plan.json"

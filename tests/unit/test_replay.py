@@ -179,8 +179,11 @@ def test_the_command_prints_a_line_for_each_policy(
     assert "clairvoyant" in printed
 
 
-@pytest.mark.parametrize("name", ["fastest", "fixed:17", "fixed:", "engine.nothing:K", ":"])
+@pytest.mark.parametrize(
+    "name", ["fastest", "fixed:17", "fixed:", "engine.nothing:K", ":", "json:loads", "math:sqrt"]
+)
 def test_an_unknown_policy_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: one that could not be built for a K ended in a traceback."""
     assert simulate.main(["--policy", name]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
