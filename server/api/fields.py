@@ -226,9 +226,9 @@ CHAT_AND_COMPLETIONS: tuple[FieldRow, ...] = (
     ),
     both(
         "speculation",
-        'an object {"enabled": true, "max_draft": "auto" or an integer from 0 to the server\'s K,'
-        ' "proposers": a list of "draft_model", "ngram", "grammar", "prediction"}, or'
-        ' {"enabled": false}',
+        'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
+        ' "proposers": a list of 1 to 4 of "draft_model", "ngram", "grammar", "prediction", none'
+        ' twice}, or {"max_draft": 0} or {"enabled": false} without the others',
         "Extension. Guesses for this request alone: whether, how many at most in a step, and by"
         " whom, in that order; the text is the same whatever it says.",
     ),

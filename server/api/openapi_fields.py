@@ -114,10 +114,11 @@ STRUCTURED = any_of(
 )
 SPECULATION = any_of(
     closed({"enabled": enum(False)}, max_draft=NULL, proposers=NULL),
+    closed({"max_draft": enum(0)}, enabled=or_null(enum(True)), proposers=NULL),
     closed(
         {},
         enabled=or_null(enum(True)),
-        max_draft=or_null(any_of(COUNT, enum("auto"))),
+        max_draft=or_null(any_of({**COUNT, "minimum": 1}, enum("auto"))),
         proposers=or_null(
             {**array(enum(*PROPOSERS), least=1, most=len(PROPOSERS)), "uniqueItems": True}
         ),

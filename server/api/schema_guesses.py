@@ -64,6 +64,10 @@ def as_speculation(value: Any) -> SpeculationWish:
     if beside and not wish.enabled:
         message = f"`{beside[0]}` is only allowed without `speculation.enabled`: false"
         raise invalid(beside[0], message)
+    if wish.max_draft == 0 and wish.proposers is not None:
+        path = "speculation.proposers"
+        message = f"`{path}` is only allowed without `speculation.max_draft`: 0, which asks nobody"
+        raise invalid(path, message)
     return wish
 
 

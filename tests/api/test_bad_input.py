@@ -128,6 +128,7 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     ("speculation", {"enabled": False, "max_draft": 0}, "speculation.max_draft"),
     ("speculation", {"enabled": False, "max_draft": "auto"}, "speculation.max_draft"),
     ("speculation", {"enabled": False, "proposers": ["ngram"]}, "speculation.proposers"),
+    ("speculation", {"max_draft": 0, "proposers": ["ngram"]}, "speculation.proposers"),
     ("speculation", {"max_draft": -1}, "speculation.max_draft"),
     ("speculation", {"max_draft": 5}, "speculation.max_draft"),
     ("speculation", {"max_draft": 10**30}, "speculation.max_draft"),
