@@ -129,7 +129,7 @@ Companion = Literal["grammar", "prediction", "ngram"]
 
 
 class SpeculationConfig(Part):
-    """Who guesses, how guesses are checked, and who chooses K."""
+    """Who guesses, and who chooses K. How guesses are checked is no choice: one rule is exact."""
 
     proposer: ProposerConfig = DraftModelConfig()
     companions: tuple[Companion, ...] = Field(
@@ -137,9 +137,6 @@ class SpeculationConfig(Part):
         strict=False,
         description="free proposers, asked in this order before `proposer` where they promise more"
         " than it; `prediction` is asked for requests that bring one; a request may name others",
-    )
-    verifier: Literal["match_sampled"] = Field(
-        "match_sampled", description="keyed Gumbel sample-and-match: exact, same seed same text"
     )
     controller: ControllerConfig = AdaptiveConfig()
     trace: str | None = Field(

@@ -46,7 +46,6 @@ def test_an_unknown_key_is_refused_by_name(said: dict[str, Any], key: str) -> No
         ({"threads": 0}, "threads"),
         ({"speculation": {"controller": {"k": 17}}}, "k"),
         ({"speculation": {"controller": {"k": -1}}}, "k"),
-        ({"speculation": {"verifier": "hopeful"}}, "speculation.verifier"),
         ({"speculation": {"proposer": {"kind": "oracle"}}}, "speculation.proposer"),
     ],
 )
