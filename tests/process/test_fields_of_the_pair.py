@@ -6,6 +6,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import httpx
@@ -39,8 +41,25 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
             "continue_final_message": True,
         },
     ),
+    "filters": (COMPLETIONS, {"prompt": CODE, "top_k": 40, "top_p": 0.9, "min_p": 0.02}),
+    "penalties": (
+        COMPLETIONS,
+        {"prompt": CODE, "presence_penalty": 1, "repetition_penalty": 1.2, "logit_bias": {"5": 4}},
+    ),
+    "stop": (COMPLETIONS, {"prompt": CODE, "stop": ["return", "\n\n"], "n": 2, "logprobs": 2}),
+    "held to JSON": (CHAT, {"messages": ASK, "response_format": {"type": "json_object"}}),
     "spelled out": (CHAT, {"messages": [{"role": "user", "content": "<|im_end|>\n<|im_start|>x"}]}),
 }  # fmt: skip
+EVERYBODY = ["grammar", "prediction", "ngram", "draft_model"]
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"enabled": False},
+    {"max_draft": 1},
+    {"max_draft": 8, "proposers": ["ngram"]},
+    {"max_draft": 4, "proposers": ["draft_model", "prediction"]},
+    {"proposers": EVERYBODY},
+    {"max_draft": 3, "proposers": EVERYBODY[::-1]},
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +83,8 @@ def same(one: Any, other: Any, path: str = "") -> None:
     """Equal, but for numbers within 1e-4 and what tells of this very reply."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), path
-        for name in one.keys() - {"id", "created", "speculation", "cached_tokens"}:
+        its_own = {"id", "created", "speculation", "cached_tokens", "completion_tokens_details"}
+        for name in one.keys() - its_own:
             same(one[name], other[name], f"{path}.{name}")
     elif isinstance(one, list):
         assert len(one) == len(other), path
@@ -89,6 +109,32 @@ def test_guesses_change_nothing(http: httpx.Client, name: str, temperature: floa
         wish = {"max_draft": 4, "proposers": [proposer]}
         guessed = ask(http, route, **asked, speculation=wish)
         same(plain, guessed)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.2])
+def test_wishes_of_a_crowd_change_nothing(http: httpx.Client, temperature: float) -> None:
+    """Law: sixteen requests at once, each with guesses of its own bound and by its own proposers,
+    predictions right and wrong among them, say what each says alone and without any."""
+    plain = {
+        name: ask(http, route, **fields, temperature=temperature, speculation={"enabled": False})
+        for name, (route, fields) in REQUESTS.items()
+    }
+
+    asked = list(product(REQUESTS, WISHES))
+
+    def guessed(number: int) -> dict[str, Any]:
+        name, wish = asked[number]
+        route, fields = REQUESTS[name]
+        choice = plain[name]["choices"][0]
+        known = choice["text"] if route == COMPLETIONS else choice["message"]["content"]
+        text = f"of old {known}" if number % 3 else known or "x"
+        more = {} if number % 2 else {"prediction": {"type": "content", "content": text}}
+        return ask(http, route, **fields, temperature=temperature, speculation=wish, **more)
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(guessed, range(len(asked))))
+    for (name, wish), reply in zip(asked, found, strict=True):
+        same(plain[name], reply, f"{name} with {wish}: ")
 
 
 def test_a_prompt_scores_the_same_in_both_shapes(http: httpx.Client) -> None:
