@@ -25,7 +25,7 @@ from engine.arguments import Parser, exit_code, number, show, whole
 from engine.files import writable, write_text
 from engine.replay.policies import ALLOWED, build_policy
 from engine.replay.reactions import after_drop, back_from_off
-from engine.replay.run import geometric_mean
+from engine.replay.run import MOST_CHARGE, geometric_mean
 from engine.replay.scores import References, Score, play, references
 from engine.replay.worlds import random_world
 
@@ -82,8 +82,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--worlds", type=whole(1, 10**6), default=50, metavar="N", help="how many (50)"
     )
     parser.add_argument(
-        "--first", type=int, default=5000, help="number of the first (5000: test; 100: development)"
-    )
+        "--first", type=whole(0, 10**9), default=5000, metavar="N",
+        help="number of the first (5000: test; 100: development)",
+    )  # fmt: skip
     parser.add_argument(
         "--policy", action="append", metavar="NAME", help=f"{ALLOWED}; may be repeated (adaptive)"
     )
@@ -91,11 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--k-max", type=whole(1, 256), default=12, metavar="K", help="largest K (12)"
     )
     parser.add_argument(
-        "--charge", type=number(0), default=0.0, metavar="TIMES",
+        "--charge", type=number(0, MOST_CHARGE), default=0.0, metavar="TIMES",
         help="count the controller's own measured time so many times in the worlds' clock (0)",
     )  # fmt: skip
     parser.add_argument(
-        "--reactions", type=int, default=20, metavar="SEEDS",
+        "--reactions", type=whole(0, 10**6), default=20, metavar="SEEDS",
         help="runs of each of the two changes that a policy must react to (20; 0: none)",
     )  # fmt: skip
     parser.add_argument("--each", action="store_true", help="a line for each world as well")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from engine.arguments import Parser
+from engine.arguments import Parser, whole
 from engine.errors import EngineError
 from server.config import load_config, overrides_of
 
@@ -95,7 +95,9 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve.add_argument("--target", metavar="MODEL", help="the model: a folder or a hub name")
     serve.add_argument("--draft", metavar="MODEL", help="its draft: a folder or a hub name")
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
-    serve.add_argument("--port", type=int, help="port to listen on (8000); 0 takes a free one")
+    serve.add_argument(
+        "--port", type=whole(0, 65_535), help="port to listen on (8000); 0 takes a free one"
+    )
     serve.add_argument(
         "--served-model-name", metavar="NAME", action="append",
         help="name in /v1/models; repeat it to give the model several names",

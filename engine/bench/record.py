@@ -13,7 +13,6 @@ import argparse
 import logging
 import os
 import random
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from engine.comparison.prompts import pool
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
+from engine.files import new_folder
 from engine.messages import Mode, SamplingParams, Submit
 from engine.pair import Pair, load_pair
 
@@ -60,9 +60,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(parsed: argparse.Namespace) -> int:
     """The exit code. Raises EngineError."""
-    clock, folder = clock_of(parsed), _new(parsed.output)
+    clock = clock_of(parsed)
     set_threads(parsed.threads)
-    record_all(parsed, folder, clock)
+    with new_folder(parsed.output) as folder:
+        record_all(parsed, folder, clock)
     return 0
 
 
@@ -73,21 +74,15 @@ def workloads() -> list[Cell]:
 
 
 def record_all(parsed: argparse.Namespace, folder: Path, clock: Clock) -> None:
-    """A file for each workload; all of them or none. Raises EngineError."""
+    """A file for each workload. Raises EngineError."""
     pair, encode = load_pair(pair_config(parsed)), encoder(parsed.target)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    part.mkdir()
-    try:
-        chosen = workloads()
-        for number, cell in enumerate(chosen, start=1):
-            name = _file_name(cell)
-            sys.stderr.write(f"{number} of {len(chosen)}: {name}\n")
-            requests = list(requests_of(cell, encode, parsed.tokens))
-            engine = _engine(pair, part / name, cell.concurrency, clock)
-            drive(engine, requests, cell.concurrency, explore=not parsed.auto)
-        part.replace(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    chosen = workloads()
+    for number, cell in enumerate(chosen, start=1):
+        name = _file_name(cell)
+        sys.stderr.write(f"{number} of {len(chosen)}: {name}\n")
+        requests = list(requests_of(cell, encode, parsed.tokens))
+        engine = _engine(pair, folder / name, cell.concurrency, clock)
+        drive(engine, requests, cell.concurrency, explore=not parsed.auto)
 
 
 def requests_of(cell: Cell, encode: Encode, tokens: int) -> Iterator[Submit]:
@@ -141,16 +136,6 @@ def _modes(k_max: int) -> Iterator[tuple[Mode, int]]:
         for k in rng.sample(range(k_max + 1), k_max + 1):
             yield "auto", 0
             yield ("fixed", k) if k else ("off", 0)
-
-
-def _new(name: str) -> Path:
-    """A folder that can be made. Raises ConfigError."""
-    folder = Path(name)
-    if folder.exists():
-        raise ConfigError(f"--output {name} exists already; give the name of a new folder")
-    if not folder.parent.is_dir():
-        raise ConfigError(f"--output {name} cannot be made: there is no folder {folder.parent}")
-    return folder
 
 
 def _file_name(cell: Cell) -> str:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from engine.arguments import Parser, lists_of, names_of, number, whole
 from engine.comparison.arms import Arm, parse_arms
 from engine.comparison.grid import KINDS, RANDOM, Cell, Size, cells, mixed_cells
-from engine.comparison.output import check_output
 from engine.comparison.prompts import FROM_FILE, pool, read_prompts
 from engine.errors import ConfigError
+from engine.picture import check_results
 
 MODES = "off,1,2,3,4,6,auto"
+TEMPERATURES = (0.0, 1.0)
 MOST_AT_ONCE = 256
 MOST_TOKENS = 4096
 MOST_ROUNDS = 1000
@@ -52,7 +53,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     add("--prompts", metavar="FILE", help="your own prompts instead, one a line, or *.jsonl")
     add("--concurrency", type=lists_of(whole(1, MOST_AT_ONCE)), default=(1, 4, 16, 32),
         metavar="N,N,...", help="requests at a time (1,4,16,32)")  # fmt: skip
-    add("--temperatures", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
+    add("--temperatures", type=lists_of(number(0, 2)), metavar="T,T,...",
         help="default 0,1")  # fmt: skip
     add("--rounds", type=whole(1, MOST_ROUNDS), metavar="N",
         help="of every arm in every cell (3)")  # fmt: skip
@@ -69,7 +70,9 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
 def settings(parsed: argparse.Namespace) -> Settings:
     """Raises ConfigError naming the option, what was given and what is allowed."""
-    check_output(parsed.json, parsed.plot, parsed.prompts)
+    reads = [] if parsed.prompts is None else [parsed.prompts]
+    check_results(parsed.json, parsed.plot, reads=reads)
+    _refuse(parsed)
     quick = parsed.quick
     counts = list(dict.fromkeys(parsed.concurrency))
     size = Size(
@@ -85,7 +88,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
                 "--mixed needs a kind other than random, and a --concurrency of at least 2"
             )
     else:
-        chosen = cells(kinds, list(dict.fromkeys(parsed.temperatures)), counts)
+        chosen = cells(kinds, list(dict.fromkeys(parsed.temperatures or TEMPERATURES)), counts)
     modes = "off,2,4,auto" if quick else MODES
     used = {part.kind for cell in chosen for part in cell.parts}
     return Settings(
@@ -96,6 +99,14 @@ def settings(parsed: argparse.Namespace) -> Settings:
         json=parsed.json,
         plot=parsed.plot,
     )
+
+
+def _refuse(parsed: argparse.Namespace) -> None:
+    """Raises ConfigError for what would not be looked at."""
+    if parsed.tokens is not None and parsed.minutes is not None:
+        raise ConfigError("--minutes says how long replies may be, and --tokens how long they are")
+    if parsed.mixed and parsed.temperatures is not None:
+        raise ConfigError("--temperatures is for the grid; --mixed has one for each half, 0 and 1")
 
 
 def _pools(parsed: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:

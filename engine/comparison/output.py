@@ -11,16 +11,7 @@ from tqdm import tqdm
 from engine.comparison.card import card
 from engine.comparison.plot import plot
 from engine.comparison.result import Comparison
-from engine.files import writable, write_text
-from engine.picture import check_picture
-
-
-def check_output(json: str | None, picture: str | None, prompts: str | None = None) -> None:
-    """Before hours are spent: can these files be written, and is none of them the one with the
-    prompts? Raises ConfigError."""
-    writable({"--json": json, "--plot": picture}, reads=[prompts] if prompts else [])
-    if picture is not None:
-        check_picture(picture)
+from engine.files import write_text
 
 
 def show(comparison: Comparison, *, json: str | None, picture: str | None) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code, number, whole
 from engine.demo import checkpoint, distill
 from engine.demo.measure import report
 from engine.demo.network import Network, Shape, grown
@@ -148,48 +148,36 @@ class Trainer:
         log.info("saved %s after %.2f M tokens", self.output, self.tokens / 1e6)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> Parser:
     parser = Parser(prog="foretoken train demo", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path(__file__).parent,
-        help="folder to write target/ and draft/ to",
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=80, help="time for both models together (default 80)"
-    )
-    parser.add_argument(
-        "--steps", type=int, help="stop after this many steps instead, to make a run repeatable"
-    )
-    parser.add_argument(
-        "--distill-minutes",
-        type=float,
-        default=12,
-        help="time for the draft alone, afterwards (default 12)",
-    )
-    parser.add_argument(
-        "--checkpoint-minutes",
-        type=float,
-        default=10,
-        help="write the pair this often (default 10)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=os.cpu_count() or 1,
-        help="worker processes (default: all cores)",
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--resume", type=float, default=0, metavar="MINUTES", help="go on with the pair in --output"
-    )
-    return parser.parse_args(argv)
+    add, above = parser.add_argument, number(0, 1e6, above=True)
+    add("--output", type=Path, default=Path(__file__).parent, metavar="DIR",
+        help="folder to write target/ and draft/ to")  # fmt: skip
+    add("--minutes", type=above, default=80, help="time for both models together (80)")
+    add("--steps", type=whole(1, 10**9), metavar="N",
+        help="stop after this many steps instead, to make a run repeatable")  # fmt: skip
+    add("--distill-minutes", type=number(0, 1e6), default=12, metavar="MINUTES",
+        help="time for the draft alone, afterwards (12)")  # fmt: skip
+    add("--checkpoint-minutes", type=above, default=10, metavar="MINUTES",
+        help="write the pair this often (10)")  # fmt: skip
+    add("--threads", type=whole(1, 1024), default=os.cpu_count() or 1, metavar="N",
+        help="worker processes (all cores)")  # fmt: skip
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of texts and weights (0)")
+    add("--resume", type=number(0, 1e6), default=0, metavar="MINUTES",
+        help="go on with the pair in --output")  # fmt: skip
+    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    options = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    return exit_code("foretoken train demo", lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, save, distil; the exit code. Raises OSError."""
+    options.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
@@ -198,7 +186,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         tokenizer = train_tokenizer(tokenizer_texts(options.seed))
     log.info("tokenizer of %d tokens", len(tokenizer))
-    options.output.mkdir(parents=True, exist_ok=True)
     budget = Budget(options.minutes, options.steps, time.monotonic() - 60 * options.resume)
     seed = options.seed + round(options.resume)
     trainer = Trainer(options.output, tokenizer, budget, seed, options.threads)

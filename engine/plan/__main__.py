@@ -11,7 +11,8 @@ from pathlib import Path
 from engine.arguments import exit_code, show
 from engine.config import BUILTIN
 from engine.errors import ConfigError
-from engine.files import writable, write_json
+from engine.files import write_json
+from engine.picture import check_results
 from engine.plan.arguments import build_parser
 from engine.plan.card import card, device_line, model_line
 from engine.plan.device import CUSTOM, DEVICES, choose_device
@@ -24,7 +25,11 @@ from engine.plan.presets import PRESETS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what was asked for; the exit code."""
-    parsed = build_parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = build_parser()
+    parsed = parser.parse_args(given)
+    if (parsed.list or parsed.examples) and len(given) > 1:
+        parser.error("--list and --examples stand alone: nothing else is read beside them")
     return exit_code("foretoken plan", lambda: show(answer(parsed)))
 
 
@@ -36,7 +41,7 @@ def answer(parsed: argparse.Namespace) -> str:
         return examples()
     models = [name for name in (parsed.target, parsed.draft) if name and os.path.exists(name)]
     reads = [*models, *(Path(name, "config.json") for name in models)]
-    writable({"--json": parsed.json, "--plot": parsed.plot}, reads=reads)
+    check_results(parsed.json, parsed.plot, reads=reads)
     outcome = work_out(settings(parsed))
     if parsed.plot is not None:
         draw(outcome, parsed.plot)

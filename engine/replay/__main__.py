@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.arguments import Parser, exit_code, number, show
-from engine.files import writable, write_json
+from engine.arguments import Parser, exit_code, number, show, whole
+from engine.files import write_json
+from engine.picture import check_results
 from engine.replay.card import card
 from engine.replay.comparison import Comparison, compare
 from engine.replay.plots import draw
 from engine.replay.policies import ALLOWED, build_policy
+from engine.replay.run import MOST_CHARGE
 from engine.trace import read_trace
 
 _K_MAX = 8
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(parsed: argparse.Namespace) -> str:
     """The text to print; files are written on the way. Raises EngineError."""
-    writable({"--json": parsed.json, "--plot": parsed.plot}, reads=[parsed.trace])
+    check_results(parsed.json, parsed.plot, reads=[parsed.trace])
     found = play(parsed)
     if parsed.plot is not None:
         draw(found, parsed.plot)
@@ -61,11 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--policy", action="append", metavar="NAME", help=f"{ALLOWED}; may be repeated (adaptive)"
     )
     parser.add_argument(
-        "--k-max", type=int, choices=range(1, 17), metavar="K",
+        "--k-max", type=whole(1, 16), metavar="K",
         help=f"largest K (the trace's, at least {_K_MAX})",
     )  # fmt: skip
     parser.add_argument(
-        "--charge", type=number(0), default=1.0, metavar="TIMES",
+        "--charge", type=number(0, MOST_CHARGE), default=1.0, metavar="TIMES",
         help="count a policy's own measured time so many times (1)",
     )  # fmt: skip
     parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs foretoken[plots])")

@@ -20,7 +20,7 @@ from engine.errors import TraceError
 from engine.files import writable, write_json
 from engine.replay.measured import MeasuredCosts
 from engine.replay.recorded import Recorded, recorded
-from engine.replay.run import Noise, Player, geometric_mean
+from engine.replay.run import MOST_CHARGE, Noise, Player, geometric_mean
 from engine.replay.variants import STOP, VARIANTS, WHOLE
 from engine.replay.worlds import NOISE
 from engine.trace import read_trace
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("traces", nargs="+", metavar="TRACE", help="files, or folders of *.jsonl")
     add("--seeds", type=whole(1, 100), default=2, metavar="N",
         help="plays of each variant, with other noise of the timings (2)")  # fmt: skip
-    add("--charge", type=number(0), default=1.0, metavar="TIMES",
+    add("--charge", type=number(0, MOST_CHARGE), default=1.0, metavar="TIMES",
         help="count a controller's own measured time so many times (1)")  # fmt: skip
     add("--stops", action="store_true",
         help="as if drafting could always stop between two steps")  # fmt: skip

@@ -21,6 +21,7 @@ from engine.replay.streams import Live, Workload
 
 Confidences = list[Sequence[float]]  # by sequence, of its guesses so far
 
+MOST_CHARGE = 1000.0  # times that a controller's own seconds may count
 MOST_JUDGED = 32  # positions of a request in one catch-up that are compared, as in the engine
 
 

@@ -20,10 +20,22 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code, number, whole
 from engine.config import BUILTIN, model_folder
+from engine.errors import ConfigError
+from engine.files import new_folder
 from engine.synthetic.calibrate import Agreement, Text, find_scale
-from engine.synthetic.weights import POSITIONS, Shape, Whisper, draft_of, random_target, shape_of
+from engine.synthetic.weights import (
+    LARGEST,
+    MOST_POSITIONS,
+    POSITIONS,
+    SMALLEST,
+    Shape,
+    Whisper,
+    draft_of,
+    random_target,
+    shape_of,
+)
 from engine.threads import VARIABLES, engine_threads, granted_cores
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -32,17 +44,24 @@ CHECKS = 3  # other texts, after the scale was found
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for arguments that cannot be honoured."""
-    parser = build_parser()
-    parsed = parser.parse_args(arguments)
-    try:
-        shape = shape_of(parsed.parameters, parsed.positions)
-        refuse(parsed, shape)
-    except ValueError as error:
-        parser.error(str(error))
+    parsed = build_parser().parse_args(arguments)
+    return exit_code("python -m engine.synthetic", lambda: run(parsed))
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """The exit code. Raises ConfigError."""
+    shape = shape_of(parsed.parameters, parsed.positions)
+    if parsed.draft_layers >= shape.layers:
+        raise ConfigError(
+            f"--draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
+            f"allowed are 1 to {shape.layers - 1}"
+        )
     if VARIABLES[0] not in os.environ:
         torch.set_num_threads(engine_threads(granted_cores()))
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    write(parsed, shape)
+    with new_folder(parsed.output) as folder:
+        write(parsed, shape, folder)
+    print(f"written: {Path(parsed.output, 'target')} and {Path(parsed.output, 'draft')}")
     return 0
 
 
@@ -51,35 +70,23 @@ def build_parser() -> Parser:
         prog="python -m engine.synthetic",
         description=__doc__,
     )
-    parser.add_argument("--output", type=Path, required=True, help="a folder that is not there yet")
-    parser.add_argument("--parameters", type=float, default=0.3e9, help="of the target, about")
-    parser.add_argument("--positions", type=int, default=POSITIONS, help="of the longest sequence")
-    parser.add_argument("--draft-layers", type=int, default=1, help="how many the draft shares")
-    parser.add_argument("--acceptance", type=float, default=0.8, help="wanted, 0.05 to 0.99")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=768, help="of text to measure acceptance on")
+    add = parser.add_argument
+    add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
+    add("--parameters", type=number(SMALLEST, LARGEST), default=0.3e9, metavar="N",
+        help="of the target, about (3e8)")  # fmt: skip
+    add("--positions", type=whole(256, MOST_POSITIONS), default=POSITIONS, metavar="N",
+        help=f"of the longest sequence ({POSITIONS})")  # fmt: skip
+    add("--draft-layers", type=whole(1, 1000), default=1, metavar="N",
+        help="how many the draft shares (1)")  # fmt: skip
+    add("--acceptance", type=number(0.05, 0.99), default=0.8, metavar="A", help="wanted (0.8)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the weights")
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of the weights (0)")
+    add("--tokens", type=whole(128, 1 << 16), default=768, metavar="N",
+        help="of text to measure acceptance on (768)")  # fmt: skip
     return parser
 
 
-def refuse(parsed: argparse.Namespace, shape: Shape) -> None:
-    """Raises ValueError with one sentence."""
-    if not 0.05 <= parsed.acceptance <= 0.99:
-        raise ValueError(f"acceptance is {parsed.acceptance:g}; allowed are 0.05 to 0.99")
-    if not 1 <= parsed.draft_layers < shape.layers:
-        raise ValueError(
-            f"draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
-            f"allowed are 1 to {shape.layers - 1}"
-        )
-    if not 0 <= parsed.seed < 1 << 63:
-        raise ValueError(f"seed is {parsed.seed}; allowed are 0 to 2^63 - 1")
-    if not 128 <= parsed.tokens <= 1 << 16:
-        raise ValueError(f"tokens is {parsed.tokens}; allowed are 128 to {1 << 16}")
-    if parsed.output.exists():
-        raise ValueError(f"output {str(parsed.output)!r} exists; name a folder that does not")
-
-
-def write(parsed: argparse.Namespace, shape: Shape) -> None:
+def write(parsed: argparse.Namespace, shape: Shape, folder: Path) -> None:
     """Build, calibrate, check, save."""
     layers, seed = parsed.draft_layers, parsed.seed
     print(
@@ -102,8 +109,7 @@ def write(parsed: argparse.Namespace, shape: Shape) -> None:
     print(f"scale {scale:.5f}; on other texts:")
     for other in range(seed + 1, seed + 1 + CHECKS):
         row(f"text {other}", text_of(draft, parsed.tokens, other).agreement(target))
-    save(parsed.output, {"target": target, "draft": draft}, getattr(torch, parsed.dtype))
-    print(f"written: {parsed.output / 'target'} and {parsed.output / 'draft'}")
+    save(folder, {"target": target, "draft": draft}, getattr(torch, parsed.dtype))
 
 
 def text_of(draft: Any, tokens: int, seed: int) -> Text:
@@ -115,16 +121,12 @@ def row(name: str, found: Agreement) -> None:
 
 
 def save(folder: Path, models: dict[str, Any], dtype: torch.dtype) -> None:
-    """Both models, which are of that type then, with the built-in pair's tokenizer, whole or not at
-    all."""
-    fresh = folder.with_name(folder.name + ".new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    """Both models, which are of that type then, with the built-in pair's tokenizer."""
     for role, model in models.items():
         model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]
-        model.to(dtype).save_pretrained(fresh / role)  # its config.json says the model's type
+        model.to(dtype).save_pretrained(folder / role)  # its config.json says the model's type
         for name in TOKENIZER:
-            shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), fresh / role / name)
-    fresh.rename(folder)
+            shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), folder / role / name)
 
 
 if __name__ == "__main__":

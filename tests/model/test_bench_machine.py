@@ -56,6 +56,8 @@ def test_a_pair_that_is_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
         (["--synthetic", "large"], "synthetic is 'large'"),
         (["--synthetic", "1"], "synthetic is '1'"),
         (["--target", "nowhere"], "was not found"),
+        (["--acceptance", "0.7"], "--acceptance is of the pair that --synthetic makes"),
+        (["--synthetic", "8b", "--draft", "x"], "--draft names a folder, and --synthetic makes"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -58,7 +58,7 @@ def test_set_wins_over_options() -> None:
     ("arguments", "parts"),
     [
         (["serve", "/nowhere.toml"], ["/nowhere.toml", "No such file"]),
-        (["serve", "--port", "99999"], ["server.port = 99999", "65535"]),
+        (["serve", "--set", "server.port=99999"], ["server.port = 99999", "65535"]),
         (["serve", "--set", "speculation.k=1"], ["unknown key speculation.k"]),
     ],
 )
@@ -77,7 +77,8 @@ def test_mistakes_are_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["serve", "--port", "x"], "invalid int value: 'x'"),
+        (["serve", "--port", "x"], "--port: 'x' is not a whole number from 0 to 65535"),
+        (["serve", "--port", "99999"], "--port: '99999' is not a whole number from 0 to 65535"),
         (["serve", "--unheard-of"], "--unheard-of"),
         ([], "COMMAND"),
         (["sing\nsong"], "invalid choice"),

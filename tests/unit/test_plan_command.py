@@ -189,6 +189,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ON_FOUR, "--json", "x" * 5000], ": File name too long"),
         ([*ON_FOUR, "--json", "x.png", "--plot", "x.png"], "--plot names x.png, as --json does"),
         ([*ON_FOUR, "--json", "./x.png", "--plot", "x.png"], "as --json does"),
+        (["--list", *PAIR], "--list and --examples stand alone"),
+        (["--examples", "--json", "x.json"], "--list and --examples stand alone"),
+        (["--list", "--examples"], "--list and --examples stand alone"),
         ([*ON_FOUR, "--unheard-of"], "unrecognized arguments: --unheard-of"),
     ],
 )

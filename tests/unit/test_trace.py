@@ -305,7 +305,10 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
         (["t", "--json", "p.png", "--plot", "p.png"], "--plot names p.png, as --json does"),
         (["t", "--json", "./t"], "--json names ./t, which is read"),
         (["t", "--json", "no/where"], "its folder is missing"),
+        (["missing", "--json", "x" * 300], "File name too long"),
         (["t", "--policy", "best"], "policy 'best' is unknown"),
+        (["t", "--charge", "1e308"], "'1e308' is not a number from 0, at most 1000"),
+        (["t", "--k-max", "0"], "'0' is not a whole number from 1 to 16"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -314,7 +317,11 @@ def test_mistakes_are_one_sentence(
 ) -> None:  # fmt: skip
     write(tmp_path / "t", served(3))
     monkeypatch.chdir(tmp_path)
-    assert replay.main(arguments) == 2
+    try:
+        code: object = replay.main(arguments)
+    except SystemExit as ended:  # argparse's way
+        code = ended.code
+    assert code == 2
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1

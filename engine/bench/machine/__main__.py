@@ -17,7 +17,8 @@ from engine.arguments import Parser, exit_code, number, whole
 from engine.bench.machine.found import KS, card, measure
 from engine.bench.options import add_pair, pair_config, set_threads
 from engine.bench.seconds import add_clock, clock_of
-from engine.config import EngineConfig
+from engine.config import BUILTIN, EngineConfig
+from engine.errors import ConfigError
 from engine.pair import Pair, load_pair
 from engine.synthetic.on_device import synthetic_pair
 
@@ -36,7 +37,7 @@ def build_parser() -> Parser:
     add("--synthetic", metavar="SIZE",
         help="instead of folders: a random pair made on the device, `8b` or a number of"
         " parameters")  # fmt: skip
-    add("--acceptance", type=number(0.05, 0.99), default=0.8, help="of the synthetic pair (0.8)")
+    add("--acceptance", type=number(0.05, 0.99), help="of the synthetic pair (0.8)")
     add_clock(parser)
     add("--rounds", type=whole(1, 1000), default=5, metavar="N", help="of every measurement (5)")
     add("--tokens", type=whole(8, 1024), default=64, metavar="N", help="of a reply (64)")
@@ -46,6 +47,7 @@ def build_parser() -> Parser:
 
 def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
+    _refuse(parsed)
     clock = clock_of(parsed)
     set_threads(parsed.threads)
     fixed = {"kind": "fixed", "k": max(KS)}
@@ -60,12 +62,22 @@ def run(parsed: argparse.Namespace) -> int:
     return 0 if found.equal or not pair.target.exact else 1
 
 
+def _refuse(parsed: argparse.Namespace) -> None:
+    """Raises ConfigError for what would not be looked at."""
+    if parsed.synthetic is None and parsed.acceptance is not None:
+        raise ConfigError("--acceptance is of the pair that --synthetic makes; folders have theirs")
+    folders = {"--target": parsed.target, "--draft": parsed.draft}
+    named = [option for option, name in folders.items() if name != BUILTIN]
+    if parsed.synthetic is not None and named:
+        raise ConfigError(f"{named[0]} names a folder, and --synthetic makes a pair instead")
+
+
 def _pair(parsed: argparse.Namespace, config: EngineConfig) -> Pair:
     if parsed.synthetic is None:
         return load_pair(config)
     return synthetic_pair(
         parsed.synthetic,
-        acceptance=parsed.acceptance,
+        acceptance=0.8 if parsed.acceptance is None else parsed.acceptance,
         device=config.device,
         dtype=config.target.dtype,
     )
