@@ -11,15 +11,14 @@ found by running one token through the model (`LayerProbe`), not by reading its 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from engine.errors import ModelError
+from engine.torchao_warnings import mute
 
 NAME = "foretoken"
 
@@ -195,20 +194,7 @@ def attention_forward(
 
 def register() -> None:
     """Make `attn_implementation="foretoken"` known to transformers. May be called again."""
-    with _unheard("torchao", "torch.utils._pytree"):
-        from transformers import AttentionInterface
+    mute()
+    from transformers import AttentionInterface
+
     AttentionInterface.register(NAME, attention_forward)
-
-
-@contextmanager
-def _unheard(*loggers: str) -> Iterator[None]:
-    """Where torchao is installed transformers imports it, asked for or not, and both it and torch
-    warn of what is its own affair: extensions for other devices, and how it registers its types."""
-    before = {name: logging.getLogger(name).level for name in loggers}
-    for name in loggers:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)

@@ -4,3 +4,7 @@ corpus.py, chat.py (text) -> tokenizer.py -> train.py (both models at once) -> d
 draft alone) -> card.py (the figures in README.md). Nothing of the engine imports this package;
 the models are loaded by their folders.
 """
+
+from engine.torchao_warnings import mute
+
+mute()  # its modules begin by importing transformers

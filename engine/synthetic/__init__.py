@@ -3,3 +3,7 @@
 For measurements only: what a step costs does not depend on what the weights say, and how often a
 draft is right can be set. `python -m engine.synthetic --output DIR`.
 """
+
+from engine.torchao_warnings import mute
+
+mute()  # its modules begin by importing transformers

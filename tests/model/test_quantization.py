@@ -108,3 +108,14 @@ def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> Non
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (child.returncode, child.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "module", ["engine.demo.train", "engine.synthetic", "engine.bench.machine"]
+)
+def test_a_mistake_is_the_one_thing_that_is_said(module: str) -> None:
+    """Bug: four lines of such warnings stood before the sentence."""
+    command = [sys.executable, "-m", module, "--unheard-of"]
+    child = subprocess.run(command, capture_output=True, text=True)
+    assert child.returncode == 2
+    assert child.stderr.count("\n") == 1

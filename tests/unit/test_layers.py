@@ -16,6 +16,7 @@ LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0,
     "engine.evaluate_messages": 0, "engine.arguments": 0, "engine.files": 0,
+    "engine.torchao_warnings": 0,
     "engine.picture": 1,
     "engine.constraint": 1, "engine.sequence": 1, "engine.step_plan": 1, "engine.step_clock": 1,
     "engine.block_pool": 1, "engine.scheduler": 1, "engine.speculation.grammar": 1,
