@@ -35,7 +35,7 @@ _DOUBT = 48.0  # trials that the past may weigh against a probe
 
 class AdaptiveK:
     """It chooses anew now and then, and when the batch changes by a power of two. Costs are learnt
-    from pure decode steps, acceptance from all. While K = 0 is settled it hardly listens. Under 100
+    from steps of decoding, acceptance from all. While K = 0 is settled it hardly listens. Under 100
     microseconds a step at a batch of 32 (`engine.simulate` prints them)."""
 
     name = "adaptive"
@@ -252,7 +252,7 @@ class AdaptiveK:
             self._guesses.look_back(seen)
             if self._explore.tells:
                 self._spells.call()
-        if seen.pure_decode and seen.num_sequences:
+        if seen.is_decode and seen.num_sequences:
             if self._hearing.learns_costs():
                 rounds, self._hearing.unlearned = self._hearing.unlearned, 0
                 self._costs.learn(seen, fresh=self._drafted and not self.looks_back, rounds=rounds)
@@ -270,7 +270,7 @@ class AdaptiveK:
         """Seconds that the step took beyond those in which its tokens come in usual steps."""
         if self._explore.round == "usual" or not self._price:
             return 0.0
-        if not seen.pure_decode:
+        if not seen.is_decode:
             return seen.draft_seconds
         return seen.seconds - seen.tokens / self._price
 

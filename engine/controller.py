@@ -18,6 +18,7 @@ NEVER = 2.0  # of KController.least: no chance is as large
 Confidences = Sequence[Sequence[float]]  # by sequence, one for each of its guesses in order
 
 _LIKELIER_THAN_NOT = 0.5
+_SMALL = 4  # one row of a prompt in so many rows hardly shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class StepObservation:
     """What one step did and took. `rows`: positions that the target computed; `tokens`: that were
-    generated; `context`: tokens of all sequences before these rows, if that is known. The three
-    times are disjoint parts of the step. Its costs are learnt only if it is `pure_decode`: without
-    rows of prompts.
+    generated; `prompt_rows`: of the rows, those of prompts beyond the one that samples; `context`:
+    tokens of all sequences before these rows, if that is known. The three times are disjoint parts
+    of the step.
 
     The rest is of the main proposer alone, and of sequences that no look-up served. `k`: the
     largest asked of it. `outcomes`: one for each of them. `confidences`: for each, those of its
@@ -49,7 +50,7 @@ class StepObservation:
     draft_seconds: float
     target_seconds: float
     host_seconds: float
-    pure_decode: bool
+    prompt_rows: int = 0
     num_drafting: int | None = None
     confidences: Confidences = ()
     agreements: Sequence[Sequence[tuple[float, bool]]] = ()
@@ -59,6 +60,11 @@ class StepObservation:
     def seconds(self) -> float:
         """Of the whole step."""
         return self.draft_seconds + self.target_seconds + self.host_seconds
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether prompts are so small a part of it that it costs what its rows cost."""
+        return _SMALL * self.prompt_rows <= self.rows
 
 
 class KController(Protocol):

@@ -12,13 +12,15 @@ CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows: usually, and to
 
 _ALONE = (1, 2, 3, 4, 5, 7, 9, 13, 17)
 
-# Sequences, and rows of each; the first are the most telling, should there be no time for all.
+# Sequences, and rows of each; the first are the most telling, should there be no time for all. The
+# larger ones are measured up to the longest proposals: what is beyond the last point goes on from
+# it as steeply as between the last two, and forwards grow by tiles.
 BATCHES = (
     (4, (1, 2, 3, 5, 9)),
-    (16, (1, 2, 3, 5)),
+    (16, (1, 2, 3, 4, 5, 7, 9)),
     (64, (1, 2, 3)),
-    (32, (1, 2, 3, 5)),
-    (8, (1, 2, 3, 5)),
+    (32, (1, 2, 3, 5, 7, 9)),
+    (8, (1, 2, 3, 5, 7, 9)),
 )
 
 
@@ -40,7 +42,12 @@ class Profile:
 
 def alone(k_max: int) -> tuple[int, ...]:
     """Rows of one sequence, up to those of `k_max` guesses or a few more."""
-    return _ALONE[: 1 + sum(rows < k_max + 1 for rows in _ALONE)]
+    return telling(_ALONE, k_max)
+
+
+def telling(lengths: Sequence[int], k_max: int) -> tuple[int, ...]:
+    """Of rising numbers of rows, those of up to `k_max` guesses and the next."""
+    return tuple(lengths[: 1 + sum(rows < k_max + 1 for rows in lengths)])
 
 
 def in_fours(first: int, last: int) -> Iterator[int]:

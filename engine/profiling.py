@@ -11,7 +11,7 @@ from engine.config import EngineConfig, ScheduleConfig
 from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
-from engine.profile import BATCHES, CONTEXT, LONG_CONTEXT, Points, Profile, alone, in_fours
+from engine.profile import BATCHES, CONTEXT, LONG_CONTEXT, Points, Profile, alone, in_fours, telling
 
 REPEATS = 3  # the least tells: whatever else a machine does only takes time
 _SOME = 16  # sequences that tell what context costs
@@ -31,11 +31,13 @@ def profile_at_start(
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile()
     most = min(schedule.max_step_tokens, schedule.max_sequences)
-    single = profile_alone(target, cache, speculation.k_max, schedule)
+    k_max = speculation.k_max
+    single = profile_alone(target, cache, k_max, schedule)
+    several = profile_batches(target, cache, k_max, schedule) if single[1:] else {}
     return Profile(
         target=[*single, *profile_plain(target, cache, 16, most)],
         draft=profile_plain(draft, cache, 1, most) if draft else (),
-        batches={1: single, **profile_batches(target, cache, schedule)} if single[1:] else {},
+        batches={1: single, **several} if single[1:] else {},
         padded=target.padded,
         token_seconds=(
             profile_context(target, cache, min(most, _SOME), longest),
@@ -59,7 +61,7 @@ def profile_plain(runner: ModelRunner, cache: KVCache, first: int, last: int) ->
 
 
 def profile_batches(
-    runner: ModelRunner, cache: KVCache, schedule: ScheduleConfig
+    runner: ModelRunner, cache: KVCache, k_max: int, schedule: ScheduleConfig
 ) -> dict[int, Points]:
     """By number of sequences, (rows, seconds) with growing proposals. Attention's share is paid by
     sequence and the products' by row, so one curve does not do for all."""
@@ -67,7 +69,7 @@ def profile_batches(
     began = time.perf_counter()
     for sequences, lengths in BATCHES:
         points: list[tuple[int, float]] = []
-        for rows in lengths:
+        for rows in telling(lengths, k_max):
             allowed = sequences * rows <= schedule.max_step_tokens
             if sequences > schedule.max_sequences or not allowed:
                 break

@@ -1,6 +1,6 @@
 """What a step costs: seconds of the target by rows, of drafting by steps, of the host.
 
-A profile measured at start says what to expect; every pure decode step corrects it. What is learnt
+A profile measured at start says what to expect; every step of decoding corrects it. What is learnt
 fades, so it follows a changing machine. Pure arithmetic over numbers that are passed in.
 """
 
@@ -129,7 +129,7 @@ class StepCosts:
         return slow * begin, slow * step
 
     def learn(self, seen: StepObservation, *, fresh: bool, rounds: int = 1) -> None:
-        """From a pure decode step, so many rounds after the last; `fresh`: the drafter had nothing
+        """From a step of decoding, so many rounds after the last; `fresh`: the drafter had nothing
         to catch up with."""
         size = seen.num_sequences.bit_length()
         rows = float(seen.rows)
@@ -139,6 +139,8 @@ class StepCosts:
             self._length = seen.context / seen.num_sequences
         more = self._token * self._beyond(seen.num_sequences)
         self._target.update(rows, size, seen.target_seconds, rounds, more)
+        if seen.prompt_rows:  # the drafter has to run them, too, and the host to admit them
+            return
         fast = exp(-self._target.slowness)
         drafted = any(outcome.offered for outcome in seen.outcomes)
         (self._host if drafted else self._plain).update(seen.rows, fast * seen.host_seconds)

@@ -108,11 +108,10 @@ def observation(
 ) -> StepObservation:
     """The step as the controller learns from it. `overhead`: seconds, see step_clock."""
     rows = tokens = context = 0
-    pure = True
     for chunk in plan.chunks:
         rows += chunk.length
         context += chunk.start
-        pure = pure and chunk.length == 1
+    prompt_rows = rows - len(plan.chunks)
     for item in sampled:
         rows += len(item.proposal.tokens)
         tokens += len(item.tokens)
@@ -127,7 +126,7 @@ def observation(
         draft_seconds=seconds.propose,
         target_seconds=seconds.verify,
         host_seconds=overhead + seconds.schedule + seconds.accept + seconds.commit + seconds.emit,
-        pure_decode=pure,
+        prompt_rows=prompt_rows,
         num_drafting=main.num_drafting,
         context=context,
     )

@@ -149,7 +149,7 @@ class Player:
             draft_seconds=drafted.seconds * noise() if drafted.depth else 0.0,
             target_seconds=target * noise(),
             host_seconds=host + self._charge * timed.seconds,
-            pure_decode=not prompt,
+            prompt_rows=prompt,
             confidences=confidences,
             agreements=drafted.agreements if getattr(controller, "looks_back", True) else (),
             context=context,

@@ -77,7 +77,7 @@ class ProfileOnly(AdaptiveK):
     """Costs are those of the start-up profile."""
 
     def update(self, observation: StepObservation) -> None:
-        super().update(replace(observation, pure_decode=False))
+        super().update(replace(observation, prompt_rows=observation.rows))
 
 
 class NoExploration(AdaptiveK):

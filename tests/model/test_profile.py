@@ -45,8 +45,11 @@ class _Cache:
     block_size, num_blocks = 16, 1000
 
 
-def _profile(longest: int = 1024, **schedule: Any) -> Profile:
-    config = EngineConfig.model_validate({"target": {"path": "x"}, "schedule": schedule})
+def _profile(
+    longest: int = 1024, speculation: dict[str, Any] | None = None, **schedule: Any
+) -> Profile:
+    said = {"target": {"path": "x"}, "schedule": schedule, "speculation": speculation or {}}
+    config = EngineConfig.model_validate(said)
     runner = cast(ModelRunner, _Timed())
     return profile_at_start(config, runner, runner, cast(KVCache, _Cache()), longest)
 
@@ -69,6 +72,14 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     usual = _profile(max_sequences=64, max_step_tokens=512)
     assert max(rows for rows, _ in usual.target) == 64
     assert set(usual.batches) == {1, 4, 8, 16, 32, 64}
+
+
+def test_batches_are_measured_up_to_the_longest_proposals() -> None:
+    """Bug: of sixteen sequences five rows each were the most; beyond, where forwards grow by tiles,
+    the step between the last two was taken for the slope, and rows were bought for too much."""
+    assert max(rows for rows, _ in _profile(max_sequences=16).batches[16]) == 16 * 9
+    short = _profile(max_sequences=16, speculation={"controller": {"k_max": 2}})
+    assert max(rows for rows, _ in short.batches[16]) == 16 * 3
 
 
 def test_what_contexts_take_is_measured() -> None:

@@ -90,7 +90,6 @@ class World:
             draft_seconds=max(map(len, made)) * self.draft * jitter,
             target_seconds=self.target(rows) * jitter,
             host_seconds=self.host,
-            pure_decode=True,
             confidences=self._told(made, outcomes),
             agreements=agreements if controller.looks_back else (),
         )

@@ -77,7 +77,7 @@ def test_the_same_rows_for_each_are_as_many_as_before() -> None:
 def test_what_is_taken_out_teaches_nothing(build: type[AdaptiveK]) -> None:
     told = StepObservation(
         num_sequences=1, rows=1, k=0, tokens=1, outcomes=[], draft_seconds=0.0, target_seconds=9.0,
-        host_seconds=0.0, pure_decode=build is ProfileOnly,
+        host_seconds=0.0, prompt_rows=0 if build is ProfileOnly else 9,
         agreements=[[(1.0, False)] * 9] if build is NoHindsight else (),
     )  # fmt: skip
     controller, fresh = build(4), build(4)

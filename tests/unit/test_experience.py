@@ -21,7 +21,6 @@ def told(outcome: Outcome, sure: list[float]) -> StepObservation:
         draft_seconds=1e-3,
         target_seconds=1e-3,
         host_seconds=1e-3,
-        pure_decode=True,
         confidences=[sure[: outcome.tried]],
     )
 

@@ -161,7 +161,6 @@ def test_time_spent_catching_up_is_no_cost_of_a_draft(
         9e-3,
         4e-3,
         1e-4,
-        pure_decode=True,
         num_drafting=num_drafting,
     )
     costs.learn(seen, fresh=fresh)
@@ -200,7 +199,7 @@ def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
     assert seconds[[2, 5, 8]] == pytest.approx([2e-3] * 3)
     assert seconds[[9, 16, 32]] == pytest.approx([4e-3, 4e-3, 8e-3])
     for _ in range(20):
-        costs.learn(StepObservation(4, 5, 0, 4, [], 0.0, 3e-3, 0.0, pure_decode=True), fresh=True)
+        costs.learn(StepObservation(4, 5, 0, 4, [], 0.0, 3e-3, 0.0), fresh=True)
     seconds, _ = costs.by_rows(4, 32)
     assert seconds[[2, 5, 8]] == pytest.approx([3e-3] * 3, rel=0.01)
 
@@ -208,7 +207,7 @@ def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
 def _guessing_step(slow: float) -> StepObservation:
     outcomes = [Outcome(2, 2, 1)]
     seconds = (slow * 6e-4, slow * 2e-3, slow * 1.1e-3)
-    return StepObservation(1, 3, 2, 2, outcomes, *seconds, pure_decode=True)
+    return StepObservation(1, 3, 2, 2, outcomes, *seconds)
 
 
 def test_a_slow_machine_changes_no_comparison() -> None:
@@ -224,7 +223,7 @@ def test_a_slow_machine_changes_no_comparison() -> None:
         return float(seconds[1]), float(seconds[3]) + begin + 2 * step
 
     for _ in range(60):
-        plain = StepObservation(1, 1, 0, 1, [], 0.0, 1.5e-3, 1e-3, pure_decode=True)
+        plain = StepObservation(1, 1, 0, 1, [], 0.0, 1.5e-3, 1e-3)
         costs.learn(plain, fresh=False)
         costs.learn(_guessing_step(1.0), fresh=True)
     before = prices()
@@ -290,5 +289,5 @@ def test_a_draft_step_reads_contexts_too() -> None:
 
 def _plain_step(sequences: int, target: float, context: int) -> StepObservation:
     return StepObservation(
-        sequences, sequences, 0, sequences, [], 0.0, target, 0.0, pure_decode=True, context=context
+        sequences, sequences, 0, sequences, [], 0.0, target, 0.0, context=context
     )

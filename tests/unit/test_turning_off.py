@@ -26,9 +26,7 @@ def play(controller: AdaptiveK, draft: float, rounds: int = 1) -> int:
         guessed += k
         outcomes = [Outcome(k, k, k * (i < RIGHT)) for i in range(BATCH)]
         rows, tokens = BATCH * (1 + k), BATCH + k * RIGHT
-        seen = StepObservation(
-            BATCH, rows, k, tokens, outcomes, k * draft, TARGET, 0.0, pure_decode=True
-        )
+        seen = StepObservation(BATCH, rows, k, tokens, outcomes, k * draft, TARGET, 0.0)
         if controller.listens:
             controller.update(seen)
     return guessed
