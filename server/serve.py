@@ -186,6 +186,7 @@ class _Http(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,  # nothing here asks who the client is
                 server_header=False,
                 ws="none",
                 backlog=BACKLOG,

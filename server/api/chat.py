@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from engine.messages import Ready
 from server.api.body import read_body
@@ -26,10 +27,7 @@ from server.choice import Delta
 from server.generation import Generation
 
 
-def chat_router(services: Services) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/chat/completions")
+def chat_route(services: Services) -> Route:
     async def create_chat_completion(http: Request) -> Response:
         body = await read_body(http, services.config.server.max_body_bytes)
         request = parse(body, ChatRequest, "chat")
@@ -50,7 +48,7 @@ def chat_router(services: Services) -> APIRouter:
         reply |= _prompt_logprobs(services, request, call.generation)
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
-    return router
+    return Route("/v1/chat/completions", create_chat_completion, methods=["POST"])
 
 
 async def start_chat(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from engine.messages import Ready
 from server.api.body import read_body
@@ -25,10 +26,7 @@ from server.generation import Generation
 from server.generation_spec import Echo
 
 
-def completions_router(services: Services) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/completions")
+def completions_route(services: Services) -> Route:
     async def create_completion(http: Request) -> Response:
         body = await read_body(http, services.config.server.max_body_bytes)
         request = parse(body, CompletionRequest, "completions")
@@ -43,7 +41,7 @@ def completions_router(services: Services) -> APIRouter:
         reply = {**call.head("text_completion"), "choices": choices, "usage": usage}
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
-    return router
+    return Route("/v1/completions", create_completion, methods=["POST"])
 
 
 async def start_completion(services: Services, request: CompletionRequest, *, prefix: str) -> Call:

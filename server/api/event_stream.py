@@ -1,8 +1,8 @@
 """EventStream: the events of one generation on their way to one client.
 
-sse-starlette's response with the inside of its `__call__` replaced: a lock, a deadline and a cancel
-scope for each event took longer than all else that is done for a token. One task sends, one notices
-that the client left, one pings and cuts a client that takes nothing.
+Not sse-starlette's response: a lock, a deadline and a cancel scope for each event took longer than
+all else that is done for a token. One task sends, one notices that the client left, one pings and
+cuts a client that takes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Protocol
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
+from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.intake import Call
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 # The name of an ASGI extension: a Writer. Each wrapper that a framework puts around `send` costs as
 # much as writing.
 WRITER = "foretoken.writer"
+# No cache, and no proxy (nginx reads the last one), may keep an event.
+HEADERS = {"cache-control": "no-store", "connection": "keep-alive", "x-accel-buffering": "no"}
 PING_SECONDS = 15.0
 SEND_SECONDS = 60.0  # a reader that takes nothing for so long is cut
 
@@ -49,9 +52,11 @@ class Outlet:
         self.writer: Writer | None = None
 
 
-class EventStream(EventSourceResponse):
+class EventStream(StreamingResponse):
     """Of one generation, which is closed even if the stream never began. `events` are whole events
     as bytes, one or several each. While a client does not read, nothing is asked of them."""
+
+    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class EventStream(EventSourceResponse):
         ping_seconds: float = PING_SECONDS,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
-        super().__init__(events, headers={"x-request-id": call.id})
+        super().__init__(events, headers={"x-request-id": call.id, **HEADERS})
         self._generation = call.generation
         self._events = events
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from engine.errors import EngineError
 from server.api.body import parse_json, read_body
@@ -31,10 +32,7 @@ from server.api.usage import usage_body
 logger = logging.getLogger(__name__)
 
 
-def responses_router(services: Services) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/responses")
+def responses_route(services: Services) -> Route:
     async def create_response(http: Request) -> Response:
         body = await read_body(http, services.config.server.max_body_bytes)
         asked = translate(parse_json(body))
@@ -52,6 +50,13 @@ def responses_router(services: Services) -> APIRouter:
         with asked.renames.applied():
             last = await while_there(http, call.generation, _last(events))
         return JSONResponse(last["response"], headers={"x-request-id": call.id})
+
+    return Route("/v1/responses", create_response, methods=["POST"])
+
+
+def responses_router(services: Services) -> APIRouter:
+    """What is beside generating."""
+    router = APIRouter()
 
     @router.post("/v1/responses/input_tokens")
     async def count_input_tokens(http: Request) -> dict[str, Any]:
