@@ -19,24 +19,28 @@ ACTS_AT_ONCE = 16  # then whatever else the loop has to do
 
 class _Turns:
     """Work that is due, of many streams, a few at a time: a step's tokens of all streams in one go
-    would keep a new request waiting for as long as they take."""
+    would keep a new request waiting for as long as they take. What comes during a turn has its own
+    before the next."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._call_soon = loop.call_soon
         self._due = deque[Callable[[], None]]()
 
-    def add(self, work: Callable[[], None]) -> None:
-        """`work` handles its own errors."""
+    def add(self, work: Callable[[], None], *, ahead: bool) -> None:
+        """`work` handles its own errors. `ahead` of all that is due."""
         if not self._due:
             self._call_soon(self._run)
-        self._due.append(work)
+        if ahead:
+            self._due.appendleft(work)
+        else:
+            self._due.append(work)
 
     def _run(self) -> None:
         due = self._due
         for _ in range(min(ACTS_AT_ONCE, len(due))):
             due.popleft()()
         if due:
-            self._call_soon(self._run)
+            self._call_soon(self._call_soon, self._run)  # behind what the loop learns of now
 
 
 _turns = WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns]()
@@ -64,12 +68,13 @@ class Wake:
     def is_set(self) -> bool:
         return self._set
 
-    def set(self) -> None:
+    def set(self, *, ahead: bool = False) -> None:
+        """`ahead`: of all others that were set and have not been done."""
         if self._set:
             return
         self._set = True
         if self._act is not None:
-            self._later(self._try)  # so that what comes together is handled together
+            self._later(self._try, ahead=ahead)  # so that what comes together is handled together
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -175,7 +180,7 @@ class Stream:
         self._arrived.append(output)
         self._last = output
         self._ended = output.finish is not None
-        self._wake.set()
+        self._wake.set(ahead=output.cached_tokens is not None)  # somebody waits for a first token
 
     def fail(self, sentence: str) -> None:
         """End the stream with EngineLost(sentence)."""

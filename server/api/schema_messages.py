@@ -30,8 +30,7 @@ class Message(Part):
     tool_call_id: str | None = Field(None, max_length=MAX_LABEL_LENGTH)
 
     def as_dict(self) -> dict[str, Any]:
-        # Not `exclude_none`, which would also reach into the arguments of calls.
-        return {name: value for name, value in self.model_dump().items() if value is not None}
+        return {name: value for name, value in self if value is not None}
 
 
 def as_messages(value: Any) -> list[Message]:
