@@ -74,6 +74,8 @@ class CostCurve:
         self._curves = {group: _Curve(own) for group, own in (groups or {}).items()}
         self.slowness = self.usual = 0.0
         self._restless = _NEW_MACHINE  # variance of the slowness
+        self._right = set[tuple[int, int]]()  # residuals whose last error was no outlier
+        self._far = 0.0  # the error of the last one that then had one; 0: none since has been right
         self._levels: dict[int, float] = {}  # by group
         self._level_doubts: dict[int, float] = {}  # variances of these
         self._residuals: dict[int, dict[int, float]] = {}  # by group, then place
@@ -136,7 +138,9 @@ class CostCurve:
         restless = max(min(self._restless + _BURST * rounds, _BURSTS), self._restless)
         usual = log(self.predict(size, group, more))
         error = log(max(seconds, 1e-7)) - usual + self.usual - self.slowness
-        if doubt < _NEW and level < _NEW_GROUP:
+        if self._jumped(group, place, error):
+            restless = _NEW_MACHINE
+        elif doubt < _NEW and level < _NEW_GROUP:
             error = min(max(error, -_OUTLIER), _OUTLIER)
         share = 1.0 / (doubt + level + restless + _NOISE)
         residuals = self._residuals.setdefault(group, {})
@@ -147,6 +151,20 @@ class CostCurve:
         self._level_doubts[group] = level * (1.0 - level * share)
         self._restless = restless * (1.0 - restless * share)
         self._slow_down(restless * share * error, rounds)
+
+    def _jumped(self, group: int, place: int, error: float) -> bool:
+        """Whether the machine has become another: a size that was right the last time is far off,
+        and what is seen next is so on the same side."""
+        here = group, place
+        far = abs(error) > _OUTLIER
+        jumped = far and self._far * error > 0.0
+        if jumped or not far:
+            self._far = 0.0
+            self._right.add(here)
+        elif here in self._right:
+            self._far = error
+            self._right.discard(here)
+        return jumped
 
     def _slow_down(self, by: float, rounds: int) -> None:
         """The machine is slower by so much than so many rounds ago."""

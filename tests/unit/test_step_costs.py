@@ -60,6 +60,34 @@ def test_a_size_seen_in_a_bad_moment_makes_no_cliff() -> None:
     assert max(steps) < 1.03
 
 
+@pytest.mark.parametrize("factor", [0.1, 3.0, 10.0])
+def test_a_machine_that_became_another_makes_no_size_dear(factor: float) -> None:
+    """Bug: a machine that became ten times as slow while K was 0 was believed in steps, and the
+    sizes that were seen meanwhile for the first time took the blame: proposals of four sequences
+    looked 2.5 times too dear for thousands of rounds."""
+    curve = CostCurve([(16, 4e-3), (48, 8e-3)])
+    for _ in range(60):
+        curve.update(16, 5, 4e-3, 16)
+    for rows, seconds in [(16, 4e-3), (16, 4e-3), *[(48, 8e-3)] * 8, *[(16, 4e-3)] * 8]:
+        curve.update(rows, 5, factor * seconds, 4)
+    assert curve.predict(48, 5) / curve.predict(16, 5) == pytest.approx(2.0, rel=0.1)
+    assert curve.predict(16, 5) == pytest.approx(factor * 4e-3, rel=0.2)
+
+
+def test_two_hiccups_in_a_row_are_forgotten() -> None:
+    """Law: what is taken for another machine and was none is taken back as fast."""
+    curve = CostCurve([(16, 4e-3), (48, 8e-3)])
+    truth = {16: 4e-3, 48: 8e-3}
+    for rows in [16, 48] * 30:
+        curve.update(rows, 5, truth[rows], 4)
+    for rows in (16, 48):
+        curve.update(rows, 5, 30 * truth[rows], 4)
+    for rows in [16, 48] * 12:
+        curve.update(rows, 5, truth[rows], 4)
+    for rows, seconds in truth.items():
+        assert curve.predict(rows, 5) == pytest.approx(seconds, rel=0.15)
+
+
 def test_what_is_common_reaches_sizes_not_seen() -> None:
     """Law: a machine that is twice as slow is so at every size, and for other batches too."""
     curve = CostCurve([(1, 4e-3), (9, 8e-3)])
