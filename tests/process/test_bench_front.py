@@ -26,7 +26,7 @@ async def told(*words: str) -> tuple[int, str, str]:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="it reads /proc")
 def test_it_tells_of_both_kinds_of_replies() -> None:
     """Law: each reply was whole (it refuses others), and the findings are JSON on stdout alone."""
-    words = "--streams 3 --tokens 12 --seconds 0.2 --rate 3000 --scenes load --json"
+    words = "--streams 3 --tokens 12 --seconds 1 --rate 3000 --scenes load --json"
     code, out, err = asyncio.run(told(*words.split()))
     assert code == 0, err
     findings = json.loads(out)
