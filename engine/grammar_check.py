@@ -19,7 +19,7 @@ import threading
 import msgspec
 from llguidance import LLTokenizer
 
-from engine.arguments import Parser
+from engine.arguments import Parser, number
 from engine.errors import ModelError
 from engine.grammar_children import Children
 from engine.messages import CheckOutcome, Grammar
@@ -37,7 +37,9 @@ def main() -> int:
     parser.add_argument("path")
     parser.add_argument("--revision")
     parser.add_argument("--trust-remote-code", action="store_true")
-    parser.add_argument("--seconds", type=float, required=True, help="CPU time of a grammar")
+    parser.add_argument(
+        "--seconds", type=number(0, above=True), required=True, help="CPU time of a grammar"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     die_with_parent()

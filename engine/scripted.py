@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from engine.__main__ import build_parser, read_config
+from engine.arguments import number, whole
 from engine.messages import (
     Estimates,
     FinishReason,
@@ -191,9 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     follow_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     parser = build_parser("python -m engine.scripted", __doc__)
-    parser.add_argument("--step-seconds", type=float, default=0.0)
-    parser.add_argument("--tokens-per-step", type=int, default=1)
-    parser.add_argument("--vocab-size", type=int, default=258)
+    parser.add_argument("--step-seconds", type=number(0), default=0.0)
+    parser.add_argument("--tokens-per-step", type=whole(1, 10**6), default=1)
+    parser.add_argument("--vocab-size", type=whole(2, 2**31), default=258)
     parser.add_argument("--times", type=Path, help="a line of JSON for each sequence that ended")
     parsed = parser.parse_args(arguments)
     read_config(parsed.config)  # what the supervisor wrote must be readable

@@ -7,6 +7,7 @@ python -m engine.demo.card --replies    the documented prompts and what the targ
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code, whole
 from engine.demo import checkpoint
 from engine.demo.checkpoint import settings
 from engine.demo.measure import report
@@ -97,7 +98,7 @@ def answers(folder: Path) -> list[dict[str, str]]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def build_parser() -> Parser:
     parser = Parser(
         prog="python -m engine.demo.card", description=(__doc__ or "").split("\n", 1)[0]
     )
@@ -107,13 +108,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--measure", action="store_true", help="losses and acceptance on held-out text"
     )
-    parser.add_argument("--rows", type=int, default=16, help="rows per kind of text (default 16)")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row (default 512)")
+    parser.add_argument(
+        "--rows", type=whole(1, 1000), default=16, help="rows per kind of text (default 16)"
+    )
+    parser.add_argument(
+        "--length", type=whole(1, 2048), default=512, help="tokens of a row (default 512)"
+    )
     parser.add_argument("--time", action="store_true", help="one-row forward times on one thread")
     parser.add_argument(
         "--replies", action="store_true", help="the documented prompts, answered at T=0, as JSON"
     )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = build_parser()
     options = parser.parse_args(argv)
+    if not (options.measure or options.time or options.replies):
+        parser.error("ask for --measure, --time or --replies")
+    return exit_code(parser.prog, lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises ConfigError for a folder without a pair."""
+    checkpoint.check(options.folder)
     if options.measure:
         measure(options.folder, options.rows, options.length)
     if options.time:

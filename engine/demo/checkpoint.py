@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from engine.demo.network import Network, Shape
+from engine.errors import ConfigError
 
 
 def save(network: Network, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -33,6 +34,13 @@ def save(network: Network, tokenizer: PreTrainedTokenizerBase, folder: Path) -> 
         folder.rename(old)
     fresh.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def check(folder: Path) -> None:
+    """Raises ConfigError unless the folder holds a pair."""
+    for path in (folder / "target", folder / "draft"):
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{folder} holds no pair: there is no {path / 'config.json'}")
 
 
 def settings(**values: Any) -> GenerationConfig:

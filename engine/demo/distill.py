@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code, number, whole
 from engine.demo import checkpoint
 from engine.demo.checkpoint import settings
 from engine.demo.optimizer import Optimizer
@@ -105,13 +105,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m engine.demo.distill", description=(__doc__ or "").split("\n", 1)[0]
     )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--minutes", type=float, default=12)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=number(0, 1e6, above=True), default=12)
+    parser.add_argument("--threads", type=whole(1, 1024), default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(options.output, options.minutes, options.seed, options.threads)
-    return 0
+
+    def work() -> int:
+        checkpoint.check(options.output)
+        run(options.output, options.minutes, options.seed, options.threads)
+        return 0
+
+    return exit_code(parser.prog, work)
 
 
 if __name__ == "__main__":

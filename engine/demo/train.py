@@ -176,7 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, save, distil; the exit code. Raises OSError."""
+    """Train, save, distil; the exit code. Raises OSError, and ConfigError where there is nothing to
+    resume."""
+    if options.resume:
+        checkpoint.check(options.output)
     options.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     torch.set_flush_denormal(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo import card, checkpoint
+from engine.demo import card, checkpoint, distill, train
 from engine.demo.measure import agreement
 
 DEMO = Path(card.__file__).parent
@@ -123,3 +124,34 @@ def test_the_matched_coupling_never_beats_the_best_rule() -> None:
     target, draft = torch.randn(2, 4000, 50, generator=generator)
     found = agreement(target, draft, 1.0)
     assert found.matched < found.rejection + 0.02
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "part"),
+    [
+        (card.main, ["--measure", "--rows", "0"], "--rows: '0' is not a whole number from 1"),
+        (card.main, ["--measure", "--length", "x"], "--length: 'x' is not a whole number from 1"),
+        (card.main, [], "ask for --measure, --time or --replies"),
+        (card.main, ["--time", "--folder", "/nowhere"], "/nowhere holds no pair"),
+        (distill.main, ["--minutes", "nan"], "--minutes: 'nan' is not a number above 0"),
+        (distill.main, ["--threads", "-1"], "--threads: '-1' is not a whole number from 1"),
+        (distill.main, ["--seed", "1.5"], "--seed: '1.5' is not a whole number from 0"),
+        (distill.main, ["--output", "/nowhere"], "/nowhere holds no pair"),
+        (train.main, ["--resume", "5", "--output", "/nowhere"], "/nowhere holds no pair"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    main: Callable[[Sequence[str]], int],
+    words: list[str],
+    part: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bug: bad numbers got argparse's words or a traceback, a folder without models a traceback,
+    and a card of nothing was printed without a word."""
+    try:
+        code: object = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert part in line

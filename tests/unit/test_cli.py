@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -174,6 +175,19 @@ def test_every_command_line_is_read_by_the_one_parser(folder: str) -> None:
         if "argparse.ArgumentParser(" in path.read_text(encoding="utf-8")
     ]
     assert others == []  # the parser itself only inherits
+
+
+@pytest.mark.parametrize("folder", ["engine", "server"])
+def test_every_number_of_a_command_line_has_bounds(folder: str) -> None:
+    """Bug: `--threads 0` of some programs was a traceback, `--rows x` argparse's own words, and
+    `--minutes nan` a run without an end."""
+    root = Path(__file__).parents[2]
+    others = [
+        str(path.relative_to(root))
+        for path in sorted((root / folder).rglob("*.py"))
+        if re.search(r"add(_argument)?\([^()]*\btype=(int|float)\b", path.read_text("utf-8"))
+    ]
+    assert others == []
 
 
 @pytest.mark.parametrize("words", [["--streams", "0"], ["--scenes", "noon"], ["--rat", "5"]])
