@@ -41,7 +41,10 @@ class AdaptiveK:
     name = "adaptive"
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        """`stops`: whether the drafter asks `goes_on`."""
+        """`k_max`: at least 1; where K is always 0, that is FixedK's. `stops`: whether the drafter
+        asks `goes_on`."""
+        if k_max < 1:
+            raise ValueError(f"there is nothing to choose up to K = {k_max}")
         self.k_max = k_max
         self._stops = stops
         self.reason: Reason = "off"
@@ -83,8 +86,6 @@ class AdaptiveK:
 
     def choose(self, load: Load) -> int:
         """Draft steps for the step ahead."""
-        if not self.k_max:
-            return 0
         sequences = max(1, load.num_sequences)
         size = sequences.bit_length()
         changed = size != self._size or self._anew

@@ -93,6 +93,8 @@ def judge(path: Path, *, seeds: int, charge: float, stops: bool) -> Judged:
     trace = read_trace(path)
     told, costs = recorded(trace), MeasuredCosts(trace)
     k_max, budget = trace.header.k_max, trace.header.max_step_tokens
+    if not k_max:
+        raise TraceError(f"{path}: K could only be 0 there, so there was nothing to choose")
     fixed = [_seconds(told, Player(FixedK(k), costs, budget=budget)) for k in range(k_max + 1)]
     batch = max(len(step.parts) for step in trace.steps)
     judged = Judged(path.stem, batch, fixed)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.adaptive import AdaptiveK
 from engine.controller import Load, StepObservation
 from engine.profile import Profile
 from engine.replay import ablate
 from engine.replay.variants import STOP, VARIANTS, WHOLE, KeepAll, NoHindsight, ProfileOnly, Uniform
+from engine.trace import Trace
 from tests.support.controller_world import K_MAX, World, play
 from tests.unit.test_trace import served, write
 
@@ -56,6 +58,16 @@ def test_equal_seeds_are_equal_plays(tmp_path: Path) -> None:
     path = write(tmp_path / "t", served(3))
     first, again = (ablate.judge(path, seeds=1, charge=0.0, stops=False) for _ in range(2))
     assert first == again
+
+
+def test_a_trace_of_plain_decoding_has_nothing_to_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: a traceback of arrays that did not fit, or a table of ones."""
+    trace = served(3)
+    write(tmp_path / "t.jsonl", Trace(replace(trace.header, k_max=0), trace.steps))
+    assert ablate.main([str(tmp_path)]) == 2
+    assert "K could only be 0 there" in capsys.readouterr().err
 
 
 CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]

@@ -315,6 +315,13 @@ def test_the_config_chooses_the_controller(
     assert 0 <= controller.choose(Load(1)) <= k_max
 
 
+def test_where_nothing_is_to_choose_nobody_chooses() -> None:
+    """Bug: one made for K = 0 alone took its steps until it was told of guesses found right in
+    hindsight; then it failed over arrays that did not fit."""
+    with pytest.raises(ValueError, match="nothing to choose up to K = 0"):
+        AdaptiveK(0)
+
+
 def test_free_guesses_are_as_long_as_they_pay() -> None:
     """Law: rows cost and guesses do not: likely ones go on to K's bound, unlikely ones are cut
     where the next row is dearer than what it brings, hopeless ones are not made."""
