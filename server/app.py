@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.routing import Route
 
 from server.admission import Admission
 from server.api import errors
@@ -53,6 +54,15 @@ def draw_seed() -> int:
     return secrets.randbits(53)
 
 
+def with_head(router: APIRouter) -> APIRouter:
+    """Whatever answers GET answers HEAD, which is what load balancers ask: the same status and
+    headers, of which the ASGI server sends no body. Starlette's own routes do so by themselves."""
+    for route in router.routes:
+        if isinstance(route, Route) and route.methods is not None and "GET" in route.methods:
+            route.methods.add("HEAD")
+    return router
+
+
 def create_app(
     config: Config,
     *,
@@ -89,7 +99,7 @@ def create_app(
         redirect_slashes=False,
     )
     for router in ROUTERS:
-        app.include_router(router(services))
+        app.include_router(with_head(router(services)))
     errors.install(app, metrics)
     if config.server.api_key is not None:
         keys = [config.server.api_key, *filter(None, [config.server.admin_key])]

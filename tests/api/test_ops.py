@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -29,6 +30,52 @@ def http(served: Served) -> Iterator[httpx.Client]:
 def test_open_paths(http: httpx.Client, path: str) -> None:
     """Platforms probe and scrape without a key."""
     assert http.get(path).status_code == 200
+
+
+READS = (
+    "/health", "/ready", "/metrics", "/version", "/speculation/live", "/speculation",
+    "/openapi.json", "/v1/models", f"/v1/models/{MODEL}", "/v1/models/another", "/v1/capabilities",
+    "/v1/responses/resp_1", "/nothing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", READS)
+def test_whoever_asks_for_the_head_gets_it(http: httpx.Client, path: str) -> None:
+    """Bug: HEAD of every route was a 405; load balancers probe with it. Law: the status and the
+    headers of GET, the length of its body among them, and no body."""
+    key = {"Authorization": f"Bearer {KEY}"}
+    http.get("/health", headers=key)  # what /metrics tells of is settled
+    whole, head = http.get(path, headers=key), http.head(path, headers=key)
+    assert head.status_code == whole.status_code
+    assert head.content == b""
+    told, meant = dict(head.headers), dict(whole.headers)
+    for headers in (told, meant):
+        del headers["date"]
+    if path == "/metrics":  # it counts what passed meanwhile
+        assert told.pop("content-length").isdigit()
+        del meant["content-length"]
+    assert told == meant
+
+
+def test_a_head_leaves_the_connection_in_step(http: httpx.Client, served: Served) -> None:
+    """Law: whatever asks next on that connection gets its own answer, not a body left over."""
+    address = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as asking:
+        asking.sendall(b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        asking.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        said = b"".join(iter(lambda: asking.recv(65536), b""))
+    empty, first, second = said.split(b"HTTP/1.1 200 OK\r\n")
+    assert empty == b""
+    assert first.endswith(b"\r\n\r\n")
+    assert second.endswith(http.get("/health").content)
+
+
+def test_head_is_named_where_it_is_allowed(http: httpx.Client) -> None:
+    """Law: Allow lists it beside GET, and nothing else answers it."""
+    key = {"Authorization": f"Bearer {KEY}"}
+    assert http.delete("/health").headers["allow"] == "GET, HEAD"
+    refused = http.head("/v1/completions", headers=key)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize(

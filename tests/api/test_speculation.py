@@ -281,8 +281,8 @@ def test_other_methods_are_told_both_that_there_are(server: dict[str, Any]) -> N
     with serve(**server) as served:
         reply = httpx.delete(f"{served.url}/speculation", headers=bearer(ADMIN))
         assert reply.status_code == 405
-        assert reply.headers["allow"] == "GET, POST"
-        assert "GET, POST" in reply.json()["error"]["message"]
+        assert reply.headers["allow"] == "GET, HEAD, POST"
+        assert "GET, HEAD, POST" in reply.json()["error"]["message"]
 
 
 def test_before_the_first_step_nothing_is_measured(http: httpx.Client, served: Served) -> None:
