@@ -41,7 +41,8 @@ def main() -> int:
         "--seconds", type=number(0, above=True), required=True, help="CPU time of a grammar"
     )
     args = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    for each in (signal.SIGINT, signal.SIGTERM):  # the parent's to handle, which may need this
+        signal.signal(each, signal.SIG_IGN)
     die_with_parent()
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not look like an answer

@@ -68,6 +68,7 @@ class Service:
         self._say = say or say_line
         self._metrics = Metrics()
         self._speculation_log = SpeculationLog(time.monotonic)
+        self._grammars = grammar_checker(config, self._metrics.observe_grammar)
         self._client = EngineClient(on_metrics=self._on_metrics)
         self._supervisor = EngineSupervisor(
             config.engine,
@@ -103,8 +104,7 @@ class Service:
         return self._outcome()
 
     async def _serve_http(self, tokenizer: Tokenizer, over: asyncio.Task[None]) -> None:
-        grammars = grammar_checker(self._config, self._metrics.observe_grammar)
-        grammars.start()  # ahead of the first request that needs it
+        self._grammars.start()  # ahead of the first request that needs it
         # What the tokenizer's libraries made stays: a collection that walks it holds every stream.
         gc.collect()
         gc.freeze()
@@ -113,7 +113,7 @@ class Service:
             tokenizer=tokenizer,
             client=self._client,
             metrics=self._metrics,
-            grammars=grammars,
+            grammars=self._grammars,
         )
         self._http = http = _Http(app)
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
@@ -126,7 +126,7 @@ class Service:
             announcing.cancel()
             http.should_exit = True
             await serving
-            await grammars.close()
+            await self._grammars.close()
 
     async def _announce(self, http: _Http) -> None:
         await self._ready.wait()
@@ -163,6 +163,7 @@ class Service:
             return
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
+        self._grammars.retire()
         self._stop.set()
 
     def _on_state(self, state: EngineState) -> None:

@@ -78,7 +78,8 @@ def grammar_checker(config: Config, observe: Observe = _unobserved) -> GrammarCh
 
 
 class GrammarChecker:
-    """`start` ahead of the first request saves it the wait for the child; `close` ends it.
+    """`start` ahead of the first request saves it the wait for the child; after `retire` none is
+    started, whatever becomes of the one that is there; `close` ends it.
 
     `seconds`: the CPU time of one compilation; `max_bytes`: the longest source.
     """
@@ -102,11 +103,16 @@ class GrammarChecker:
         self._known = asyncio.Event()  # the child answers, or `_unusable` says why none ever will
         self._unusable: str | None = None
         self._served = False
+        self._retired = False
 
     def start(self) -> None:
         """Spawn the child; call it in the event loop, as often as you like."""
-        if self._keeping is None:
+        if self._keeping is None and not self._retired:
             self._keeping = asyncio.create_task(self._keep())
+
+    def retire(self) -> None:
+        """The server is about to end."""
+        self._retired = True
 
     async def close(self) -> None:
         """Kill and reap the child, and with it its own."""
@@ -152,7 +158,8 @@ class GrammarChecker:
 
     async def _compile(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
         try:
-            async with asyncio.timeout(WAIT_SECONDS if self._served else START_SECONDS):
+            hopeful = not (self._served or self._retired)
+            async with asyncio.timeout(START_SECONDS if hopeful else WAIT_SECONDS):
                 await self._known.wait()
         except TimeoutError:
             return BUSY
@@ -167,8 +174,9 @@ class GrammarChecker:
             return BUSY
 
     async def _keep(self) -> None:
-        """A child, and another when it is lost, until it is known that none can work."""
-        while self._unusable is None:
+        """A child, and another when it is lost, until it is known that none can work, or that none
+        is needed any more."""
+        while self._unusable is None and not self._retired:
             child = self._child = _Child()
             try:
                 async with asyncio.timeout(START_SECONDS):
@@ -177,13 +185,15 @@ class GrammarChecker:
                 self._served = True
                 if self._unusable is None:
                     await child.listen()
-                    logger.warning("the grammar compiler was lost; starting another")
                     self._known.clear()
+                    if not self._retired:
+                        logger.warning("the grammar compiler was lost; starting another")
                 else:
                     logger.warning("%s", self._unusable)
             except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-                logger.warning("the grammar compiler did not start: %r", error)
-                await asyncio.sleep(RETRY_SECONDS)
+                if not self._retired:
+                    logger.warning("the grammar compiler did not start: %r", error)
+                    await asyncio.sleep(RETRY_SECONDS)
             finally:
                 await child.kill()
 
@@ -203,6 +213,7 @@ class _Child:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **ONE_THREAD},
+            start_new_session=True,  # what signals our process group means us alone
         )
         return (await self._answer())[1]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import IO
 
 import httpx
 
+from tests.process.harness import arguments, children, is_gone
 from tests.support.scripted import Script
 
 COMMAND = [sys.executable, "-m", "tests.support.serve_scripted"]
@@ -134,6 +136,76 @@ def test_grace_ends() -> None:
             *_, last = told
         assert "shutting down" in json.loads(last)["error"]["message"]
         assert served.wait() == 0
+
+
+def compilers(front: int) -> list[int]:
+    return [pid for pid in children(front) if "engine.grammar_check" in arguments(pid)]
+
+
+def log_of_a_drain(path: Path, stop: Callable[[int, list[int]], None]) -> str:
+    """What is logged when a server with one running stream is told to end by `stop`, which gets its
+    pid and the grammar compilers'. All of those are gone in the end."""
+    with path.open("wb") as log:
+        process = subprocess.Popen(
+            [*COMMAND, "server.port=0", "server.grace_seconds=60"],
+            cwd=ROOT,
+            env=Script(step_seconds=0.02).environment(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # a group of its own, which is not the tests'
+        )
+    with process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://\S+(?=/v1$)", process.stdout.readline().strip())
+            assert found
+            choice = {**body(1), "structured_outputs": {"choice": ["a", "b"]}}
+            httpx.post(f"{found[0]}/v1/completions", json=choice, timeout=PATIENCE)
+            running = compilers(process.pid)
+            assert len(running) == 1  # it has answered
+            with httpx.stream(
+                "POST", f"{found[0]}/v1/completions", json=body(100), timeout=PATIENCE
+            ) as response:
+                told = events(response)
+                next(told)
+                stop(process.pid, running)
+                seen = {pid for _ in told for pid in compilers(process.pid)}
+            assert seen <= set(running)
+            assert process.wait(PATIENCE) == 0
+            assert all(map(is_gone, running))
+        finally:
+            process.kill()
+    return path.read_text("utf-8")
+
+
+def test_a_signal_to_the_whole_group_starts_nothing_new(tmp_path: Path) -> None:
+    """Bug: what stops a service (a shell, timeout, a supervisor) signals its process group. That
+    ended the grammar compiler, too, and the front end started another while it was ending."""
+    said = log_of_a_drain(tmp_path / "log", lambda front, _: os.killpg(front, signal.SIGTERM))
+    assert "grammar compiler" not in said
+
+
+def test_a_signal_to_each_process_starts_nothing_new(tmp_path: Path) -> None:
+    """Bug: the same where each process gets it, as systemd does; the compiler may be first."""
+
+    def stop(front: int, compilers: list[int]) -> None:
+        for pid in (*compilers, front):
+            os.kill(pid, signal.SIGTERM)
+
+    assert "grammar compiler" not in log_of_a_drain(tmp_path / "log", stop)
+
+
+def test_a_compiler_that_is_lost_while_the_server_ends_is_not_replaced(tmp_path: Path) -> None:
+    """Law: no child is started once ending began, whatever happened to the one before."""
+
+    def stop(front: int, compilers: list[int]) -> None:
+        os.kill(front, signal.SIGTERM)
+        for pid in compilers:
+            os.kill(pid, signal.SIGKILL)
+
+    said = log_of_a_drain(tmp_path / "log", stop)
+    assert "starting another" not in said
 
 
 def test_signal_while_starting() -> None:

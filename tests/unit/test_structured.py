@@ -120,6 +120,28 @@ def test_what_there_was_no_time_for_is_no_fault_of_its_own(tmp_path: Path) -> No
     assert run(tmp_path, work) == ["busy", "busy", "last"]
 
 
+def test_after_the_last_one_there_is_no_other(tmp_path: Path) -> None:
+    """Law: once the server ends, a child that is lost is not replaced, nor is a first one started;
+    whoever asks is told that there is no time."""
+
+    async def work(checker: GrammarChecker) -> None:
+        await checker.check(Grammar("regex", "before"), param="p")
+        checker.retire()
+        await checker.check(Grammar("regex", "meanwhile"), param="p")
+        for lost in ("die", "after"):
+            assert (await refusal(checker, lost)).status == 429
+
+    assert run(tmp_path, work) == ["before", "meanwhile", "die"]
+
+    async def too_late(checker: GrammarChecker) -> None:
+        checker.retire()
+        checker.start()
+        assert (await refusal(checker, "first")).status == 429
+
+    (tmp_path / "seen").unlink()
+    assert run(tmp_path, too_late) == []
+
+
 def test_a_child_that_hangs_or_dies_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
