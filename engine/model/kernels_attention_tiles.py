@@ -138,7 +138,7 @@ def _place(builder: Any, parts: int, source: Any, sizes: Any, space: Any) -> Any
 
 def _ask_for(tiles: Any, parts: int, source: Any, count: Any) -> None:
     """Sixteen slots from that of a key on, or as many as there are; nothing is read that may not
-    be."""
+    be. Between asking and use lie more than the first cache holds."""
     (plane, slots, first), builder = source, tiles.builder
     at = _slot(builder, slots, first, SIDE * parts)
     left = builder.sub(count, first)
@@ -146,7 +146,7 @@ def _ask_for(tiles: Any, parts: int, source: Any, count: Any) -> None:
     with cgutils.for_range(builder, left, intp=WIDE) as loop:
         there = builder.add(at, builder.mul(loop.index, number(SIDE * parts)))
         for line in range(parts):
-            tiles.fetch(tiles.place(plane, there, line * LANES))
+            tiles.fetch(tiles.place(plane, there, line * LANES), near=False)
 
 
 @intrinsic  # type: ignore[misc]

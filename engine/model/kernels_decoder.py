@@ -21,7 +21,10 @@ from engine.model.kernels_gate import gate
 from engine.model.kernels_layer import attend, space_of
 from engine.model.kernels_tiles import SIDE
 
-TILE = 64  # rows that go through all layers together: their numbers stay in the caches
+# Rows that go through a layer together: few, whose numbers stay in the caches, where what all rows
+# of a layer share does so, too; else many, to read that once.
+FEW, MANY = 64, 256
+_CACHED = 1 << 19  # words of a layer's weights, keys and values
 
 
 @fast
@@ -31,19 +34,43 @@ def forward(
 ) -> None:  # fmt: skip
     """As `engine.model.kernels.forward`; `keys` and `values` words `[layers, kv_heads, slots,
     dim / 2]`, the embedding uint16, and the last of `shape` a tuple of `dim / 32` numbers."""
+    embed, norm, query_key_value, output, _, gate_up, down, last_norm, head = weights
+    heads, kv_heads, inner, _ = shape
+    count, width, half = len(tokens), embed.shape[1], keys.shape[3]
     slots = _slots(facts, tables, block_size)
     runs = int(block_size % SIDE == 0)
+    shared = 2 * slots.size * kv_heads * half
+    for part in (query_key_value, output, gate_up, down):
+        shared += part[0].size
+    most = min(FEW if shared <= _CACHED else MANY, count)
+    hidden = np.empty((count, width), np.float32)
+    for row in range(count):
+        _embed(embed[tokens[row]], hidden[row])
+    normed = np.empty((most, width // 2), np.uint32)
+    rooms = (
+        np.empty((most, query_key_value.shape[1] * PANEL), np.float32),
+        np.empty((most, heads * half), np.uint32),
+        np.empty((most, heads * half), np.uint32),
+        np.empty((most, output.shape[1] * PANEL), np.float32),
+        np.empty((most, gate_up.shape[1] * PANEL), np.float32),
+        np.empty((most, inner // 2), np.uint32),
+        space_of(slots.shape[1], heads, kv_heads, half),
+    )
+    for layer in range(norm.shape[0]):
+        for first in range(0, count, most):
+            _through(
+                layer, hidden[first : first + most], facts[first : first + most], slots, runs,
+                weights, angles, shape, numbers, keys[layer], values[layer], normed, rooms,
+            )  # fmt: skip
     asked = 0
-    for first in range(0, len(tokens), TILE):
-        rows = facts[first : first + TILE]
-        count = 0
-        for row in range(len(rows)):
-            count += rows[row, 2]
-        _some_rows(
-            tokens[first : first + TILE], rows, slots, runs, weights, angles, shape, numbers,
-            keys, values, logits[asked : asked + count],
-        )  # fmt: skip
-        asked += count
+    for row in range(count):
+        if facts[row, 2]:
+            hidden[asked] = hidden[row]
+            asked += 1
+    for first in range(0, asked, most):
+        rows = hidden[first : min(first + most, asked)]
+        _normalise(rows, last_norm, numbers[0], normed[: len(rows)])
+        product_of_pairs(normed[: len(rows)], head, logits[first : first + most])
 
 
 @fast
@@ -66,46 +93,31 @@ def _slots(facts: Any, tables: Any, block_size: Any) -> Any:
 
 
 @fast
-def _some_rows(
-    tokens: Any, facts: Any, slots: Any, runs: Any, weights: Any, angles: Any,
-    shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
+def _through(
+    layer: Any, hidden: Any, facts: Any, slots: Any, runs: Any, weights: Any, angles: Any,
+    shape: Any, numbers: Any, keys: Any, values: Any, normed: Any, rooms: Any,
 ) -> None:  # fmt: skip
-    embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
+    """Some rows through one layer; `keys` and `values` are the layer's."""
+    _, norm, query_key_value, output, mlp_norm, gate_up, down, _, _ = weights
     epsilon, scaling = numbers
-    heads, kv_heads, inner, parts = shape
-    count, width, half = len(tokens), embed.shape[1], keys.shape[3]
-    hidden = np.empty((count, width), np.float32)
-    normed = np.empty((count, width // 2), np.uint32)
-    packed = np.empty((count, query_key_value.shape[1] * PANEL), np.float32)
-    queries = np.empty((count, heads * half), np.uint32)
-    attended = np.empty((count, heads * half), np.uint32)
-    space = space_of(slots.shape[1], heads, kv_heads, half)
-    added = np.empty((count, output.shape[1] * PANEL), np.float32)
-    wide = np.empty((count, gate_up.shape[1] * PANEL), np.float32)
-    narrow = np.empty((count, inner // 2), np.uint32)
-    for row in range(count):
-        _embed(embed[tokens[row]], hidden[row])
-    for layer in range(norm.shape[0]):
-        _normalise(hidden, norm[layer], epsilon, normed)
-        product_of_pairs(normed, query_key_value[layer], packed)
-        attend(
-            parts, packed, facts, slots, runs, angles, heads, scaling, keys[layer], values[layer],
-            queries, space, attended,
-        )  # fmt: skip
-        product_of_pairs(attended, output[layer], added)
-        _add(added, hidden)
-        _normalise(hidden, mlp_norm[layer], epsilon, normed)
-        product_of_pairs(normed, gate_up[layer], wide)
-        gate(wide, inner, narrow)
-        product_of_pairs(narrow, down[layer], added)
-        _add(added, hidden)
-    kept = 0
-    for row in range(count):
-        if facts[row, 2]:
-            hidden[kept] = hidden[row]
-            kept += 1
-    _normalise(hidden[:kept], last_norm, epsilon, normed[:kept])
-    product_of_pairs(normed[:kept], head, logits)
+    heads, _, inner, parts = shape
+    packed, queries, attended, added, wide, narrow, space = rooms
+    count = len(hidden)
+    normed, packed, attended = normed[:count], packed[:count], attended[:count]
+    added, wide, narrow = added[:count], wide[:count], narrow[:count]
+    _normalise(hidden, norm[layer], epsilon, normed)
+    product_of_pairs(normed, query_key_value[layer], packed)
+    attend(
+        parts, packed, facts, slots, runs, angles, heads, scaling, keys, values, queries, space,
+        attended,
+    )  # fmt: skip
+    product_of_pairs(attended, output[layer], added)
+    _add(added, hidden)
+    _normalise(hidden, mlp_norm[layer], epsilon, normed)
+    product_of_pairs(normed, gate_up[layer], wide)
+    gate(wide, inner, narrow)
+    product_of_pairs(narrow, down[layer], added)
+    _add(added, hidden)
 
 
 @fast

@@ -45,9 +45,10 @@ class Tiles:
         at = self.builder.add(index, ir.Constant(_LONG, more))
         return self.builder.bitcast(self.builder.gep(array, [at]), _PLACE)
 
-    def fetch(self, place: Any) -> None:
-        """Ask for a cache line."""
-        self("prefetch.p0i8", place, *(ir.Constant(_INT, n) for n in (0, 3, 1)))
+    def fetch(self, place: Any, *, near: bool = True) -> None:
+        """Ask for a cache line: to the first cache, or to the second only (not `near`)."""
+        how = (0, 3 if near else 2, 1)  # to read, where to, data
+        self("prefetch.p0i8", place, *(ir.Constant(_INT, n) for n in how))
 
     def shape(self, shapes: Mapping[int, tuple[Any, Any]]) -> None:
         """Give tiles so many rows of so many words, both int64. What follows is the thread's until

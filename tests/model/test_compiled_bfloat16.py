@@ -19,7 +19,7 @@ from engine.model import compiled, kernels_attention, kernels_layer, loader
 from engine.model.batch import Batch, Segment
 from engine.model.call import front_door
 from engine.model.compiled import CompiledDecoder
-from engine.model.kernels_decoder import TILE
+from engine.model.kernels_decoder import FEW, MANY
 from engine.model.kernels_gate import gate
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
@@ -35,6 +35,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "grouped heads": WIDE,
     "tied": {**WIDE, "num_key_value_heads": 4, "tie_word_embeddings": True},
     "padded vocabulary": {"head_dim": 64, "hidden_size": 52, "vocab_size": 130},
+    "layers beyond the caches": {
+        **WIDE,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 512,
+    },
 }
 
 
@@ -86,21 +92,23 @@ def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_row_is_the_same_to_the_bit_in_any_company(shape: dict[str, Any], tmp_path: Path) -> None:
     """Law: a position's logits, keys and values are the same whether its sequence was run at once
-    (in several tiles), in chunks of any size, one by one, or among others over scattered blocks."""
+    (more than go through a layer together), in chunks of any size, one by one, or among others over
+    scattered blocks."""
     loaded = load(tmp_path, **shape)
     decoder = decoder_of(loaded)
-    cache = KVCache(256, BLOCK_SIZE, "cpu")
+    cache = KVCache(350, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("target", loaded.layers, loaded.dtype)
-    count = TILE + 27
-    tokens, whole = tokens_of(count), list(range(30))
-    scattered = [200 - 3 * i for i in range(30)]
+    most = MANY if "intermediate_size" in shape else FEW
+    count = most + 27
+    tokens, whole = tokens_of(count), list(range(75))
+    scattered = [310 - 3 * i for i in range(75)]
     expected = decoder([Segment(tokens, 0, whole, count)], plane)
-    for size in (1, 2, 3, 4, 5, 7, 8, 9, 33, TILE + 1):
+    for size in (1, 2, 3, 4, 5, 7, 8, 9, 33, most + 1):
         for first in range(0, count, size):
             part = tokens[first : first + size]
             segments = [Segment(part, first, scattered, len(part))]
             if first % 2:
-                company = [Segment(tokens[:5], 0, [250, 251], 0), Segment([9], 0, [253], 1)]
+                company = [Segment(tokens[:5], 0, [340, 341], 0), Segment([9], 0, [343], 1)]
                 segments = [company[0], *segments, company[1]]
             found = decoder(segments, plane)[: len(part)]
             assert torch.equal(found, expected[first : first + len(part)]), (size, first)
