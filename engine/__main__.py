@@ -28,14 +28,16 @@ from engine.threads import limit_threads
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one engine until it is told to end; returns the exit code (see engine.process)."""
-    follow_parent()
+    followed = follow_parent()
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     parsed = parse(arguments)
-    return EngineProcess(lambda: _make_engine(parsed.config), parsed.commands, parsed.events).run()
+    return EngineProcess(
+        lambda: _make_engine(parsed.config), parsed.commands, parsed.events, alone=not followed
+    ).run()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

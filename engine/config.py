@@ -4,16 +4,23 @@ start (vocabulary, number of blocks, EOS ids) are `messages.Ready`, never writte
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from engine.errors import ModelError
+
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "int8", "int4", "fp8"]
 AttentionName = Literal["auto", "sdpa", "compiled", "flex", "flashinfer"]
 
+Role = Literal["target", "draft"]
+
 BUILTIN = "demo"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 class Part(BaseModel):
@@ -197,8 +204,30 @@ class EngineConfig(Part):
     )
 
 
-def model_folder(path: str, role: Literal["target", "draft"]) -> str:
+def model_folder(path: str, role: Role) -> str:
     """Where a model is: the built-in pair's folder for `demo`, else what was said."""
     if path == BUILTIN:
         return str(Path(__file__).parent / "demo" / role)
-    return path
+    return os.path.expanduser(path)  # unlike Path's, leaves alone what it does not know
+
+
+def folder_of(path: str, role: Role) -> Path | None:
+    """The local folder of a model, or None where `path` can only be a hub name. Raises
+    ModelError."""
+    # os.path, unlike Path, says False of a name that no file can have.
+    folder, name = os.path.expanduser(path), f"the {role} model {path[:200]!r}"
+    if os.path.isdir(folder):
+        if not os.path.isfile(os.path.join(folder, "config.json")):
+            raise ModelError(f"{name} has no config.json in its folder")
+        return Path(folder)
+    if HUB_NAME.fullmatch(path) and not os.path.exists(folder):
+        return None
+    raise ModelError(f"{name} was not found: give a folder with config.json, or org/name of a hub")
+
+
+def check_folders(config: EngineConfig) -> None:
+    """Raises ModelError for a model that is named and not there: before anything is loaded."""
+    proposer = config.speculation.proposer
+    folder_of(model_folder(config.target.path, "target"), "target")
+    if isinstance(proposer, DraftModelConfig):
+        folder_of(model_folder(proposer.path, "draft"), "draft")

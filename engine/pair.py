@@ -14,11 +14,11 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from engine.config import DraftModelConfig, EngineConfig, ModelConfig, model_folder
+from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
 from engine.memory import GIB, MemoryPlan, parameters_in, plan_memory, refuse_heavy_weights
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
-from engine.model.loaded import LoadedModel, Role
+from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.memory import device_limit, item_bytes, plan_limit, reserve_of, weights_of
 from engine.model.pair import check_pair
@@ -128,7 +128,7 @@ def _refuse_heavy_weights(config: EngineConfig) -> None:
         said["draft"] = config.speculation.proposer
     sizes: dict[str, int] = {}
     for role, model in said.items():
-        numbers = parameters_in(Path(model_folder(model.path, role)).expanduser())
+        numbers = parameters_in(Path(model_folder(model.path, role)))
         if numbers is not None and model.quantization == "none":
             sizes[role] = numbers * item_bytes(model.dtype, config.device)
     refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))

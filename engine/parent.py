@@ -15,8 +15,9 @@ EXIT_ORPHANED = 1
 _PR_SET_PDEATHSIG = 1
 
 
-def follow_parent() -> None:
-    """Make this process end with its parent, even in the middle of a step. Call it first.
+def follow_parent() -> bool:
+    """Make this process end with its parent, even in the middle of a step. Call it first. Returns
+    whether there is one that started it by program.
 
     Twice, for two failures: a thread waits for the end of stdin when that is a pipe (works
     everywhere, needs the interpreter), and on Linux the kernel kills (needs nothing of us).
@@ -28,9 +29,10 @@ def follow_parent() -> None:
     except OSError:  # no stdin at all
         piped = False
     if not piped:
-        return  # started by hand
+        return False  # started by hand
     die_with_parent()
     threading.Thread(target=_exit_with_stdin, name="parent-watch", daemon=True).start()
+    return True
 
 
 def die_with_parent() -> None:

@@ -65,7 +65,8 @@ class StepEngine(Protocol):
 
 
 class EngineProcess:
-    """`run()` is the whole life of the process; it returns the exit code."""
+    """`run()` is the whole life of the process; it returns the exit code. `alone`: there is nobody
+    to tell the operator what its last message says."""
 
     def __init__(
         self,
@@ -74,8 +75,10 @@ class EngineProcess:
         events: str,
         *,
         beat_seconds: float = 1.0,
+        alone: bool = False,
     ) -> None:
         self._make_engine = make_engine
+        self._alone = alone
         self._beat_milliseconds = round(beat_seconds * 1000)
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PULL)
@@ -170,7 +173,8 @@ class EngineProcess:
         self._events.send(self._encode(event))
 
     def _die(self, fatal: Fatal) -> None:
-        logger.error("the engine stops: %s", fatal.message)
+        if self._alone:
+            logger.error("the engine stops: %s", fatal.message)
         self._send(fatal)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:

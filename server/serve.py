@@ -23,7 +23,7 @@ from typing import Any
 
 import uvicorn
 
-from engine.config import model_folder
+from engine.config import check_folders, model_folder
 from engine.errors import ConfigError, EngineError
 from engine.messages import StepMetrics
 from server.app import create_app
@@ -202,6 +202,7 @@ class _Http(uvicorn.Server):
 
 def serve(config: Config) -> int:
     """Serve until a signal. Returns the exit code; raises EngineError, one sentence."""
+    check_folders(config.engine)
     configure_logging(config.server.log_level)
     with listen(config.server.host, config.server.port) as listener:
         for note in config.notes:

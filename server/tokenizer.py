@@ -12,9 +12,9 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
+from engine.config import HUB_NAME
 from engine.errors import EngineError, ModelError
 from server.fill_in import FillIn, find_fill_in
 from server.token_pieces import byte_level_bytes, text_piece_bytes
@@ -90,7 +90,6 @@ class Tokenizer(Protocol):
         ...
 
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
@@ -262,18 +261,18 @@ def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> HFTokenizer:
     """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        path = str(folder)
-        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    folder = os.path.expanduser(path)
+    if os.path.isdir(folder):
+        path = folder
+        if not any(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER_FILES):
             raise ModelError(
                 f"cannot load a tokenizer from {path}: the folder holds none of"
                 f" {', '.join(TOKENIZER_FILES)}"
             )
     elif not HUB_NAME.fullmatch(path):
         raise ModelError(
-            f"cannot load a tokenizer from {path}: there is no such folder, and a hub name looks"
-            " like org/name"
+            f"cannot load a tokenizer from {path[:200]}: there is no such folder, and a hub name"
+            " looks like org/name"
         )
     from transformers import AutoTokenizer
 

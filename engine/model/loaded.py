@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from engine.attention.interface import LayerShape
-from engine.config import QuantizationName
+from engine.config import QuantizationName, Role
 from engine.model.call import Call
 from engine.model.compiled import CompiledDecoder
-
-Role = Literal["target", "draft"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import register
-from engine.config import DTypeName, QuantizationName
+from engine.config import DTypeName, QuantizationName, Role, folder_of
 from engine.errors import ModelError
 from engine.model.call import choose_call
 from engine.model.compiled import compiled_decoder
 from engine.model.layers import exchange_layers
 from engine.model.llama import read_llama
-from engine.model.loaded import LoadedModel, Role
-from engine.model.model_config import folder_of, length_limit, read_config, refuse_unservable
+from engine.model.loaded import LoadedModel
+from engine.model.model_config import length_limit, read_config, refuse_unservable
 from engine.model.packed import packed_decoder
 from engine.model.precision import named_dtype, pick_dtype
 from engine.model.proof import (
@@ -96,7 +96,7 @@ class _Asked(NamedTuple):
 def _load(asked: _Asked) -> LoadedModel:
     """Raises ModelError."""
     name, quantization = asked.name, asked.quantization
-    where, folder = pick_device(asked.device), folder_of(asked.path, asked.name)
+    where, folder = pick_device(asked.device), folder_of(asked.path, asked.role)
     plain = where.type == "cpu" and quantization == "none"
     llama = read_llama(folder) if folder is not None and plain else None
     if llama is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +13,9 @@ from engine.model.proof import one_line
 if TYPE_CHECKING:  # it takes seconds to be imported, and plain Llamas do without it
     from transformers import PretrainedConfig
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
-
-
-def folder_of(path: str, name: str) -> Path | None:
-    """The local folder, or None when `path` can only be a hub name. Raises ModelError."""
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{name} has no config.json in its folder")
-        return folder
-    if HUB_NAME.fullmatch(path) and not folder.exists():
-        return None
-    raise ModelError(f"{name} was not found: give a folder with config.json, or org/name of a hub")
 
 
 def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedConfig:

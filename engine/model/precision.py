@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from engine.attention.vectors import multiplies_pairs
-from engine.config import DTypeName
+from engine.config import DTypeName, Role
 from engine.memory import dtypes_in
 from engine.model.compiled import LARGEST, has_pairs, head_dim, takes_all_rows
 from engine.model.fused import FAMILIES
-from engine.model.loaded import Role
 
 logger = logging.getLogger(__name__)
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Literal
 
-from engine.config import BUILTIN, model_folder
+from engine.config import BUILTIN, HUB_NAME, model_folder
 from engine.errors import ModelError
 from engine.plan.presets import PRESETS
 from engine.plan.read_config import model_shape
 from engine.plan.shape import ModelShape
 
 LARGEST_FILE = 2**22  # characters that are read: any file can be named, endless ones too
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def find_model(name: str, role: Literal["target", "draft"]) -> ModelShape:

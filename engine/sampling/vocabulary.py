@@ -7,6 +7,7 @@ that spells one out gets its characters, `<|name|>` outside of quotes is the tok
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def load_vocabulary(
 
 
 def _backend(path: str, revision: str | None, trust_remote_code: bool) -> Tokenizer:
-    file = Path(path).expanduser() / "tokenizer.json"
+    file = Path(os.path.expanduser(path), "tokenizer.json")
     if file.is_file():
         backend = Tokenizer.from_file(str(file))
     else:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from engine.config import DTypeName
+from engine.config import DTypeName, Role
 from engine.errors import ConfigError
-from engine.model.loaded import LoadedModel, Role
+from engine.model.loaded import LoadedModel
 from engine.model.loader import adopt, pick_device
 from engine.model.precision import named_dtype
 from engine.pair import Pair

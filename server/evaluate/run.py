@@ -19,6 +19,7 @@ from engine.config import (
     DraftModelConfig,
     EngineConfig,
     NgramConfig,
+    check_folders,
     model_folder,
 )
 from engine.errors import ConfigError
@@ -34,7 +35,7 @@ from server.evaluate.measure import Clock, Evaluation, Lab
 from server.evaluate.page import page
 from server.evaluate.prompts import Entry, read_prompts
 from server.evaluate.report import Report, as_json, card
-from server.evaluate.tasks import Task, TaskMaker
+from server.evaluate.tasks import Task, TaskMaker, any_engine, check_bodies
 from server.structured import grammar_checker
 from server.tokenizer import Tokenizer, load_tokenizer
 
@@ -78,9 +79,13 @@ def run(
     """Whether all texts stayed the same. Raises EngineError; then nothing was written."""
     speak = say or (lambda line: sys.stderr.write(f"{line}\n"))
     entries = read_prompts(options.prompts)
+    check_bodies(entries, str(options.prompts))
     chosen = evenly(entries, options.max_prompts)
     engine, notes = evaluated(config.engine, options.loads)
+    check_folders(engine)
     tokenizer = (load or _load_tokenizer)(config)
+    # What only the engine knows, vocabulary and length, is checked once it is there.
+    asyncio.run(_tasks(config, options, tokenizer, any_engine(config), chosen))
     speak(f"{len(chosen)} of {len(entries)} prompts; loading the models")
     with open_lab(engine) as lab:
         tasks = asyncio.run(_tasks(config, options, tokenizer, lab.ready, chosen))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import zip_longest
@@ -157,13 +158,8 @@ class TaskMaker:
             await self._add(entry, said)
 
     async def _add(self, entry: Entry, body: dict[str, Any]) -> None:
-        try:
+        with _told_of(entry, self.path):
             call = await self._start(entry, body)
-        except (ApiError, EngineError) as error:
-            known = as_api_error(error)
-            if known.status >= 500:
-                raise
-            raise PromptsError(f"{self.path}, line {entry.line}: {known.message}") from None
         submits, self._recorder.submits = self._recorder.submits, []
         kind, title = kind_of(body), title_of(body)
         for submit, choice in zip(submits, call.generation.choices, strict=True):
@@ -178,14 +174,51 @@ class TaskMaker:
             self.tasks.append(task)
 
     async def _start(self, entry: Entry, body: dict[str, Any]) -> Call:
-        if body.get("speculation") is not None:
-            raise ApiError(400, "`speculation` is what is evaluated here; leave it out")
-        body = body | {"model": self.config.model_name}
-        if entry.endpoint == "chat":
-            request = parse(to_bytes(body), ChatRequest, "chat")
+        request = _request(entry, body | {"model": self.config.model_name})
+        if isinstance(request, ChatRequest):
             call, _ = await start_chat(self._services, request, prefix="")
             return call
-        return await start_completion(self._services, _completion(entry, body), prefix="")
+        return await start_completion(self._services, request, prefix="")
+
+
+def check_bodies(entries: Iterable[Entry], path: str) -> None:
+    """What they show by themselves, without a model. Raises PromptsError."""
+    for entry in entries:
+        if not entry.plain:
+            with _told_of(entry, path):
+                _request(entry, entry.body | {"model": ""})
+
+
+def any_engine(config: Config) -> Ready:
+    """The facts of an engine that nobody has started: one that takes every token and, if the
+    configuration does not say, every length."""
+    return Ready(
+        pid=0, target=config.engine.target.path,
+        max_model_len=config.engine.target.max_model_len or 2**62, vocab_size=2**62,
+        eos_ids=[], num_blocks=0, block_size=config.engine.cache.block_size, dtype="", device="",
+        attention="", proposer="", controller="", k_max=config.engine.speculation.k_max,
+    )  # fmt: skip
+
+
+@contextmanager
+def _told_of(entry: Entry, path: str) -> Iterator[None]:
+    """A refusal as one of the line."""
+    try:
+        yield
+    except (ApiError, EngineError) as error:
+        known = as_api_error(error)
+        if known.status >= 500:
+            raise
+        raise PromptsError(f"{path}, line {entry.line}: {known.message}") from None
+
+
+def _request(entry: Entry, body: dict[str, Any]) -> ChatRequest | CompletionRequest:
+    """Raises ApiError."""
+    if body.get("speculation") is not None:
+        raise ApiError(400, "`speculation` is what is evaluated here; leave it out")
+    if entry.endpoint == "chat":
+        return parse(to_bytes(body), ChatRequest, "chat")
+    return _completion(entry, body)
 
 
 def _completion(entry: Entry, body: dict[str, Any]) -> CompletionRequest:

@@ -220,11 +220,13 @@ def test_signal_while_starting() -> None:
 
 
 def test_engine_that_cannot_start_is_one_sentence() -> None:
-    """Law: the engine's own sentence, no traceback, a non-zero exit code."""
+    """Law: the engine's own sentence, no traceback, a non-zero exit code. Bug: it was said twice,
+    once as a line of log among others."""
     process = _spawn(Script(refuse_to_start="the folder holds no model"), "server.port=0")
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert err.strip().splitlines()[-1] == "foretoken: the folder holds no model"
+    assert err.count("the folder holds no model") == 1
     assert "Traceback" not in err
     assert out == ""
 

@@ -35,6 +35,7 @@ class FakeLab:
             eos_ids=[256],
         )
         self.now = 0.0
+        self.opened = False
         self.batches: list[Batch] = []
         self._price = price
         self._wrong = wrong
@@ -45,6 +46,7 @@ class FakeLab:
         return self
 
     def __enter__(self) -> Self:
+        self.opened = True
         return self
 
     def __exit__(

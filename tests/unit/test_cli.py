@@ -61,16 +61,27 @@ def test_set_wins_over_options() -> None:
         (["serve", "/nowhere.toml"], ["/nowhere.toml", "No such file"]),
         (["serve", "--set", "server.port=99999"], ["server.port = 99999", "65535"]),
         (["serve", "--set", "speculation.k=1"], ["unknown key speculation.k"]),
+        (["serve", "--target", "/nowhere"], ["the target model '/nowhere' was not found"]),
+        (
+            ["serve", "--target", "~no-such-user/x"],
+            ["the target model '~no-such-user/x' was not found"],
+        ),
+        (["serve", "--target", "x" * 9000], ["the target model 'xxx", "was not found"]),
+        (["serve", "--draft", "/nowhere"], ["the draft model '/nowhere' was not found"]),
+        (["serve", "--draft", "/"], ["the draft model '/' has no config.json"]),
     ],
 )
 def test_mistakes_are_one_sentence(
     arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: exit code 2, one line on stderr, no traceback."""
+    """Law: exit code 2, one line on stderr, no traceback. Bug: of a folder that is not there the
+    engine had to tell, behind lines of log and after a minute of compiling, of the target's nobody
+    said that it was the target's, and of names that no file can have there was a traceback."""
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("foretoken: ")
     assert said.count("\n") == 1
+    assert len(said) < 400
     for part in parts:
         assert part in said
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import make_ready
 from tests.support.fake_lab import FakeLab, compute_bound, memory_bound
 
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
 EVIL = "</table><img src='x' onerror='alert(1)'> & \"more\""
 
 
@@ -43,7 +44,11 @@ def prompts(tmp_path: Path, *more: dict[str, Any]) -> Path:
 
 
 def evaluate(
-    lab: FakeLab, path: Path, served: Config | None = None, **changes: Any
+    lab: FakeLab,
+    path: Path,
+    served: Config | None = None,
+    say: Callable[[str], object] = lambda line: None,
+    **changes: Any,
 ) -> tuple[bool, str]:
     """Whether all texts were equal, and the card."""
     said: list[str] = []
@@ -58,7 +63,7 @@ def evaluate(
         load=lambda config: ByteTokenizer(),
         clock=lab.clock,
         out=said.append,
-        say=lambda line: None,
+        say=say,
     )
     return same, "".join(said)
 
@@ -176,22 +181,29 @@ def test_short_replies_are_said_to_tell_little(tmp_path: Path) -> None:
         ({"prompt": ""}, ["line 5"]),
         ({"prompt": "\ud800"}, ["line 5", "surrogate"]),
         ({"messages": []}, ["line 5", "`messages`"]),
+        ({**CHAT, "chat_template_kwargs": {"x": 1}}, ["line 5", "`chat_template_kwargs`"]),
+        ({"prompt": "a", "structured_outputs": {"regex": "("}}, ["line 5", "cannot be honoured"]),
         ({"prompt": "~"}, ["line 5", "the engine does not want it"]),
     ],
 )
 def test_bad_bodies_are_one_sentence_and_nothing_is_written(
     tmp_path: Path, line: dict[str, Any], parts: list[str]
 ) -> None:
-    """Law: the line, and the server's own words; no file."""
+    """Law: the line, and the server's own words; no file. Bug: it was said after progress, and
+    after the models had been loaded for nothing."""
     files: dict[str, Any] = {
         "html": tmp_path / "a",
         "json": tmp_path / "b",
         "config": tmp_path / "c",
     }
+    lab, shown = FakeLab(memory_bound, refuse=ord("~")), list[str]()
     with pytest.raises(PromptsError) as caught:
-        evaluate(FakeLab(memory_bound, refuse=ord("~")), prompts(tmp_path, line), **files)
+        evaluate(lab, prompts(tmp_path, line), say=shown.append, **files)
     for part in parts:
         assert part in str(caught.value)
+    # Its length and its wishes are the engine's to judge.
+    needs_engine = "context length" in str(caught.value) or "engine" in str(caught.value)
+    assert lab.opened == bool(shown) == needs_engine
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
 
@@ -370,6 +382,13 @@ def test_options_are_keys_of_the_configuration() -> None:
     assert (engine.target.path, engine.threads, engine.attention) == ("4", 3, "sdpa")
     parsed = build_parser().parse_args([*options, "--set", "threads=2"])
     assert load_config(None, overrides(parsed)).engine.threads == 2
+
+
+def test_a_bad_body_is_found_although_it_is_not_among_the_chosen(tmp_path: Path) -> None:
+    """Bug: of a long file only the lines that were to run were read; the others passed."""
+    path = prompts(tmp_path, {"prompt": "a", "temperature": 3}, {"prompt": "b"})
+    with pytest.raises(PromptsError, match="line 5"):
+        evaluate(FakeLab(memory_bound), path, max_prompts=1)
 
 
 def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:

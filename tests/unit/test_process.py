@@ -45,10 +45,10 @@ class FrontEnd:
         self._in.bind(self.events)
 
     def run(
-        self, make: Callable[[], StepEngine], *commands: Command | bytes
+        self, make: Callable[[], StepEngine], *commands: Command | bytes, alone: bool = False
     ) -> tuple[int, list[Event]]:
         """The exit code, and every event."""
-        process = EngineProcess(make, self.commands, self.events, beat_seconds=0.02)
+        process = EngineProcess(make, self.commands, self.events, beat_seconds=0.02, alone=alone)
         for command in commands:
             data = command if isinstance(command, bytes) else msgspec.msgpack.encode(command)
             self._out.send(data)
@@ -166,13 +166,16 @@ def test_sigterm_drains(front_end: FrontEnd) -> None:
 def test_a_refusal_to_start_is_one_sentence_and_exit_code_2(
     front_end: FrontEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What an operator can mend is said once, without a traceback."""
-    code, events = front_end.run(scripted(Script(refuse_to_start="no such\n\n  folder: /x")))
-    assert code == 2
-    assert events == [Fatal("no such folder: /x", useless_to_retry=True)]
-    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
-        ("the engine stops: no such folder: /x", None)
-    ]
+    """What an operator can mend is said once, without a traceback: by who started the engine, or
+    where that is nobody, in the log."""
+    refusing = scripted(Script(refuse_to_start="no such\n\n  folder: /x"))
+    for alone in (False, True):
+        code, events = front_end.run(refusing, alone=alone)
+        assert code == 2
+        assert events == [Fatal("no such folder: /x", useless_to_retry=True)]
+        assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
+            ("the engine stops: no such folder: /x", None)
+        ] * alone
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,7 @@ def test_an_error_for_people_in_a_step_is_fatal_without_a_traceback(
         engine.step = step  # type: ignore[method-assign]
         return engine
 
-    code, events = front_end.run(make, submit("a", [1], 9))
+    code, events = front_end.run(make, submit("a", [1], 9), alone=True)
     assert code == 1
     assert events[-1] == Fatal("the device is gone")
     assert caplog.records[-1].exc_info is None
