@@ -15,6 +15,7 @@ from engine.errors import ModelError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "int8", "int4", "fp8"]
+DraftQuantizationName = Literal["auto", QuantizationName]
 AttentionName = Literal["auto", "sdpa", "compiled", "flex", "flashinfer"]
 
 Role = Literal["target", "draft"]
@@ -92,7 +93,11 @@ class DraftModelConfig(Part):
     path: str = Field(BUILTIN, description="draft model folder or hub name")
     revision: str | None = Field(None, description="as target.revision")
     dtype: DTypeName = Field("auto", description="as target.dtype")
-    quantization: QuantizationName = Field("none", description="as target.quantization")
+    quantization: DraftQuantizationName = Field(
+        "auto",
+        description="as target.quantization; `auto`: eight bits, by the engine's own code, where it"
+        " runs the draft in bfloat16 on a CPU with AMX (guesses need not be exact), else `none`",
+    )
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
 
 

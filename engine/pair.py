@@ -129,7 +129,7 @@ def _refuse_heavy_weights(config: EngineConfig) -> None:
     sizes: dict[str, int] = {}
     for role, model in said.items():
         numbers = parameters_in(Path(model_folder(model.path, role)))
-        if numbers is not None and model.quantization == "none":
+        if numbers is not None and model.quantization in ("none", "auto"):
             sizes[role] = numbers * item_bytes(model.dtype, config.device)
     refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))
 

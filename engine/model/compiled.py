@@ -21,7 +21,7 @@ Both write the same KV.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +33,18 @@ from engine.attention.interface import KVPlane
 from engine.attention.vectors import multiplies_pairs
 from engine.jit import HAS_TILES
 from engine.messages import SamplingParams
-from engine.model import kernels, kernels_attention, kernels_bfloat16, kernels_decoder, panels
+from engine.model import (
+    kernels,
+    kernels_attention,
+    kernels_bfloat16,
+    kernels_codes,
+    kernels_decoder,
+    panels,
+)
 from engine.model.batch import Segment, is_chain
 from engine.model.block_tables import BlockTables
 from engine.model.fused import SHORTEST_TABLE, is_plain, signed_angles
-from engine.model.panels import Words, is_exact
+from engine.model.panels import is_exact
 from engine.sampling.kernels import NOT_FINITE
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed
@@ -50,6 +57,7 @@ LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyon
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
 Floats = npt.NDArray[np.float32]
+Packed = npt.NDArray[Any]  # see the `pack`s
 
 
 class Start(NamedTuple):
@@ -77,7 +85,7 @@ class Memory(NamedTuple):
 class _Arithmetic:
     """Of one precision: how weights are packed, and the compiled code."""
 
-    pack: Callable[[Tensor], Words]
+    pack: Callable[[Tensor], Packed]
     padded: Callable[[int], int]
     forward: Callable[..., None]
     chain: Callable[..., None]
@@ -87,20 +95,22 @@ _EXACT = _Arithmetic(panels.pack, panels.padded, kernels.forward, kernels.chain)
 _ROUNDED = _Arithmetic(
     kernels_bfloat16.pack, kernels_bfloat16.padded, kernels_decoder.forward, kernels_decoder.chain
 )
+_CODED = replace(_ROUNDED, pack=kernels_codes.pack)  # as far as weights are concerned
 
 
 class CompiledDecoder:
     """Holds packed copies of the weights; shares embedding and norms with a float32 model."""
 
-    def __init__(self, model: Any, *, positions: int) -> None:
-        """`positions` bounds the sequences; their angles are kept in a table."""
+    def __init__(self, model: Any, *, positions: int, coded: bool = False) -> None:
+        """`positions` bounds the sequences; their angles are kept in a table. `coded`: weights in
+        eight bits, see `engine.model.kernels_codes`."""
         body, config = model.base_model, model.config
         head = model.get_output_embeddings().weight
         layers = [(layer.self_attn, layer.mlp) for layer in body.layers]
         rounded = head.dtype == torch.bfloat16
         size = sum(p.numel() for p in model.parameters())
         self.takes_all_rows = rounded and takes_all_rows(size)
-        self._arithmetic = _ROUNDED if rounded else _EXACT
+        self._arithmetic = (_CODED if coded else _ROUNDED) if rounded else _EXACT
         self._vocab = int(head.shape[0])
         self._columns = self._arithmetic.padded(self._vocab)
         self._words = words_of(self._vocab)
@@ -124,7 +134,13 @@ class CompiledDecoder:
         )
         self._numbers = (np.float32(config.rms_norm_eps), np.float32(layers[0][0].scaling))
 
-    def _packed(self, groups: Sequence[Sequence[Any]]) -> Words:
+    @property
+    def packed_bytes(self) -> int:
+        """Of the copies of weights."""
+        _, _, first, second, _, third, fourth, _, head = self._weights
+        return sum(part.nbytes for part in (first, second, third, fourth, head))
+
+    def _packed(self, groups: Sequence[Sequence[Any]]) -> Packed:
         """Per layer, the weights of some modules one below the other: `[layers, panels, ...]`."""
         joined = (torch.cat([m.weight.detach() for m in group]) for group in groups)
         return _aligned((self._arithmetic.pack(weight) for weight in joined), len(groups))
@@ -206,11 +222,12 @@ class CompiledDecoder:
 
 
 def compiled_decoder(
-    model: Any, *, positions: int, every_row: bool = False
+    model: Any, *, positions: int, every_row: bool = False, coded: bool = False
 ) -> CompiledDecoder | None:
     """None for what is not plain, not exact in bfloat16, too large for what it gains, or, in
     bfloat16, not of even widths, or on a processor that does not multiply pairs of it. With
-    `every_row`, also where some rows would go another way."""
+    `every_row`, also where some rows would go another way. With `coded`, also where weights cannot
+    be kept in eight bits."""
     size = sum(p.numel() for p in model.parameters())
     dtype = model.get_output_embeddings().weight.dtype
     if positions > LONGEST or not is_plain(model, dtype):
@@ -223,7 +240,16 @@ def compiled_decoder(
             return None
     elif dtype != torch.float32 or not all(is_exact(p) for p in model.parameters()):
         return None
-    return CompiledDecoder(model, positions=positions)
+    if coded and not (dtype == torch.bfloat16 and all(map(kernels_codes.suits, _inputs(model)))):
+        return None
+    return CompiledDecoder(model, positions=positions, coded=coded)
+
+
+def _inputs(model: Any) -> tuple[int, int, int]:
+    """Of a plain model's products."""
+    config = model.config
+    heads = int(config.num_attention_heads) * head_dim(config)
+    return int(config.hidden_size), heads, int(config.intermediate_size)
 
 
 def takes_all_rows(size: int) -> bool:
@@ -238,14 +264,14 @@ def has_pairs(config: Any) -> bool:
     return even and dim in kernels_attention.DIMS
 
 
-def _aligned(parts: Iterable[Words], count: int) -> Words:
+def _aligned(parts: Iterable[Packed], count: int) -> Packed:
     """`count` equal ones in a row, from a border of cache lines on, where torch allocates: no
     vector then lies across two. One after the other: memory need not hold them twice."""
-    found: Words | None = None
+    found: Packed | None = None
     for i, words in enumerate(parts):
         if found is None:
-            shape = (count, *words.shape)
-            found = torch.empty(shape, dtype=torch.int32).numpy().view(np.uint32)
+            space = torch.empty(count * words.nbytes, dtype=torch.uint8).numpy()
+            found = space.view(words.dtype).reshape(count, *words.shape)
         found[i] = words
     assert found is not None
     return found

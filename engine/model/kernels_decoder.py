@@ -15,8 +15,9 @@ import numpy as np
 
 from engine.jit import fast
 from engine.model.kernels_attention import rounded
-from engine.model.kernels_bfloat16 import PANEL, product_of_pairs
+from engine.model.kernels_bfloat16 import PANEL
 from engine.model.kernels_chain import begin, choose
+from engine.model.kernels_codes import product
 from engine.model.kernels_gate import gate
 from engine.model.kernels_layer import attend, space_of
 from engine.model.kernels_tiles import SIDE
@@ -70,7 +71,7 @@ def forward(
     for first in range(0, asked, most):
         rows = hidden[first : min(first + most, asked)]
         _normalise(rows, last_norm, numbers[0], normed[: len(rows)])
-        product_of_pairs(normed[: len(rows)], head, logits[first : first + most])
+        product(normed[: len(rows)], head, logits[first : first + most])
 
 
 @fast
@@ -106,17 +107,17 @@ def _through(
     normed, packed, attended = normed[:count], packed[:count], attended[:count]
     added, wide, narrow = added[:count], wide[:count], narrow[:count]
     _normalise(hidden, norm[layer], epsilon, normed)
-    product_of_pairs(normed, query_key_value[layer], packed)
+    product(normed, query_key_value[layer], packed)
     attend(
         parts, packed, facts, slots, runs, angles, heads, scaling, keys, values, queries, space,
         attended,
     )  # fmt: skip
-    product_of_pairs(attended, output[layer], added)
+    product(attended, output[layer], added)
     _add(added, hidden)
     _normalise(hidden, mlp_norm[layer], epsilon, normed)
-    product_of_pairs(normed, gate_up[layer], wide)
+    product(normed, gate_up[layer], wide)
     gate(wide, inner, narrow)
-    product_of_pairs(narrow, down[layer], added)
+    product(narrow, down[layer], added)
     _add(added, hidden)
 
 

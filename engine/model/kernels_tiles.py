@@ -67,7 +67,7 @@ class Tiles:
 
 
 @intrinsic  # type: ignore[misc]
-def _begin(typing: Any, rows: Any) -> Any:
+def begin_tiles(typing: Any, rows: Any) -> Any:
     """Tiles of so many rows for sums and inputs."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -133,7 +133,7 @@ def _emit_panel(builder: Any, arrays: Any, pairs: Any, stride: Any, *, first: bo
         emit("x86.tilestored64", total, emit.place(y, zero, side * SIDE), out)
 
 
-_first, _more = _panel(first=True), _panel(first=False)
+_first, more_rows = _panel(first=True), _panel(first=False)
 
 
 @fast
@@ -142,11 +142,11 @@ def product_of_tiles(x: Any, words: Any, y: Any) -> None:
     rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
     if rows == 0:
         return
-    _begin(min(rows, SIDE))
+    begin_tiles(min(rows, SIDE))
     for panel in range(words.shape[0]):
         mine, at = words[panel], panel * words.shape[2]
         _first(x, pairs, mine, y[0, at:], stride)
         for row in range(SIDE, rows, SIDE):
             row = min(row, rows - SIDE)  # some rows once more instead of tiles of another height
-            _more(x[row:], pairs, mine, y[row, at:], stride)
+            more_rows(x[row:], pairs, mine, y[row, at:], stride)
     end_of_tiles()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import register
-from engine.config import DTypeName, QuantizationName, Role, folder_of
+from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Role, folder_of
 from engine.errors import ModelError
 from engine.model.call import choose_call
 from engine.model.compiled import compiled_decoder
@@ -49,21 +49,20 @@ def load_model(
     role: Role,
     revision: str | None = None,
     dtype: DTypeName = "auto",
-    quantization: QuantizationName = "none",
+    quantization: DraftQuantizationName = "none",
     device: str = "auto",
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto as in
     `engine.model.precision`. `max_model_len` defaults to the model's own. Raises ModelError."""
-    asked = _Asked(
-        path, role, revision, dtype, quantization, device, max_model_len, trust_remote_code
-    )
-    loaded = _load(asked)
+    kind: QuantizationName = "none" if quantization == "auto" else quantization
+    asked = _Asked(path, role, revision, dtype, kind, device, max_model_len, trust_remote_code)
+    loaded = _load(asked, coded=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
         logger.info("%s runs in float32: compiled code does not run it in bfloat16", asked.name)
-        return _load(asked._replace(dtype="float32"))
+        return _load(asked._replace(dtype="float32"), coded=False)
     return loaded
 
 
@@ -93,8 +92,8 @@ class _Asked(NamedTuple):
         return _Said(config, self.path, folder, self.role, kind, where, limit, self.quantization)
 
 
-def _load(asked: _Asked) -> LoadedModel:
-    """Raises ModelError."""
+def _load(asked: _Asked, *, coded: bool) -> LoadedModel:
+    """`coded`: compiled code may keep weights in eight bits. Raises ModelError."""
     name, quantization = asked.name, asked.quantization
     where, folder = pick_device(asked.device), folder_of(asked.path, asked.role)
     plain = where.type == "cpu" and quantization == "none"
@@ -102,7 +101,7 @@ def _load(asked: _Asked) -> LoadedModel:
     if llama is not None:
         said = asked.of(llama.config, folder, where)
         llama = llama.to(said.dtype).eval().requires_grad_(False)
-        return _proven(llama, reference(llama, name), said, name)
+        return _proven(llama, reference(llama, name), said, name, coded=coded)
     register()
     source = str(folder) if folder else asked.path
     hub = {"revision": asked.revision, "trust_remote_code": asked.trust_remote_code}
@@ -114,7 +113,7 @@ def _load(asked: _Asked) -> LoadedModel:
         model = read_weights(source, name, {**hub, **how})
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
-    return _proven(model, expected, said, name)
+    return _proven(model, expected, said, name, coded=coded)
 
 
 def adopt(model: Any, *, role: Role, name: str) -> LoadedModel:
@@ -142,7 +141,9 @@ class _Said(NamedTuple):
     quantization: QuantizationName
 
 
-def _proven(model: Any, expected: Tensor, said: _Said, name: str) -> LoadedModel:
+def _proven(
+    model: Any, expected: Tensor, said: _Said, name: str, *, coded: bool = False
+) -> LoadedModel:
     """With layers exchanged and the shortest call chosen. Raises ModelError."""
     plain = not is_quantized(model)
     if plain:
@@ -157,16 +158,19 @@ def _proven(model: Any, expected: Tensor, said: _Said, name: str) -> LoadedModel
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model), fuse=plain),
     )
     prove(loaded, expected, name)
-    return _quickened(loaded, expected) if plain else loaded
+    return _quickened(loaded, expected, coded=coded) if plain else loaded
 
 
-def _quickened(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
+def _quickened(loaded: LoadedModel, expected: Tensor, *, coded: bool) -> LoadedModel:
     """With compiled code, where there is some and the same proof holds for it."""
     model, layers = loaded.model, loaded.layers
     every_row = loaded.role == "target"  # whose texts are to be the same in any company
-    compiled = compiled_decoder(model, positions=loaded.max_model_len, every_row=every_row)
-    if compiled is not None and is_proven(compiled, layers, expected, model):
-        return replace(loaded, compiled=compiled)
+    for eight in (True, False) if coded else (False,):
+        compiled = compiled_decoder(
+            model, positions=loaded.max_model_len, every_row=every_row, coded=eight
+        )
+        if compiled is not None and is_proven(compiled, layers, expected, model):
+            return replace(loaded, compiled=compiled)
     packed = packed_decoder(model, loaded.logits)
     if packed is not None:
         quick = replace(loaded, logits=packed)

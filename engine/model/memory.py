@@ -48,7 +48,10 @@ def weights_of(model: LoadedModel) -> Part:
     note = f"{numbers / 1e6:.1f} M numbers, {model.dtype_name}"
     if model.quantization != "none":
         note += f", linear layers {model.quantization}"
-    if model.compiled is not None or isinstance(model.logits, PackedDecoder):
+    if model.compiled is not None:
+        size += model.compiled.packed_bytes
+        note += " and a packed copy"
+    elif isinstance(model.logits, PackedDecoder):
         size += numbers * torch.bfloat16.itemsize
         note += " and a packed copy"
     return Part(f"weights of the {model.role}", size, note)

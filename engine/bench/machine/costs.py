@@ -110,6 +110,8 @@ def weight_bytes(model: LoadedModel) -> int:
     numbers = sum(p.numel() for p in model.model.parameters())
     if head.data_ptr() != embedding.data_ptr():
         numbers -= embedding.numel()
-    packed = isinstance(model.logits, PackedDecoder) or model.compiled is not None
+    if model.compiled is not None:
+        return model.compiled.packed_bytes
+    packed = isinstance(model.logits, PackedDecoder)
     size = torch.bfloat16.itemsize if packed else model.dtype.itemsize
     return int(numbers * size)
