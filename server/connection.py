@@ -1,5 +1,5 @@
-"""Connection: uvicorn's HTTP/1.1 protocol with bounds for the head of a request, and with the error
-envelope for what is no HTTP.
+"""Connection: uvicorn's HTTP/1.1 protocol with bounds for the head of a request, with the error
+envelope for what is no HTTP, and with answers that arrive where uvicorn's would be lost.
 
 uvicorn limits how long a kept-alive connection may idle, but a client that sends nothing, or half a
 head, holds its file descriptor for ever, and an endless head all memory. Bodies have their own
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
+from contextlib import suppress
 from typing import Any
 
 from uvicorn._types import ASGI3Application
@@ -22,6 +24,10 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from server.api.errors import ApiError
 from server.api.event_stream import WRITER
+
+LINGER_SECONDS = 10.0  # for the rest of a body that nobody wants, before the connection closes
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_IGNORED = b"\r\nignored:"  # as long, and no header of HTTP
 
 
 class Connection(HttpToolsProtocol):
@@ -41,7 +47,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._head_size = 0 if self._has_head else self._head_size + len(data)
-        super().data_received(data)
+        # Java's client asks for HTTP/2 with each request, which may be ignored; but httptools takes
+        # what follows such a head for another protocol, and drops the body.
+        super().data_received(data if self._has_head else _UPGRADE.sub(_IGNORED, data))
         if self.transport.is_closing():
             return
         if not self._has_head and self._head_size > self.HEAD_BYTES:
@@ -69,8 +77,11 @@ class Connection(HttpToolsProtocol):
         self._answered = cycle
         extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
         extensions[WRITER] = _ChunkWriter(cycle)
-        old = cycle.scope["http_version"] == "1.0"
-        super()._start_asgi_task(cycle, _without_chunks(app, cycle) if old else app)
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(app, cycle)
+        if not cycle.keep_alive:
+            app = _lingering(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no request, which is plain text."""
@@ -141,5 +152,27 @@ def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3
             await send(message)
 
         await app(scope, receive, send_plainly)
+
+    return wrapped
+
+
+def _lingering(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """For a connection that closes with the answer: while the body is still on its way (the answer
+    is a refusal) that would reset it, and many a client, still sending, would never read why."""
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        async def send_and_wait(message: Any) -> None:
+            ends = message["type"] == "http.response.body" and not message.get("more_body")
+            if not (ends and cycle.more_body):
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    while (await receive()).get("more_body"):
+                        pass
+            await send({"type": "http.response.body", "body": b""})
+
+        await app(scope, receive, send_and_wait)
 
     return wrapped

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 
 import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server import connection
 from server.connection import Connection
 from tests.support.fake_client import FakeClient, make_ready
 from tests.support.serving import MODEL, Served, serve
@@ -185,3 +187,47 @@ def test_what_is_no_http_does_not_get_into_an_answer() -> None:
     said = asyncio.run(asyncio.wait_for(talk, 30))
     assert said.startswith(b"HTTP/1.1 200")
     assert b"invalid_http" not in said
+
+
+@pytest.mark.parametrize("cut", [None, 40])
+def test_whoever_offers_to_speak_http_2_is_heard(cut: int | None) -> None:
+    """Bug: Java's client asks for an upgrade with every request, and the body of such a one was
+    dropped: a 400 that the JSON was empty."""
+    body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 2}).encode()
+    wishes = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ"
+    head = f"POST /v1/completions HTTP/1.1\r\n{wishes}\r\nContent-Length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        for piece in (request[:cut], request[cut:] if cut else b""):
+            asking.sendall(piece)
+            time.sleep(0.05)
+        asking.sendall(b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n")
+        said = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert said.count(b"HTTP/1.1 200") == 2
+    assert b'"text_completion"' in said
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/completions", b"413"), ("/nothing", b"404"), ("/health", b"405")]
+)
+def test_whoever_is_refused_while_he_speaks_hears_it(path: str, status: bytes) -> None:
+    """Bug: a client that closes with the answer (urllib does) was reset in the middle of its body
+    and never read what was wrong."""
+    size = 20_000_000  # more than any buffer on the way holds
+    head = f"POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n".encode()
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        asking.sendall(head + b" " * size)
+        said = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert said.startswith(b"HTTP/1.1 " + status)
+    assert set(json.loads(said.partition(b"\r\n\r\n")[2])) == {"error"}
+
+
+def test_who_goes_on_speaking_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: the answer comes at once, and the connection ends soon, sent body or not."""
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.2)
+    head = b"POST /nothing HTTP/1.1\r\nConnection: close\r\nContent-Length: 9000000\r\n\r\n"
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        asking.settimeout(30)
+        asking.sendall(head + b"some")
+        said = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert said.startswith(b"HTTP/1.1 404")
