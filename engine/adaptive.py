@@ -21,6 +21,7 @@ from engine.experience import GRID, Experience
 from engine.exploration import Exploration
 from engine.forecast import Forecast, Pace
 from engine.hearing import Hearing
+from engine.lessons import Lesson, Lessons
 from engine.messages import Estimates, Reason
 from engine.profile import Profile
 from engine.spells import Spells
@@ -31,6 +32,8 @@ _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it m
 _REST = 15  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
+_TOGETHER = 4  # rounds that are learnt from at once while all is told
+_CUTS = 0.01  # gain in tokens per second below which leaving guesses out is not worth its own time
 
 
 class AdaptiveK:
@@ -64,6 +67,8 @@ class AdaptiveK:
         self._resting = 0  # draft steps in each
         self._spells = Spells()
         self._hearing = Hearing(self._spells, self._explore)
+        self._lessons = Lessons(self._guesses, self._costs, stops=stops)
+        self._cuts = True  # whether guesses are left out
         self._price = 0.0  # tokens per second: what a second is worth
         self._usual = 0.0  # seconds of a round
         self._pace = Pace()  # at K > 0
@@ -160,6 +165,7 @@ class AdaptiveK:
 
     def _plan(self, sequences: int, *, changed: bool) -> None:
         """Choose anew."""
+        self._take_in()
         self._spells.choose()
         if changed:
             self._spells.resize(self._size, sequences.bit_length())
@@ -180,6 +186,7 @@ class AdaptiveK:
         self._k = best
         seen = self._pace.blend(rates[self._k]) if self._k else 0.0
         self._price = max(rates[0], seen)
+        self._cuts = self._stops or self._ahead.cutting[best] > _CUTS
         self._usual = self._ahead.usual_seconds(sequences, self._k)
         if self._stops:
             _, step = self._costs.drafting(sequences)
@@ -212,7 +219,7 @@ class AdaptiveK:
         self._now = max(map(len, confidences))
         if self.listens and self._explore.round != "probe":
             self._guesses.remember(confidences)
-        if self._explore.round == "trial":
+        if self._explore.round == "trial" or not (self._cuts or self._explore.round == "probe"):
             return [len(sure) for sure in confidences]
         kept = self._ahead.keep(confidences, self._sequences, self._price)
         self._guesses.chances.restart()
@@ -234,38 +241,45 @@ class AdaptiveK:
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, observation: StepObservation) -> None:
-        """Learn from the step that the last choice led to."""
-        seen, outcomes = observation, observation.outcomes
+        """Learn from the step that the last choice led to: at once where that may be news, else
+        from a few together, since behind a forward the first takes several times what others do."""
+        seen = observation
         probe = self._explore.round == "probe"
         if self._explore.asks and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
-        if probe and self._asks_few:
-            outcomes = [asked for asked in outcomes if asked.offered]
-        k = seen.k
-        if self._stops:  # what was not drafted was not asked for
-            k = min(k, max((outcome.offered for outcome in outcomes), default=0))
-        changes = self._guesses.acceptance.changes
-        self._guesses.learn(k, outcomes, seen, self._before)
-        if changes != self._guesses.acceptance.changes:
-            self._spells.forget()
-            self._pace.restart()
+        self._lessons.add(self._lesson(seen))
+        young = self._explore.round == "usual" and not self._spells.is_known
+        changed = self._take_in() if not young or len(self._lessons) >= _TOGETHER else False
         if self._explore.asks:
             self._guesses.look_back(seen)
             if self._explore.tells:
                 self._spells.call()
-        if seen.is_decode and seen.num_sequences:
-            if self._hearing.learns_costs():
-                rounds, self._hearing.unlearned = self._hearing.unlearned, 0
-                self._costs.learn(seen, fresh=self._drafted and not self.looks_back, rounds=rounds)
-            if seen.k:
-                self._pace.add(seen.tokens, seen.seconds)
+        if seen.is_decode and seen.num_sequences and seen.k:
+            self._pace.add(seen.tokens, seen.seconds)
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe
         self._explore.over(
             asked=seen.k > 0, seconds=seen.seconds, lost=self._lost(seen), usual=self._usual
         )
-        if probe and changes != self._guesses.acceptance.changes:
+        if probe and changed:
             self._explore.suspect()
+
+    def _lesson(self, seen: StepObservation) -> Lesson:
+        outcomes, rounds = seen.outcomes, 0
+        if self._explore.round == "probe" and self._asks_few:
+            outcomes = [asked for asked in outcomes if asked.offered]
+        if seen.is_decode and seen.num_sequences and self._hearing.learns_costs():
+            rounds, self._hearing.unlearned = self._hearing.unlearned, 0
+        fresh = self._drafted and not self.looks_back
+        return Lesson(seen, outcomes, self._before, rounds, fresh)
+
+    def _take_in(self) -> bool:
+        """Learn from what was told. Whether guesses fare in another way than they did."""
+        changed = self._lessons.learn()
+        if changed:
+            self._spells.forget()
+            self._pace.restart()
+        return changed
 
     def _lost(self, seen: StepObservation) -> float:
         """Seconds that the step took beyond those in which its tokens come in usual steps."""

@@ -24,13 +24,15 @@ class Forecast:
     `seconds` `[rows]`: of the target and the host in a step of so many rows, drafting aside;
     `by_row`: the same as a list. `row`: the mean seconds of one more row. `rates` `[k]`: tokens per
     second of the whole batch at k draft steps. `each` `[k]`: tokens and rows of one sequence then.
-    `survival` `[depth]`: the chance that so many guesses are kept when none is cut."""
+    `survival` `[depth]`: the chance that so many guesses are kept when none is cut. `cutting`
+    `[k]`: what cutting adds to the rate, as a part of it."""
 
     def __init__(self, k_max: int, guesses: Experience, costs: StepCosts) -> None:
         self._k_max, self._guesses, self._costs = k_max, guesses, costs
         self.rates = [0.0]
         self.each = [(1.0, 1.0)]
         self.survival = list[float]()
+        self.cutting = [0.0]
         self.row = 0.0
         self._leasts = dict[tuple[int, int, bool], float]()
         self._look(1)
@@ -172,6 +174,7 @@ class Forecast:
         seconds = np.interp(sequences * each[1], places, self._hope) + spent
         rates = sequences * each[0] / seconds
         best, every = rates.argmax(0), np.arange(self._k_max + 1)
+        self.cutting = (rates.max(0) / rates[0] - 1.0).tolist()
         self.rates = rates[best, every].tolist()
         self.each = [(tokens, rows) for tokens, rows in each[:, best, every].T.tolist()]
         self.survival = np.diff(each[0, 0]).tolist()
