@@ -22,7 +22,17 @@ from torch import Tensor
 from engine.attention.vectors import INTS, LANES, WIDE, Emit, pointers
 from engine.jit import HAS_TILES, fast
 from engine.model.kernels_bfloat16 import PANEL, padded, product_of_pairs
-from engine.model.kernels_tiles import SIDE, Tiles, begin_tiles, end_of_tiles, more_rows
+from engine.model.kernels_tiles import (
+    ROWS,
+    SIDE,
+    SUMS,
+    WEIGHTS,
+    Tiles,
+    begin_tiles,
+    end_of_tiles,
+    more_rows,
+    room,
+)
 
 Codes = npt.NDArray[np.uint16]
 
@@ -32,7 +42,6 @@ _BASES = 2  # rows of a panel behind its weights: of each output, twice
 _BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 _AHEAD = 2048  # bytes
-_SUMS, _ROWS, _WEIGHTS = (0, 1), 2, (3, 4)  # tiles, as of kernels_tiles
 
 
 def suits(inputs: int) -> bool:
@@ -77,40 +86,40 @@ def _coded(weight: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32
 
 
 @intrinsic  # type: ignore[misc]
-def _first(typing: Any, x: Any, pairs: Any, codes: Any, room: Any, y: Any, stride: Any) -> Any:
-    """A panel's outputs of the rows of a tile; its weights as words are in `room` afterwards. `x`
+def _first(typing: Any, x: Any, pairs: Any, codes: Any, space: Any, y: Any, stride: Any) -> Any:
+    """A panel's outputs of the rows of a tile; its weights as words are in `space` afterwards. `x`
     rows of `pairs` words each; `codes` one panel; `y` float32, rows `stride` apart."""
     whole = types.int64
-    signature = types.void(x, whole, codes, room, y, whole)
+    signature = types.void(x, whole, codes, space, y, whole)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, pairs, codes, room, y, stride = pointers(context, builder, signature, args)
-        _emit(builder, (x, codes, room, y), pairs, stride)
+        x, pairs, codes, space, y, stride = pointers(context, builder, signature, args)
+        _emit(builder, (x, codes, space, y), pairs, stride)
         return context.get_dummy_value()
 
     return signature, generate
 
 
 def _emit(builder: Any, arrays: Any, pairs: Any, stride: Any) -> None:
-    (x, codes, room, y), tiles = arrays, Tiles(builder)
+    (x, codes, space, y), tiles = arrays, Tiles(builder)
     row, out = (builder.mul(words, ir.Constant(WIDE, 4)) for words in (pairs, stride))
     across = ir.Constant(WIDE, 4 * PANEL)
     bases = _bases(builder, codes, pairs)
-    for tile in _SUMS:
+    for tile in SUMS[0]:
         tiles("x86.tilezero", tile)
     step, zero = ir.Constant(WIDE, SIDE), ir.Constant(WIDE, 0)
-    _unpack(builder, codes, room, zero, bases)
+    _unpack(builder, codes, space, zero, bases)
     with cgutils.for_range_slice(builder, zero, pairs, step, WIDE) as (pair, _):
         start = builder.mul(pair, ir.Constant(WIDE, PANEL))
         then = builder.add(pair, step)
         with builder.if_then(builder.icmp_signed("<", then, pairs)):
             # A tile is loaded only when all that was stored before it has left for the caches.
-            _unpack(builder, codes, room, builder.mul(then, ir.Constant(WIDE, PANEL)), bases)
-        tiles("x86.tileloadd64", _ROWS, tiles.place(x, pair), row)
-        for side, (total, tile) in enumerate(zip(_SUMS, _WEIGHTS, strict=True)):
-            tiles("x86.tileloadd64", tile, tiles.place(room, start, side * SIDE), across)
-            tiles("x86.tdpbf16ps", total, _ROWS, tile)
-    for side, total in enumerate(_SUMS):
+            _unpack(builder, codes, space, builder.mul(then, ir.Constant(WIDE, PANEL)), bases)
+        tiles("x86.tileloadd64", ROWS[0], tiles.place(x, pair), row)
+        for side, (total, tile) in enumerate(zip(SUMS[0], WEIGHTS, strict=True)):
+            tiles("x86.tileloadd64", tile, tiles.place(space, start, side * SIDE), across)
+            tiles("x86.tdpbf16ps", total, ROWS[0], tile)
+    for side, total in enumerate(SUMS[0]):
         tiles("x86.tilestored64", total, tiles.place(y, zero, side * SIDE), out)
 
 
@@ -121,8 +130,8 @@ def _bases(builder: Any, codes: Any, pairs: Any) -> list[Any]:
     return [emit.load(codes, row, _SHORTS) for row in rows]
 
 
-def _unpack(builder: Any, codes: Any, room: Any, start: Any, bases: list[Any]) -> None:
-    """A tile's height of a panel's codes, from `start` on, to words in `room`."""
+def _unpack(builder: Any, codes: Any, space: Any, start: Any, bases: list[Any]) -> None:
+    """A tile's height of a panel's codes, from `start` on, to words in `space`."""
     emit, tiles = Emit(builder), Tiles(builder)
     shift, mask = (ir.Constant(_SHORTS, [n] * 2 * LANES) for n in (3, 0x83F8))
     for line in range(2 * SIDE):
@@ -132,7 +141,7 @@ def _unpack(builder: Any, codes: Any, room: Any, start: Any, bases: list[Any]) -
         wide = builder.sext(emit.load(codes, at, _BYTES), _SHORTS)
         numbers = builder.and_(builder.shl(wide, shift), mask)
         words = builder.bitcast(builder.add(numbers, bases[line % 2]), INTS)
-        emit.store(words, room, at)
+        emit.store(words, space, at)
 
 
 @fast
@@ -141,15 +150,14 @@ def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
     if rows == 0:
         return
-    space = np.empty((pairs + 1) * PANEL, np.uint32)
-    room = space[-(space.ctypes.data // 4) % LANES :]  # from a border of cache lines on
+    space = room(pairs, PANEL).view(np.uint32)
     begin_tiles(min(rows, SIDE))
     for panel in range(codes.shape[0]):
         at = panel * PANEL
-        _first(x, pairs, codes[panel], room, y[0, at:], stride)
+        _first(x, pairs, codes[panel], space, y[0, at:], stride)
         for row in range(SIDE, rows, SIDE):
             row = min(row, rows - SIDE)
-            more_rows(x[row:], pairs, room, y[row, at:], stride)
+            more_rows(x, row, pairs, space, 0, y, at, stride, 0, 0)
     end_of_tiles()
 
 

@@ -20,7 +20,7 @@ from engine.model.kernels_chain import begin, choose
 from engine.model.kernels_codes import product
 from engine.model.kernels_gate import gate
 from engine.model.kernels_layer import attend, space_of
-from engine.model.kernels_tiles import SIDE
+from engine.model.kernels_tiles import SIDE, room
 
 # Rows that go through a layer together: few, whose numbers stay in the caches, where what all rows
 # of a layer share does so, too; else many, to read that once.
@@ -44,17 +44,17 @@ def forward(
     for part in (query_key_value, output, gate_up, down):
         shared += part[0].size
     most = min(FEW if shared <= _CACHED else MANY, count)
-    hidden = np.empty((count, width), np.float32)
+    hidden = room(count, width)
     for row in range(count):
         _embed(embed[tokens[row]], hidden[row])
-    normed = np.empty((most, width // 2), np.uint32)
+    normed = room(most, width // 2).view(np.uint32)
     rooms = (
-        np.empty((most, query_key_value.shape[1] * PANEL), np.float32),
-        np.empty((most, heads * half), np.uint32),
-        np.empty((most, heads * half), np.uint32),
-        np.empty((most, output.shape[1] * PANEL), np.float32),
-        np.empty((most, gate_up.shape[1] * PANEL), np.float32),
-        np.empty((most, inner // 2), np.uint32),
+        room(most, query_key_value.shape[1] * PANEL),
+        room(most, heads * half).view(np.uint32),
+        room(most, heads * half).view(np.uint32),
+        room(most, output.shape[1] * PANEL),
+        room(most, gate_up.shape[1] * PANEL),
+        room(most, inner // 2).view(np.uint32),
         space_of(slots.shape[1], heads, kv_heads, half),
     )
     for layer in range(norm.shape[0]):

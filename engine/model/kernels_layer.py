@@ -14,7 +14,7 @@ from engine.model.kernels_attention_tiles import COLUMNS, begin, finish, score, 
 from engine.model.kernels_heads import put_rotated, put_rounded
 from engine.model.kernels_pages import ROWS_AT_ONCE
 from engine.model.kernels_softmax import softmax
-from engine.model.kernels_tiles import SIDE, end_of_tiles
+from engine.model.kernels_tiles import SIDE, end_of_tiles, room
 
 LOG2_E = np.float32(1.4426950408889634)
 
@@ -83,12 +83,12 @@ def space_of_tiles(width: Any, heads: Any, kv_heads: Any, half: Any) -> Any:
     together = _together(heads, kv_heads)
     columns = (heads // together) * COLUMNS
     return (
-        np.empty(columns * half, np.uint32),
-        np.empty(columns * width, np.float32),
-        np.empty(width, np.float32),
-        np.empty(columns * 2 * width, np.uint32),
-        np.empty(columns, np.float32),
-        np.empty(columns * 2 * half, np.float32),
+        room(columns, half).ravel().view(np.uint32),
+        room(columns, width).ravel(),
+        room(1, width).ravel(),
+        room(columns, 2 * width).ravel().view(np.uint32),
+        room(1, columns).ravel(),
+        room(columns, 2 * half).ravel(),
     )
 
 
@@ -146,13 +146,13 @@ def _score(
 def _turn(queries: Any, which: Any, half: Any, out: Any) -> None:
     """`[heads that share no keys, dim / 2, columns]`."""
     row, rows, heads, together = which
-    at = 0
-    for head in range(0, heads, together):
-        for pair in range(half):
-            for i in range(rows):
-                for j in range(together):
-                    out[at] = queries[row + i, (head + j) * half + pair]
-                    at += 1
+    columns = rows * together
+    for head in range(heads):
+        unit, column = divmod(head, together)
+        for i in range(rows):
+            first = unit * half * columns + i * together + column
+            for pair in range(half):
+                out[first + pair * columns] = queries[row + i, head * half + pair]
 
 
 @fusing

@@ -1,11 +1,11 @@
 """Products of rows in bfloat16, for processors that multiply tiles of it (AMX).
 
 One instruction takes sixteen pairs of inputs of up to sixteen rows for sixteen outputs, so that so
-many rows take as long as reading the weights for one does, from memory or from the caches. Weights
-are packed as `engine.model.kernels_bfloat16` has them, and asked for ahead of their use: processors
-foresee no page but the present one. A row's sums run over the inputs in order whoever its
-neighbours are, so its result is the same to the bit in any company, though not that of pairs: a
-pair's two products are added to each other last.
+many rows take as long as reading the weights for one does, from memory or from the caches; of more
+rows, two tiles share what was loaded. Weights are packed as `engine.model.kernels_bfloat16` has
+them, and asked for ahead of their use: processors foresee no page but the present one. A row's sums
+run over the inputs in order whoever its neighbours are, so its result is the same to the bit in any
+company, though not that of pairs: a pair's two products are added to each other last.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -21,8 +22,9 @@ from engine.attention.vectors import pointers
 from engine.jit import fast
 
 SIDE = 16  # rows of a tile, and words in a row of it
-_AHEAD = 2048  # bytes; nothing is read that the processor may not read
-_SUMS, _ROWS, _WEIGHTS = (0, 1), 2, (3, 4)  # tiles; two of weights lie side by side in a panel
+_AHEAD = 512  # words that few rows ask ahead, more than _FEW twice as many: a step takes longer
+_FEW = 8
+SUMS, ROWS, WEIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)  # tiles; a panel is two of weights wide
 _BYTE, _SHORT, _INT, _LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _PLACE = _BYTE.as_pointer()
 
@@ -68,12 +70,12 @@ class Tiles:
 
 @intrinsic  # type: ignore[misc]
 def begin_tiles(typing: Any, rows: Any) -> Any:
-    """Tiles of so many rows for sums and inputs."""
+    """Sums and inputs of so many rows, for one tile of rows or two."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         whole = ir.Constant(_LONG, SIDE)
-        shapes = dict.fromkeys((*_SUMS, _ROWS), (args[0], whole))
-        Tiles(builder).shape({**shapes, **dict.fromkeys(_WEIGHTS, (whole, whole))})
+        shapes = dict.fromkeys((*SUMS[0], *SUMS[1], *ROWS), (args[0], whole))
+        Tiles(builder).shape({**shapes, **dict.fromkeys(WEIGHTS, (whole, whole))})
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -90,20 +92,31 @@ def end_of_tiles(typing: Any) -> Any:
     return types.void(), generate
 
 
-def _panel(*, first: bool) -> Any:
-    """A function of compiled code: a panel's outputs of the rows of a tile. The first rows ask for
-    the weights that come next."""
+def _panel(tiles: int, *, first: bool) -> Any:
+    """A function of compiled code: a panel's outputs of the rows of one tile or two, so that each
+    weight is loaded once for both. The first rows ask for the weights that come next."""
 
     @intrinsic  # type: ignore[misc]
-    def panel(typing: Any, x: Any, pairs: Any, words: Any, y: Any, stride: Any) -> Any:
-        """`x` rows of `pairs` words each, a multiple of SIDE; `words` one panel; `y` float32, rows
-        `stride` apart."""
+    def panel(
+        typing: Any, x: Any, row: Any, pairs: Any, words: Any, start: Any, y: Any, to: Any,
+        stride: Any, second: Any, ahead: Any,
+    ) -> Any:  # fmt: skip
+        """Rows of `x` from `row` on, of `pairs` words each, a multiple of SIDE; one panel is
+        `words[start:]`; `y[row, to:]` float32, rows `stride` apart. The second tile begins `second`
+        rows below the first. Weights are asked for `ahead` words ahead; nothing is read that the
+        processor may not read. (Slices as arguments would be counted, which takes longer.)"""
         whole = types.int64
-        signature = types.void(x, whole, words, y, whole)
+        signature = types.void(x, whole, whole, words, whole, y, whole, whole, whole, whole)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            x, pairs, words, y, stride = pointers(context, builder, signature, args)
-            _emit_panel(builder, (x, words, y), pairs, stride, first=first)
+            given = pointers(context, builder, signature, args)
+            x, row, pairs, words, start, y, to, stride, second, ahead = given
+            words, y = builder.gep(words, [start]), builder.gep(y, [to])
+            rows = [row, builder.add(row, second)][:tiles]
+            xs = [builder.gep(x, [builder.mul(row, pairs)]) for row in rows]
+            ys = [builder.gep(y, [builder.mul(row, stride)]) for row in rows]
+            arrays = (xs, words, ys)
+            _emit_panel(builder, arrays, pairs, stride, ahead if first else None)
             return context.get_dummy_value()
 
         return signature, generate
@@ -111,29 +124,36 @@ def _panel(*, first: bool) -> Any:
     return panel
 
 
-def _emit_panel(builder: Any, arrays: Any, pairs: Any, stride: Any, *, first: bool) -> None:
-    (x, words, y), emit, zero = arrays, Tiles(builder), ir.Constant(_LONG, 0)
+def _emit_panel(builder: Any, arrays: Any, pairs: Any, stride: Any, ahead: Any) -> None:
+    (xs, words, ys), emit, zero = arrays, Tiles(builder), ir.Constant(_LONG, 0)
     across, row, out = (
         builder.mul(words_in_row, ir.Constant(_LONG, 4))
         for words_in_row in (ir.Constant(_LONG, 2 * SIDE), pairs, stride)
     )
-    for tile in _SUMS:
-        emit("x86.tilezero", tile)
+    mine = list(zip(ROWS, SUMS, xs, ys, strict=False))  # of each tile of rows
+    for _, sums, _, _ in mine:
+        for total in sums:
+            emit("x86.tilezero", total)
     step = ir.Constant(_LONG, SIDE)
     with cgutils.for_range_slice(builder, zero, pairs, step, _LONG) as (pair, _):
         start = builder.mul(pair, ir.Constant(_LONG, 2 * SIDE))
-        if first:
+        if ahead is not None:
+            later = builder.add(start, ahead)
             for line in range(2 * SIDE):
-                emit.fetch(emit.place(words, start, _AHEAD // 4 + line * SIDE))
-        emit("x86.tileloadd64", _ROWS, emit.place(x, pair), row)
-        for side, (total, tile) in enumerate(zip(_SUMS, _WEIGHTS, strict=True)):
+                emit.fetch(emit.place(words, later, line * SIDE))
+        for rows, _, x, _ in mine:
+            emit("x86.tileloadd64", rows, emit.place(x, pair), row)
+        for side, tile in enumerate(WEIGHTS):
             emit("x86.tileloadd64", tile, emit.place(words, start, side * SIDE), across)
-            emit("x86.tdpbf16ps", total, _ROWS, tile)
-    for side, total in enumerate(_SUMS):
-        emit("x86.tilestored64", total, emit.place(y, zero, side * SIDE), out)
+            for rows, sums, _, _ in mine:
+                emit("x86.tdpbf16ps", sums[side], rows, tile)
+    for _, sums, _, y in mine:
+        for side, total in enumerate(sums):
+            emit("x86.tilestored64", total, emit.place(y, zero, side * SIDE), out)
 
 
-_first, more_rows = _panel(first=True), _panel(first=False)
+_first, _first_two = (_panel(tiles, first=True) for tiles in (1, 2))
+more_rows, _more_two = (_panel(tiles, first=False) for tiles in (1, 2))
 
 
 @fast
@@ -143,10 +163,27 @@ def product_of_tiles(x: Any, words: Any, y: Any) -> None:
     if rows == 0:
         return
     begin_tiles(min(rows, SIDE))
+    ahead = _AHEAD if rows <= _FEW else 2 * _AHEAD
+    single = rows > 2 * SIDE and (rows - 1) % (2 * SIDE) < SIDE
     for panel in range(words.shape[0]):
-        mine, at = words[panel], panel * words.shape[2]
-        _first(x, pairs, mine, y[0, at:], stride)
-        for row in range(SIDE, rows, SIDE):
-            row = min(row, rows - SIDE)  # some rows once more instead of tiles of another height
-            more_rows(x[row:], pairs, mine, y[row, at:], stride)
+        start, to = panel * pairs * words.shape[2], panel * words.shape[2]
+        if rows <= SIDE:
+            _first(x, 0, pairs, words, start, y, to, stride, 0, ahead)
+        else:
+            more = min(SIDE, rows - SIDE)
+            _first_two(x, 0, pairs, words, start, y, to, stride, more, ahead)
+        for row in range(2 * SIDE, rows - SIDE, 2 * SIDE):
+            more = min(SIDE, rows - row - SIDE)
+            _more_two(x, row, pairs, words, start, y, to, stride, more, 0)
+        if single:  # some rows once more instead of a tile of another height
+            more_rows(x, rows - SIDE, pairs, words, start, y, to, stride, 0, 0)
     end_of_tiles()
+
+
+@fast
+def room(rows: Any, words: Any) -> Any:
+    """float32 `[rows, words]` from a border of cache lines on: a tile of rows that lie across two
+    each takes six times as long to load."""
+    space = np.empty(rows * words + SIDE, np.float32)
+    first = -(space.ctypes.data // 4) % SIDE
+    return space[first : first + rows * words].reshape(rows, words)
