@@ -17,8 +17,11 @@ SWITCH_SECONDS = 0.0005
 def run(main: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    with asyncio.Runner(loop_factory=_factory()) as runner:
-        return runner.run(main)
+    try:
+        with asyncio.Runner(loop_factory=_factory()) as runner:
+            return runner.run(main)
+    finally:
+        main.close()  # it has ended, or was interrupted before it began
 
 
 def _factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import socket
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from engine.config import DraftModelConfig, NgramConfig
 from engine.errors import ConfigError
+from server import loop
 from server.bench.front.__main__ import main as bench_front
 from server.cli import build_parser, main, overrides, run_program
 from server.config import Config, load_config
@@ -163,6 +165,22 @@ def test_welcome_can_be_pasted() -> None:
     assert "Authorization" in said
     assert "s3cret" not in said
     assert "http://[::1]:1/v1" in welcome(load_config(None, ["server.host=::"]), 1)
+
+
+def test_an_interrupt_before_the_loop_begins_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: Ctrl-C in the first seconds of `serve` printed that a coroutine was never awaited."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def work() -> None:
+        raise AssertionError("it never begins")
+
+    monkeypatch.setattr(loop, "_factory", interrupted)
+    main = work()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(main)
+    assert inspect.getcoroutinestate(main) == inspect.CORO_CLOSED
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
