@@ -7,7 +7,7 @@ would never teach that.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -30,19 +30,21 @@ def tokenizer_texts(seed: int) -> Iterator[str]:
 class Rows:
     """An endless, seeded supply of rows of one length."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, mix: Mapping[str, float] = MIX
+    ) -> None:
         self.tokenizer, self.rng = tokenizer, random.Random(seed)
         self.end = cast("int", tokenizer.eos_token_id)
-        self.length = 0
+        self.length, self.mix = 0, mix
         self.sources: dict[str, Iterator[list[int]]] = {}
-        self.left: dict[str, list[int]] = {kind: [] for kind in MIX}
+        self.left: dict[str, list[int]] = {kind: [] for kind in mix}
 
     def batch(self, rows: int, length: int) -> Tensor:
         """`rows` rows of `length` + 1 tokens: inputs and, shifted by one, labels."""
         if length != self.length:
             self.length = length
-            self.sources = {kind: getattr(self, f"_{kind}")() for kind in MIX}
-        kinds = self.rng.choices(list(MIX), list(MIX.values()), k=rows)
+            self.sources = {kind: getattr(self, f"_{kind}")() for kind in self.mix}
+        kinds = self.rng.choices(list(self.mix), list(self.mix.values()), k=rows)
         return torch.tensor([self._row(kind) for kind in kinds])
 
     def _row(self, kind: str) -> list[int]:
