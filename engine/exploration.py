@@ -102,11 +102,11 @@ class Exploration:
         return self.round
 
     def _begin_baseline(self, gain: float) -> None:
-        """Of one round at first, and where one is known to be enough: of the first ones too little
-        is in the caches to tell what a round at K = 0 costs."""
+        """Of one round at first, and where one is known to be enough, or K = 0 is far from paying:
+        of the first ones too little is in the caches to tell what a round at K = 0 costs."""
         close, dearer = gain < _CLOSE, self._begins_dearer()
         self.round, self._length = "baseline", 1
-        if self._wait > _BASELINE_FIRST and (close or dearer):
+        if self._wait > _BASELINE_FIRST and (close or (dearer and gain <= _FAR)):
             self._length = _BASELINE_ROUNDS_CROWD if self._size > _CROWD else _BASELINE_ROUNDS
             self._left = self._length - 1
         most = _BASELINE_LATER * (2 if gain > _FAR and dearer else 1)

@@ -10,7 +10,8 @@ from engine.spells import Spells
 _WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
 # One round in so many is listened to while guesses pay:
 _OFTEN, _SELDOM = 4, 8  # once all is known; and of a crowd, or when it has been known for long
-_NEW_CROWD = 2  # of a crowd that is new
+_NEW = 2  # of a batch that is new: of a crowd from the first on, else behind
+_FIRST = 8  # rounds of which each is
 _COSTS = 4  # and one in so many tells what it costs, once that is known
 
 
@@ -44,7 +45,8 @@ class Hearing:
         if self._explore.round != "usual":
             return True
         if not self._spells.is_known:
-            return sequences <= FEW or self._since % _NEW_CROWD == 0
+            first = self._since < _FIRST and sequences <= FEW
+            return first or self._since % _NEW == 0
         return self._since % self.interval(sequences) == 0
 
     def interval(self, sequences: int) -> int:
