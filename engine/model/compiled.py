@@ -109,6 +109,7 @@ class CompiledDecoder:
         layers = [(layer.self_attn, layer.mlp) for layer in body.layers]
         rounded = head.dtype == torch.bfloat16
         size = sum(p.numel() for p in model.parameters())
+        self.coded = coded
         self.takes_all_rows = rounded and takes_all_rows(size)
         self._arithmetic = (_CODED if coded else _ROUNDED) if rounded else _EXACT
         self._vocab = int(head.shape[0])

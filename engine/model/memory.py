@@ -50,7 +50,7 @@ def weights_of(model: LoadedModel) -> Part:
         note += f", linear layers {model.quantization}"
     if model.compiled is not None:
         size += model.compiled.packed_bytes
-        note += " and a packed copy"
+        note += f" and a packed copy{' in eight bits' if model.compiled.coded else ''}"
     elif isinstance(model.logits, PackedDecoder):
         size += numbers * torch.bfloat16.itemsize
         note += " and a packed copy"

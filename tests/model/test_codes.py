@@ -107,6 +107,8 @@ def test_a_draft_has_them_unless_it_is_told_not_to(tmp_path: Path) -> None:
     coded, whole = draft_of(tmp_path, "auto"), draft_of(tmp_path, "none")
     assert coded.compiled.packed_bytes < 0.6 * whole.compiled.packed_bytes
     assert weights_of(coded).size < weights_of(whole).size
+    assert weights_of(coded).note.endswith("a packed copy in eight bits")
+    assert weights_of(whole).note.endswith("a packed copy")
     found, expected = logits_of(coded), logits_of(whole)
     worst = float((found - expected).abs().max() / expected.abs().max())
     assert 0.0 < worst < 0.1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     AttentionInterface,
     LlamaConfig,
@@ -20,10 +22,13 @@ from transformers.utils import logging
 from engine.attention import interface
 from engine.errors import ModelError
 from engine.model import loader
+from engine.model.batch import Segment
+from engine.model.kv_cache import Plane
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.model_config import length_limit
 from engine.model.pair import check_pair
+from engine.model.proof import LENGTH, is_proven
 from tests.support import tiny
 
 
@@ -272,6 +277,27 @@ def test_different_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         assert "does not compute the same" in refusal(of_transformers(tmp_path))
     finally:
         interface.register()
+
+
+def test_a_proof_does_not_pass_over_what_is_not_a_number(tiny_target: str) -> None:
+    """Bug: Python's max() of a small difference and one that is not a number is the small one, so
+    the second of the two passes of a proof might compute anything."""
+    loaded = load(tiny_target)
+    model, expected = loaded.model, torch.zeros(LENGTH, loaded.vocab_size)
+
+    def proven(wrong: Sequence[int]) -> bool:
+        """Where these of the second pass's sequences are wrong."""
+
+        def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
+            rows = [torch.zeros(s.num_logits, loaded.vocab_size) for s in segments]
+            for i in wrong if len(segments) > 1 else ():
+                rows[i][-1, 0] = torch.nan
+            return torch.cat(rows)
+
+        return is_proven(forward, loaded.layers, expected, model)
+
+    assert proven([])
+    assert [proven([i]) for i in range(2)] == [False, False]
 
 
 def test_a_pair_of_one_vocabulary_fits(tiny_target: str, tiny_draft: str) -> None:
