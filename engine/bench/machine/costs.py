@@ -105,13 +105,13 @@ def _ratio(some: Sequence[float], base: Sequence[float]) -> float:
 def weight_bytes(model: LoadedModel) -> int:
     """What a forward of one row reads of the weights: all but the embedding, of which it takes a
     row (if the output has weights of its own), in the size in which they are held for few rows."""
+    if model.compiled is not None:
+        return model.compiled.packed_bytes
     head = model.model.get_output_embeddings().weight
     embedding = model.model.get_input_embeddings().weight
     numbers = sum(p.numel() for p in model.model.parameters())
     if head.data_ptr() != embedding.data_ptr():
         numbers -= embedding.numel()
-    if model.compiled is not None:
-        return model.compiled.packed_bytes
     packed = isinstance(model.logits, PackedDecoder)
     size = torch.bfloat16.itemsize if packed else model.dtype.itemsize
     return int(numbers * size)
