@@ -116,8 +116,9 @@ def _load(asked: _Asked, *, coded: bool) -> LoadedModel:
     return _proven(model, expected, said, name, coded=coded)
 
 
-def adopt(model: Any, *, role: Role, name: str) -> LoadedModel:
-    """A model that was made and not read, on the device where it lies. Raises ModelError."""
+def adopt(model: Any, *, role: Role, name: str, coded: bool = False) -> LoadedModel:
+    """A model that was made and not read, on the device where it lies. `coded`: compiled code may
+    keep its weights in eight bits. Raises ModelError."""
     register()
     config = model.config
     with quietly():
@@ -125,7 +126,7 @@ def adopt(model: Any, *, role: Role, name: str) -> LoadedModel:
         expected = reference(model, name)
     limit = length_limit(config, None, name)
     said = _Said(config, name, None, role, model.dtype, model.device, limit, "none")
-    return _proven(model, expected, said, name)
+    return _proven(model, expected, said, name, coded=coded)
 
 
 class _Said(NamedTuple):

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from engine.config import DTypeName, Role
+from engine.config import DraftModelConfig, DTypeName, EngineConfig, Role
 from engine.errors import ConfigError
-from engine.model.loaded import LoadedModel
 from engine.model.loader import adopt, pick_device
-from engine.model.precision import named_dtype
+from engine.model.precision import pick_dtype
 from engine.pair import Pair
 from engine.synthetic.calibrate import Agreement, Text, find_scale
 from engine.synthetic.weights import Shape, Whisper, draft_of, random_target, shape_of
@@ -37,13 +36,15 @@ def shape_named(size: str) -> tuple[Shape, int]:
     return shape, max(1, shape.layers // 12)
 
 
-def synthetic_pair(
-    size: str, *, acceptance: float, device: str, dtype: DTypeName, seed: int = 0
-) -> Pair:
-    """Proven like a pair that was read. Raises EngineError."""
+def synthetic_pair(size: str, *, acceptance: float, config: EngineConfig, seed: int = 0) -> Pair:
+    """Proven, in the precisions and with the eight bits of the draft that the configuration gives
+    to a pair that is stored in bfloat16. Raises EngineError."""
+    proposer = config.speculation.proposer
+    assert isinstance(proposer, DraftModelConfig)
     shape, layers = shape_named(size)
-    where = pick_device(device)
-    target = random_target(shape, seed, str(where), named_dtype(dtype, where))
+    where = pick_device(config.device)
+    kind = _dtype(shape.layers, config.target.dtype, "target", shape, where)
+    target = random_target(shape, seed, str(where), kind)
     draft = draft_of(target, layers)
     whisper = Whisper(target, layers)
     text = Text(draft, sequences=SEQUENCES, length=LENGTH, seed=seed)
@@ -51,7 +52,23 @@ def synthetic_pair(
     del text  # and its logits
     if where.type == "cuda":
         torch.cuda.empty_cache()
-    return Pair(_adopted(target, "target", size), _adopted(draft, "draft", size))
+    kind = _dtype(layers, proposer.dtype, "draft", shape, where)
+    if kind != draft.dtype:
+        draft = draft_of(target, layers, kind)
+    coded = proposer.quantization == "auto"
+    return Pair(
+        adopt(target, role="target", name=f"the synthetic target of {size}"),
+        adopt(draft, role="draft", name=f"the synthetic draft of {size}", coded=coded),
+    )
+
+
+def _dtype(
+    layers: int, dtype: DTypeName, role: Role, shape: Shape, where: torch.device
+) -> torch.dtype:
+    """What a start would run the model in; its numbers are exact in all that may be picked."""
+    stored = shape.config(layers)
+    stored.dtype = torch.bfloat16
+    return pick_dtype(dtype, where, config=stored, folder=None, role=role)
 
 
 def _scale(acceptance: float, target: Any, text: Text, whisper: Whisper) -> float:
@@ -60,7 +77,3 @@ def _scale(acceptance: float, target: Any, text: Text, whisper: Whisper) -> floa
         return text.agreement(target)
 
     return find_scale(acceptance, measure, lambda *_: None)
-
-
-def _adopted(model: Any, role: Role, size: str) -> LoadedModel:
-    return adopt(model, role=role, name=f"the synthetic {role} of {size}")

@@ -124,10 +124,10 @@ def _deviation(name: str, weight: Tensor) -> float:
 
 
 @torch.inference_mode()
-def draft_of(target: Any, layers: int) -> Any:
-    """Its first `layers` layers with its embedding, norm and head."""
+def draft_of(target: Any, layers: int, dtype: torch.dtype | None = None) -> Any:
+    """Its first `layers` layers with its embedding, norm and head; `dtype`: the target's."""
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": layers})
-    draft = _empty(config, target.device, target.dtype)
+    draft = _empty(config, target.device, dtype or target.dtype)
     names = draft.state_dict().keys()
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
     return draft

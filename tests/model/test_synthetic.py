@@ -12,8 +12,11 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.memory import dtypes_in
 from engine.messages import SamplingParams, Submit
+from engine.model.memory import weights_of
+from engine.pair import load_pair
 from engine.synthetic.__main__ import main
 from engine.synthetic.calibrate import Agreement, Text, find_scale
+from engine.synthetic.on_device import synthetic_pair
 from engine.synthetic.weights import Whisper, draft_of, random_target, shape_of
 
 TINY = ["--parameters", "1.2e6", "--tokens", "128"]
@@ -68,6 +71,28 @@ def test_the_configuration_says_what_the_files_hold(folder: Path) -> None:
     for role in ("target", "draft"):
         assert json.loads((folder / role / "config.json").read_text())["dtype"] == "bfloat16"
         assert dtypes_in(folder / role) == {"BF16"}
+
+
+@pytest.mark.parametrize("proposer", [{}, {"quantization": "none"}, {"dtype": "float32"}])
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_pair_made_on_the_device_is_held_as_a_start_would_hold_it(
+    dtype: str, proposer: dict[str, str], folder: Path
+) -> None:
+    """Bug: `foretoken bench machine --synthetic` measured a draft in all bits, and both models in
+    float32, where a start serves the same pair in bfloat16 with the draft in eight bits."""
+    read = config(folder).model_dump()
+    read["target"]["dtype"] = dtype
+    read["speculation"]["proposer"].update(proposer)
+    served = EngineConfig.model_validate(read)
+    loaded = load_pair(served)
+    made = synthetic_pair("1.2e6", acceptance=0.7, config=served)
+    for one, other in ((made.target, loaded.target), (made.draft, loaded.draft)):
+        assert one is not None
+        assert other is not None
+        assert weights_of(one).note == weights_of(other).note
+        assert (one.compiled is None) == (other.compiled is None)
+        if one.compiled is not None and other.compiled is not None:
+            assert one.compiled.packed_bytes == other.compiled.packed_bytes
 
 
 def test_without_a_whisper_both_compute_the_same_and_louder_they_agree_less() -> None:

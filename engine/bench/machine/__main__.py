@@ -75,12 +75,8 @@ def _refuse(parsed: argparse.Namespace) -> None:
 def _pair(parsed: argparse.Namespace, config: EngineConfig) -> Pair:
     if parsed.synthetic is None:
         return load_pair(config)
-    return synthetic_pair(
-        parsed.synthetic,
-        acceptance=0.8 if parsed.acceptance is None else parsed.acceptance,
-        device=config.device,
-        dtype=config.target.dtype,
-    )
+    acceptance = 0.8 if parsed.acceptance is None else parsed.acceptance
+    return synthetic_pair(parsed.synthetic, acceptance=acceptance, config=config)
 
 
 if __name__ == "__main__":
