@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from contextlib import suppress
 from typing import Any
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -22,12 +22,18 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from server.api.errors import ApiError
+from server.api.errors import ApiError, respond
 from server.api.event_stream import WRITER
 
 LINGER_SECONDS = 10.0  # for the rest of a body that nobody wants, before the connection closes
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-_IGNORED = b"\r\nignored:"  # as long, and no header of HTTP
+_TUNNEL = ApiError(
+    400, "CONNECT asks for a tunnel, and this server is no proxy", code="invalid_http"
+)
+_HOSTLESS = ApiError(
+    400,
+    "a request of HTTP/1.1 must have one header `Host`, no more and no less",
+    code="invalid_http",
+)
 
 
 class Connection(HttpToolsProtocol):
@@ -47,15 +53,40 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._head_size = 0 if self._has_head else self._head_size + len(data)
-        # Java's client asks for HTTP/2 with each request, which may be ignored; but httptools takes
-        # what follows such a head for another protocol, and drops the body.
-        super().data_received(data if self._has_head else _UPGRADE.sub(_IGNORED, data))
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.transport.is_closing():
             return
         if not self._has_head and self._head_size > self.HEAD_BYTES:
             self.send_400_response("")
             return
         self._watch_head()
+
+    def _parse(self, data: bytes) -> None:
+        """Java's client offers HTTP/2 with each request, which may be ignored; but httptools takes
+        what follows such a head for another protocol, body included. So it reads the head again,
+        without the offer."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offered:
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(_TUNNEL)
+                    return
+                data = self._head_without_offer() + data[offered.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+            except httptools.HttpParserError:
+                self.logger.warning("what came over a connection is no HTTP/1.1")
+                self.send_400_response("")
+                return
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += (b"%b: %b" % header for header in self.headers if header[0] != b"upgrade")
+        return b"\r\n".join([*lines, b"", b""])
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -66,10 +97,13 @@ class Connection(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
-        self._has_head = True
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            self._has_head = True
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._has_head, self._head_size = False, 0
         super().on_message_complete()
 
@@ -79,17 +113,23 @@ class Connection(HttpToolsProtocol):
         extensions[WRITER] = _ChunkWriter(cycle)
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
+        elif [name for name, _ in cycle.scope["headers"]].count(b"host") != 1:
+            app = _hostless
         if not cycle.keep_alive:
             app = _lingering(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no request, which is plain text."""
+        self._refuse(ApiError(400, "this is no valid HTTP/1.1 request", code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what can be no request, unless that would get into another answer, and close."""
         if self._is_idle or self._answered is None or not self._answered.response_started:
-            error = ApiError(400, "this is no valid HTTP/1.1 request", code="invalid_http")
             body = json.dumps(error.body).encode()
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
-            self.transport.write(STATUS_LINE[400] + head + b"%d\r\n\r\n" % len(body) + body)
+            status = STATUS_LINE[error.status]
+            self.transport.write(status + head + b"%d\r\n\r\n" % len(body) + body)
         self.transport.close()
 
     @property
@@ -130,6 +170,10 @@ class _ChunkWriter:
     def write(self, piece: bytes) -> None:
         self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
         self.num_written += 1
+
+
+async def _hostless(scope: Any, receive: Any, send: Any) -> None:
+    await respond(_HOSTLESS)(scope, receive, send)
 
 
 def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import time
 
@@ -32,6 +33,16 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """The body, between brackets."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"<%b>" % body})
+
+
 async def unbounded(scope: Scope, receive: Receive, send: Send) -> None:
     """An answer that does not say how long it is."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -44,6 +55,7 @@ async def dialogue(
     until_closed: bool,
     http: type[Connection] = Hasty,
     app: ASGIApp = application,
+    pause: float = 0.15,
 ) -> bytes:
     """What the server answers to messages that are sent with pauses in between."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -53,7 +65,7 @@ async def dialogue(
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         for message in messages:
             writer.write(message)
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(pause)
         answer = await (reader.read() if until_closed else reader.readuntil(b"ok"))
         writer.close()
         server.should_exit = True
@@ -169,7 +181,8 @@ def long_request(*, stream: bool) -> bytes:
     """One whose reply nobody waits for to the end."""
     fields = {"max_tokens": 900_000, "ignore_eos": True, "stream": stream}
     body = json.dumps({"model": MODEL, "prompt": "a", **fields})
-    return f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n{body}".encode()
 
 
 def test_what_is_no_http_does_not_get_into_an_answer() -> None:
@@ -195,16 +208,82 @@ def test_whoever_offers_to_speak_http_2_is_heard(cut: int | None) -> None:
     dropped: a 400 that the JSON was empty."""
     body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 2}).encode()
     wishes = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ"
-    head = f"POST /v1/completions HTTP/1.1\r\n{wishes}\r\nContent-Length: {len(body)}\r\n\r\n"
+    wishes = f"{wishes}\r\nHost: x\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\n{wishes}\r\n\r\n"
     request = head.encode() + body
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         for piece in (request[:cut], request[cut:] if cut else b""):
             asking.sendall(piece)
             time.sleep(0.05)
-        asking.sendall(b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n")
+        asking.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         said = b"".join(iter(lambda: asking.recv(65536), b""))
     assert said.count(b"HTTP/1.1 200") == 2
     assert b'"text_completion"' in said
+
+
+OFFER = b"Host: x\r\nConnection: keep-alive, Upgrade\r\nUPGRADE: h2c\r\n"
+PLAIN = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\na\r\nUpgrade: h2c\r\n"
+OFFERED = b"POST / HTTP/1.1\r\n" + OFFER + b"Content-Length: 2\r\n\r\nhi"
+CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\n" + OFFER + CHUNKS
+CLOSE = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+BODILESS = b"GET / HTTP/1.1\r\n" + OFFER + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("requests", "bodies"),
+    [
+        ([PLAIN, PLAIN], [b"a\r\nUpgrade: h2c\r\n"] * 2),
+        ([OFFERED, PLAIN, CHUNKED, OFFERED], [b"hi", b"a\r\nUpgrade: h2c\r\n", b"hi", b"hi"]),
+        ([BODILESS] * 2000, [b""] * 2000),
+        ([OFFERED.replace(b"/1.1", b"/1.0")], [b"hi"]),
+    ],
+)
+def test_an_offer_to_upgrade_is_looked_for_in_heads_alone(
+    requests: list[bytes], bodies: list[bytes]
+) -> None:
+    """Bug: whatever came before a head was known was searched, so a body in the same packet was
+    changed, and an offer behind another request's body was missed."""
+    sent = b"".join([*requests, CLOSE])
+    talk = dialogue(sent, until_closed=True, http=Connection, app=echo)
+    said = asyncio.run(asyncio.wait_for(talk, 60))
+    ends = 1 if b"/1.0" in sent else len(bodies) + 1
+    assert re.findall(rb"<([^>]*)>", said) == [*bodies, b""][:ends]
+    assert said.count(b" 200 OK\r\n") == ends
+
+
+def test_an_offer_is_seen_however_it_is_cut_into_packets() -> None:
+    """Bug: `Upg` in one packet and `rade:` in the next was an offer, and the body was dropped."""
+    letters = (bytes([letter]) for letter in OFFERED + OFFERED + CLOSE)
+    talk = dialogue(*letters, until_closed=True, http=Connection, app=echo, pause=0.001)
+    said = asyncio.run(asyncio.wait_for(talk, 60))
+    assert re.findall(rb"<([^>]*)>", said) == [b"hi", b"hi", b""]
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: x\r\nhost: y\r\n", b"Host: x\r\nHost: x\r\n"])
+def test_a_request_names_one_host(hosts: bytes) -> None:
+    """Law: RFC 9112, section 3.2. HTTP/1.0 had no such header, and the connection goes on."""
+    head = b"POST / HTTP/1.1\r\n" + hosts + b"Content-Length: 2\r\n\r\nhi"
+    old = b"GET / HTTP/1.0\r\n\r\n"
+    talk = dialogue(head, old, until_closed=True, http=Connection, app=echo)
+    said = asyncio.run(asyncio.wait_for(talk, 30))
+    assert said.startswith(b"HTTP/1.1 400")
+    assert b'"invalid_http"' in said
+    assert b"one header `Host`" in said
+    assert said.endswith(b"<>")
+
+
+@pytest.mark.parametrize("target", [b"example.org:443", b"/", b"http://x/"])
+def test_who_asks_for_a_tunnel_is_refused_quietly(
+    target: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: uvicorn answered some of these in its own words, and told the operator which WebSocket
+    library to install."""
+    request = b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n\x16\x03\x01"
+    said = asyncio.run(asyncio.wait_for(dialogue(request, until_closed=True), 30))
+    assert said.startswith(b"HTTP/1.1 400")
+    assert "no proxy" in json.loads(said.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -214,9 +293,9 @@ def test_whoever_is_refused_while_he_speaks_hears_it(path: str, status: bytes) -
     """Bug: a client that closes with the answer (urllib does) was reset in the middle of its body
     and never read what was wrong."""
     size = 20_000_000  # more than any buffer on the way holds
-    head = f"POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
     with serve() as served, socket.create_connection(address_of(served)) as asking:
-        asking.sendall(head + b" " * size)
+        asking.sendall(head.encode() + b" " * size)
         said = b"".join(iter(lambda: asking.recv(65536), b""))
     assert said.startswith(b"HTTP/1.1 " + status)
     assert set(json.loads(said.partition(b"\r\n\r\n")[2])) == {"error"}
@@ -225,7 +304,9 @@ def test_whoever_is_refused_while_he_speaks_hears_it(path: str, status: bytes) -
 def test_who_goes_on_speaking_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: the answer comes at once, and the connection ends soon, sent body or not."""
     monkeypatch.setattr(connection, "LINGER_SECONDS", 0.2)
-    head = b"POST /nothing HTTP/1.1\r\nConnection: close\r\nContent-Length: 9000000\r\n\r\n"
+    head = (
+        b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9000000\r\n\r\n"
+    )
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.settimeout(30)
         asking.sendall(head + b"some")

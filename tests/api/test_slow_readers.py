@@ -38,7 +38,7 @@ def patient() -> FakeClient:
 def asked(served: Served, **fields: Any) -> Iterator[socket.socket]:
     """A connection that has asked for a stream, with next to no buffer of its own."""
     body = json.dumps({"model": MODEL, "prompt": "a", "stream": True, **fields}).encode()
-    head = f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"Host: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
