@@ -142,6 +142,10 @@ HISTORIES = {
         'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "90+0x40",
         'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "99+0x40",
     },
+    "none, since next to nothing runs": {
+        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "0+1x40",
+        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "0+2x40",
+    },
     "ForetokenDown": {"up{}": "0+0x40"},
     "ForetokenNotReady": {'foretoken_engine_state{state="ready"}': "0+0x40"},
     "ForetokenRestarted": {"foretoken_engine_restarts_total{}": "0+0x20 1+0x20"},
