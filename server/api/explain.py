@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from server.api.errors import ApiError, invalid, unknown_field, unsupported
 from server.api.field_row import Endpoint, Facts
 from server.api.fields import FIELDS, ROWS
+from server.api.limits import MAX_LENGTH_FIELD, MAX_STOP_LENGTH
 
 KINDS = {
     "string_type": "a string",
@@ -71,7 +72,11 @@ def must_be(name: str, value: Any, endpoint: Endpoint | None = None) -> ApiError
     of that name speaks."""
     rows = FIELDS if endpoint is None else ROWS[endpoint].values()
     row = next(row for row in rows if row.name == name)
-    return invalid(name, f"`{name}` must be {row.allowed}, but {shown(value)} was given")
+    return _wrong(name, row.allowed, value)
+
+
+def _wrong(path: str, allowed: str, value: Any) -> ApiError:
+    return invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
 
 
 def shown(value: Any) -> str:
@@ -85,13 +90,20 @@ def shown(value: Any) -> str:
             text = repr(value) if abs(value) < 1e40 else "a number out of range"
             return text if len(text) <= 40 else text[:37] + "..."
         case str():
-            return "a string" if value else "an empty string"
+            return _string(value)
         case list() | tuple():
             return f"a list of {len(value)}"
         case dict():
-            return "an object"
+            return f"an object of {len(value)} members" if len(value) > 16 else "an object"
         case _:
             return "null"
+
+
+def _string(value: str) -> str:
+    """By its length where that may be what is wrong."""
+    if len(value) > MAX_STOP_LENGTH:
+        return f"a string of {len(value)} characters"
+    return "a string" if value else "an empty string"
 
 
 def path_of(loc: Sequence[int | str]) -> str:
@@ -108,17 +120,26 @@ def explain(errors: ValidationError, endpoint: Endpoint) -> ApiError:
     loc = [step for step in error["loc"] if not _is_tag(step)]
     path, kind, value = path_of(loc), error["type"], error["input"]
     row = ROWS[endpoint].get(str(loc[0])) if loc else None
+    about = error.get("ctx", {})
+    limit = about.get("le")
     if kind == "missing":
         allowed = f": {row.allowed}" if row is not None and len(loc) == 1 else ""
         return ApiError(400, f"`{path}` is required{allowed}", param=path, code="missing_field")
     if kind == "extra_forbidden":
         return unknown_field(path)
     if row is not None and len(loc) == 1:
-        return must_be(row.name, value, endpoint)
-    allowed = KINDS.get(kind) or str(error.get("ctx", {}).get("expected") or "")
+        unsaid = f" and at most {limit}" if limit == MAX_LENGTH_FIELD else ""
+        return _wrong(row.name, row.allowed + unsaid, value)
+    allowed = KINDS.get(kind) or _expected(about)
     if allowed:
-        return invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
+        return _wrong(path, allowed, value)
     return invalid(path, f"`{path}`: {error['msg']}")
+
+
+def _expected(about: Mapping[str, Any]) -> str:
+    """One of some values, which pydantic writes as Python does."""
+    expected = str(about.get("expected") or "")
+    return expected.lower() if expected in ("True", "False") else expected
 
 
 def _is_tag(step: int | str) -> bool:

@@ -15,7 +15,7 @@ NO_OP_ROWS: tuple[FieldRow, ...] = (
     no_op("store", "true or false", "Nothing is ever stored."),
     no_op(
         "service_tier",
-        '"auto", "default", "flex", "scale" or "priority"',
+        '"auto", "default", "flex", "scale", "priority" or "fast"',
         'There is one tier, and replies to requests with this field say "default".',
     ),
     no_op("safety_identifier", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),

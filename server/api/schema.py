@@ -89,7 +89,7 @@ class CommonRequest(Part, ABC):
     user: Label | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(as_metadata)] = None
     store: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
 

@@ -9,6 +9,7 @@ from typing import Any
 from engine.messages import PROPOSERS
 from server.api.errors import ApiError, invalid, only
 from server.api.explain import must_be, shown
+from server.api.schema_parts import text_of
 
 PART = '{"type": "text", "text": a string}'
 
@@ -39,14 +40,11 @@ def as_prediction(value: Any) -> str:
 
 
 def _text(part: Any, path: str) -> str:
-    if (
-        not isinstance(part, dict)
-        or set(part) != {"type", "text"}
-        or part["type"] != "text"
-        or not isinstance(part["text"], str)
-    ):
+    if not isinstance(part, dict):
         raise invalid(path, f"`{path}` must be {PART}, but {shown(part)} was given")
-    return part["text"]
+    if part.get("type") != "text":
+        raise invalid(f"{path}.type", f'`{path}.type` must be "text"')
+    return text_of(part, path)
 
 
 def as_speculation(value: Any) -> SpeculationWish:

@@ -10,6 +10,7 @@ from server.api.errors import ApiError, invalid, unknown_field, unsupported
 from server.api.explain import shown
 from server.api.limits import MAX_LABEL_LENGTH, MAX_MESSAGES
 from server.api.schema import Part
+from server.api.schema_parts import text_of
 from server.api.schema_tool_calls import as_tool_calls, in_call_order, read_arguments
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -126,10 +127,7 @@ def _part(part: Any, path: str, *, role: str) -> str:
             param=f"{path}.type",
             code="unsupported_field" if isinstance(part.get("type"), str) else "invalid_value",
         )
-    text = part.get(kind)
-    if not isinstance(text, str) or set(part) != {"type", kind}:
-        raise invalid(path, f"`{path}` must be {shape} and nothing else")
-    return text
+    return text_of(part, path, kind)
 
 
 def _type(part: Any) -> Any:

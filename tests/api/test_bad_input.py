@@ -114,7 +114,12 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     (
         "prediction",
         {"type": "content", "content": [{"type": "image_url", "text": "x"}]},
-        "prediction.content[0]",
+        "prediction.content[0].type",
+    ),
+    (
+        "prediction",
+        {"type": "content", "content": [{"type": "text", "text": "x", "more": 1}]},
+        "prediction.content[0].more",
     ),
     ("prediction", {"type": "content", "content": "x", "more": 1}, "prediction.more"),
     ("prediction", {"type": "content", "content": "x" * 513}, "prediction.content"),
@@ -208,7 +213,7 @@ CHAT_BAD: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}],
      "messages[0].content[0].type"),
     ("messages", [{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}],
-     "messages[0].content[0]"),
+     "messages[0].content[0].text"),
     ("messages", [{"role": "user", "content": "x", "refusal": "y"}], "messages[0].refusal"),
     ("messages", [{"role": "assistant", "content": "x", "refusal": "y"}], "messages[0].refusal"),
     ("messages", [{"role": "assistant", "refusal": 5}], "messages[0].refusal"),
@@ -217,9 +222,14 @@ CHAT_BAD: list[tuple[str, Any, str]] = [
      "messages[0].audio"),
     ("messages", [{"role": "user", "content": "a\0"}], "messages[0].content"),
     ("messages", [{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
-    ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": 5}]}],
-     "messages[0].content[0]"),
+     "messages[0].content[0].text"),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}],
+     "messages[0].content[0].y"),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "x",
+                                                "prompt_cache_breakpoint": {"mode": "explicit"}}]}],
+     "messages[0].content[0].prompt_cache_breakpoint"),
     ("messages", [{"role": "user", "content": [{"type": 5, "text": "x"}]}],
      "messages[0].content[0].type"),
     ("max_tokens", 0, "max_tokens"),
@@ -329,6 +339,29 @@ def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
         prompt = "" if field == "prompt" else '"prompt": "a", '
         body = f'{{"model": "{MODEL}", {prompt}"{field}": {text}}}'
         assert error_of(http.post(COMPLETIONS, content=body), 400)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"max_tokens": 10**30}, "an integer of at least 1 and at most 2147483647, but 1000"),
+        ({"max_completion_tokens": 2**31}, "at most 2147483647, but 2147483648 was given"),
+        ({"n": 129}, "must be an integer from 1 to 128, but 129 was given"),
+        ({"user": "x" * 513}, "of at most 512 characters, but a string of 513 characters was"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "but an object of 17 members was given"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "`stream_options.include_obfuscation` must be false, but true was given",
+        ),
+    ],
+)
+def test_the_sentence_says_what_is_wrong(
+    http: httpx.Client, fields: dict[str, Any], sentence: str
+) -> None:
+    """Bug: 10**30 was told to be `at least 1`, a string of 513 characters to be a string of at most
+    512, and `true` to be `False`."""
+    error = error_of(http.post(CHAT, json={"model": MODEL, "messages": HELLO, **fields}), 400)
+    assert sentence in error["message"]
 
 
 def test_a_length_beyond_the_context_names_its_own_field(http: httpx.Client) -> None:

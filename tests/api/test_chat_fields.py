@@ -156,6 +156,16 @@ def test_what_the_assistant_refused_to_say_is_its_message(served: Served, sdk: O
     assert "assistant\nI cannot.<|im_end|>" in prompts.pop()
 
 
+def test_a_null_in_a_text_part_is_as_good_as_left_out(served: Served, sdk: OpenAI) -> None:
+    """Bug: a part as SDKs write it out, with a null for each member that is not set, was a 400."""
+    part = {"type": "text", "text": "hello", "prompt_cache_breakpoint": None}
+    said = ("hello", [part], [{"type": "text", "text": "hello"}])
+    prompts = {prompt_of(served, sdk, [{"role": "user", "content": one}]) for one in said}
+    assert len(prompts) == 1
+    hint: Any = {"type": "content", "content": [part]}
+    sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1, prediction=hint)
+
+
 def test_the_one_tier_is_named_in_replies_that_ask(served: Served, sdk: OpenAI) -> None:
     """OpenAI's replies say which tier served them."""
     reply = sdk.chat.completions.create(
@@ -163,7 +173,7 @@ def test_the_one_tier_is_named_in_replies_that_ask(served: Served, sdk: OpenAI) 
     )
     assert reply.service_tier == "default"
     stream = sdk.chat.completions.create(
-        model=MODEL, messages=HELLO, max_tokens=1, service_tier="priority", stream=True
+        model=MODEL, messages=HELLO, max_tokens=1, service_tier="fast", stream=True
     )
     assert {chunk.service_tier for chunk in stream} == {"default"}
     plain = sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
