@@ -20,8 +20,7 @@ Both write the same KV.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,16 +32,10 @@ from engine.attention.interface import KVPlane
 from engine.attention.vectors import multiplies_pairs
 from engine.jit import HAS_TILES
 from engine.messages import SamplingParams
-from engine.model import (
-    kernels,
-    kernels_attention,
-    kernels_bfloat16,
-    kernels_codes,
-    kernels_decoder,
-    panels,
-)
+from engine.model import kernels_attention, kernels_codes
 from engine.model.batch import Segment, is_chain
 from engine.model.block_tables import BlockTables
+from engine.model.compiled_weights import SMALL, Floats, head_dim, inputs_of, packed_weights
 from engine.model.fused import SHORTEST_TABLE, is_plain, signed_angles
 from engine.model.panels import is_exact
 from engine.sampling.kernels import NOT_FINITE
@@ -52,12 +45,8 @@ from engine.sampling.plain import Plain, plain_of
 
 MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
 MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model's prompts faster
-SMALL = 1 << 24  # parameters; below, bfloat16 takes every row whatever the threads
 LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyond, torch is as fast
 LONGEST = 1 << 17  # positions whose angles are kept in a table
-
-Floats = npt.NDArray[np.float32]
-Packed = npt.NDArray[Any]  # see the `pack`s
 
 
 class Start(NamedTuple):
@@ -81,23 +70,6 @@ class Memory(NamedTuple):
         return cls(keys, values, plane.block_size, BlockTables(plane.block_size))
 
 
-@dataclass(frozen=True, slots=True)
-class _Arithmetic:
-    """Of one precision: how weights are packed, and the compiled code."""
-
-    pack: Callable[[Tensor], Packed]
-    padded: Callable[[int], int]
-    forward: Callable[..., None]
-    chain: Callable[..., None]
-
-
-_EXACT = _Arithmetic(panels.pack, panels.padded, kernels.forward, kernels.chain)
-_ROUNDED = _Arithmetic(
-    kernels_bfloat16.pack, kernels_bfloat16.padded, kernels_decoder.forward, kernels_decoder.chain
-)
-_CODED = replace(_ROUNDED, pack=kernels_codes.pack)  # as far as weights are concerned
-
-
 class CompiledDecoder:
     """Holds packed copies of the weights; shares embedding and norms with a float32 model."""
 
@@ -106,26 +78,13 @@ class CompiledDecoder:
         eight bits, see `engine.model.kernels_codes`."""
         body, config = model.base_model, model.config
         head = model.get_output_embeddings().weight
-        layers = [(layer.self_attn, layer.mlp) for layer in body.layers]
         rounded = head.dtype == torch.bfloat16
         size = sum(p.numel() for p in model.parameters())
-        self.coded = coded
         self.takes_all_rows = rounded and takes_all_rows(size)
-        self._arithmetic = (_CODED if coded else _ROUNDED) if rounded else _EXACT
+        self._arithmetic, self._weights = packed_weights(model, coded=coded)
         self._vocab = int(head.shape[0])
         self._columns = self._arithmetic.padded(self._vocab)
         self._words = words_of(self._vocab)
-        self._weights = (
-            _bits(body.embed_tokens.weight) if rounded else _array(body.embed_tokens.weight),
-            _stack([layer.input_layernorm.weight for layer in body.layers]),
-            self._packed([(a.q_proj, a.k_proj, a.v_proj) for a, _ in layers]),
-            self._packed([(a.o_proj,) for a, _ in layers]),
-            _stack([layer.post_attention_layernorm.weight for layer in body.layers]),
-            self._packed([(m.gate_proj, m.up_proj) for _, m in layers]),
-            self._packed([(m.down_proj,) for _, m in layers]),
-            _array(body.norm.weight),
-            _aligned([self._arithmetic.pack(head)], 1)[0],
-        )
         self._angles = angle_table(body.rotary_emb, positions)
         self._shape = (
             int(config.num_attention_heads),
@@ -133,18 +92,21 @@ class CompiledDecoder:
             int(config.intermediate_size),
             *([(0,) * (head_dim(config) // 32)] if rounded else []),
         )
-        self._numbers = (np.float32(config.rms_norm_eps), np.float32(layers[0][0].scaling))
+        self._numbers = (
+            np.float32(config.rms_norm_eps),
+            np.float32(body.layers[0].self_attn.scaling),
+        )
+
+    @property
+    def bits(self) -> int:
+        """Of a packed weight."""
+        return self._arithmetic.bits
 
     @property
     def packed_bytes(self) -> int:
         """Of the copies of weights."""
         _, _, first, second, _, third, fourth, _, head = self._weights
         return sum(part.nbytes for part in (first, second, third, fourth, head))
-
-    def _packed(self, groups: Sequence[Sequence[Any]]) -> Packed:
-        """Per layer, the weights of some modules one below the other: `[layers, panels, ...]`."""
-        joined = (torch.cat([m.weight.detach() for m in group]) for group in groups)
-        return _aligned((self._arithmetic.pack(weight) for weight in joined), len(groups))
 
     def suits(self, segments: Sequence[Segment]) -> bool:
         """Not too many rows, and no tree that branches."""
@@ -241,16 +203,9 @@ def compiled_decoder(
             return None
     elif dtype != torch.float32 or not all(is_exact(p) for p in model.parameters()):
         return None
-    if coded and not (dtype == torch.bfloat16 and all(map(kernels_codes.suits, _inputs(model)))):
+    if coded and not (dtype == torch.bfloat16 and all(map(kernels_codes.suits, inputs_of(model)))):
         return None
     return CompiledDecoder(model, positions=positions, coded=coded)
-
-
-def _inputs(model: Any) -> tuple[int, int, int]:
-    """Of a plain model's products."""
-    config = model.config
-    heads = int(config.num_attention_heads) * head_dim(config)
-    return int(config.hidden_size), heads, int(config.intermediate_size)
 
 
 def takes_all_rows(size: int) -> bool:
@@ -265,42 +220,11 @@ def has_pairs(config: Any) -> bool:
     return even and dim in kernels_attention.DIMS
 
 
-def _aligned(parts: Iterable[Packed], count: int) -> Packed:
-    """`count` equal ones in a row, from a border of cache lines on, where torch allocates: no
-    vector then lies across two. One after the other: memory need not hold them twice."""
-    found: Packed | None = None
-    for i, words in enumerate(parts):
-        if found is None:
-            space = torch.empty(count * words.nbytes, dtype=torch.uint8).numpy()
-            found = space.view(words.dtype).reshape(count, *words.shape)
-        found[i] = words
-    assert found is not None
-    return found
-
-
-def head_dim(config: Any) -> int:
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
-
-
-def _array(weight: Tensor) -> Floats:
-    return weight.detach().float().contiguous().numpy()
-
-
-def _bits(weight: Tensor) -> npt.NDArray[np.uint16]:
-    return weight.detach().contiguous().view(torch.uint16).numpy()
-
-
 def _plane_array(tensor: Tensor) -> npt.NDArray[Any]:
     """Keys or values, see Memory."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint32).numpy()
     return tensor.numpy()
-
-
-def _stack(weights: Sequence[Tensor]) -> Floats:
-    return np.stack([_array(weight) for weight in weights])
 
 
 def angle_table(rotary: Any, count: int) -> tuple[Floats, Floats]:

@@ -33,6 +33,7 @@ from engine.model.kernels_tiles import (
     more_rows,
     room,
 )
+from engine.model.kernels_twelve import product_of_twelve
 
 Codes = npt.NDArray[np.uint16]
 
@@ -161,15 +162,17 @@ def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     end_of_tiles()
 
 
+_OF = {1: product_of_twelve, 2: product_of_codes, 4: product_of_pairs}  # by bytes of a number
+
+
 def product(x: Any, weights: Any, y: Any) -> None:
-    """With weights of either kind; compiled code knows at once of which."""
-    chosen = product_of_codes if weights.dtype == np.uint16 else product_of_pairs
-    chosen(x, weights, y)
+    """With weights of any kind; compiled code knows at once of which."""
+    _OF[weights.dtype.itemsize](x, weights, y)
 
 
 @overload(product)  # type: ignore[misc]
 def _product(x: Any, weights: Any, y: Any) -> Any:
-    chosen = product_of_codes if weights.dtype == types.uint16 else product_of_pairs
+    chosen = _OF[weights.dtype.bitwidth // 8]
 
     def call(x: Any, weights: Any, y: Any) -> None:
         chosen(x, weights, y)

@@ -42,7 +42,7 @@ def forward(
     runs = int(block_size % SIDE == 0)
     shared = 2 * slots.size * kv_heads * half
     for part in (query_key_value, output, gate_up, down):
-        shared += part[0].size
+        shared += part[0].size * part.itemsize // 4
     most = min(FEW if shared <= _CACHED else MANY, count)
     hidden = room(count, width)
     for row in range(count):

@@ -164,7 +164,6 @@ def product_of_tiles(x: Any, words: Any, y: Any) -> None:
         return
     begin_tiles(min(rows, SIDE))
     ahead = _AHEAD if rows <= _FEW else 2 * _AHEAD
-    single = rows > 2 * SIDE and (rows - 1) % (2 * SIDE) < SIDE
     for panel in range(words.shape[0]):
         start, to = panel * pairs * words.shape[2], panel * words.shape[2]
         if rows <= SIDE:
@@ -172,12 +171,20 @@ def product_of_tiles(x: Any, words: Any, y: Any) -> None:
         else:
             more = min(SIDE, rows - SIDE)
             _first_two(x, 0, pairs, words, start, y, to, stride, more, ahead)
-        for row in range(2 * SIDE, rows - SIDE, 2 * SIDE):
-            more = min(SIDE, rows - row - SIDE)
-            _more_two(x, row, pairs, words, start, y, to, stride, more, 0)
-        if single:  # some rows once more instead of a tile of another height
-            more_rows(x, rows - SIDE, pairs, words, start, y, to, stride, 0, 0)
+            rest(x, pairs, words, start, y, to, stride)
     end_of_tiles()
+
+
+@fast
+def rest(x: Any, pairs: Any, words: Any, start: Any, y: Any, to: Any, stride: Any) -> None:
+    """A panel's outputs of the rows behind the first two tiles."""
+    rows = x.shape[0]
+    for row in range(2 * SIDE, rows - SIDE, 2 * SIDE):
+        more = min(SIDE, rows - row - SIDE)
+        _more_two(x, row, pairs, words, start, y, to, stride, more, 0)
+    if rows > 2 * SIDE and (rows - 1) % (2 * SIDE) < SIDE:
+        # some rows once more instead of a tile of another height
+        more_rows(x, rows - SIDE, pairs, words, start, y, to, stride, 0, 0)
 
 
 @fast

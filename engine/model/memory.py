@@ -17,6 +17,7 @@ from engine.model.precision import named_dtype
 
 UNTOLD = 1 << 62  # where a machine does not say what it has
 NOISE = 64 << 20  # see engine.sampling.noise
+IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
 WORKSPACE = 128 << 20  # of an attention library
 
 
@@ -50,7 +51,7 @@ def weights_of(model: LoadedModel) -> Part:
         note += f", linear layers {model.quantization}"
     if model.compiled is not None:
         size += model.compiled.packed_bytes
-        note += f" and a packed copy{' in eight bits' if model.compiled.coded else ''}"
+        note += f" and a packed copy{IN_BITS.get(model.compiled.bits, '')}"
     elif isinstance(model.logits, PackedDecoder):
         size += numbers * torch.bfloat16.itemsize
         note += " and a packed copy"

@@ -18,7 +18,8 @@ import torch
 from engine.attention.vectors import multiplies_pairs
 from engine.config import DTypeName, Role
 from engine.memory import dtypes_in
-from engine.model.compiled import LARGEST, has_pairs, head_dim, takes_all_rows
+from engine.model.compiled import LARGEST, has_pairs, takes_all_rows
+from engine.model.compiled_weights import head_dim
 from engine.model.fused import FAMILIES
 
 logger = logging.getLogger(__name__)
