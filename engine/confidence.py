@@ -42,12 +42,12 @@ class Calibration:
         self._hits: list[bool] = []
         self._pause = 0
 
-    def line(self, odds: Array) -> tuple[Array, float]:
+    def line(self, odds: Sequence[float]) -> tuple[list[float], float]:
         """Bases and a weight: the log-odds of a guess are base + weight * confidence, of which no
         more than `SUREST` counts. A base for each of the `odds`, the log-odds of the priors."""
         w0, w1, w2 = self._weights.tolist()
         weight = w2 / self._variance**0.5
-        return w0 - weight * self._mean + w1 * odds, weight
+        return [w0 - weight * self._mean + w1 * each for each in odds], weight
 
     def wants(self) -> bool:
         """Asked once a round: whether to learn from it. Not from every one, to save time."""

@@ -19,7 +19,7 @@ _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 # Variances of log-seconds: of one measurement; of a size, of a batch size and of the machine's
 # slowness before any was seen; of what the latter does in a round, and in many; of what a size does
 # in a round unseen.
-_NOISE, _NEW, _NEW_GROUP, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
+_NOISE, NEW, _NEW_GROUP, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
 _BURST, _BURSTS, _SETTLING = 3e-4, 5e-2, 1e-5
 _MEMORY = 24  # rounds whose mean slowness is the usual one
 
@@ -103,24 +103,23 @@ class CostCurve:
         base = sum(curve.at(size) for curve in curves) / len(curves)
         return max(base + more, 0.5 * base) * exp(correction)
 
-    def many(
-        self, sizes: Array, group: int, more: float = 0.0, *, favour: float = 0.0
-    ) -> tuple[Array, Array]:
-        """`predict`, for an array of sizes; and that with so many deviations in favour of those
-        that are little known: or what is wrongly feared would never be tried."""
+    def profiled(self, sizes: Array, group: int) -> tuple[Array, Array]:
+        """What the profile says of them, and where each stands: the same until the next one."""
         curves = self._base(group)
         base = sum((curve.many(sizes) for curve in curves), np.zeros(len(sizes))) / len(curves)
-        base = np.maximum(base + more, 0.5 * base) * exp(self.usual + self._levels.get(group, 0.0))
-        places = _places(sizes)
-        if residuals := self._residuals.get(group):
-            known = sorted(residuals)
-            values = [residuals[place] for place in known]
-            base = base * np.exp(np.interp(places, known, values))
-        doubts = np.full(int(places[-1]) + 2, _NEW)
-        for place in residuals or ():
-            if place < len(doubts):
-                doubts[place] = self._doubts[group, place]
-        return base, base * np.exp(-favour * np.sqrt(doubts[np.rint(places).astype(int)]))
+        return base, _places(sizes)
+
+    def level(self, group: int) -> float:
+        """The factor of all sizes of the group, machine and all."""
+        return exp(self.usual + self._levels.get(group, 0.0))
+
+    def known(self, group: int) -> Array:
+        """`[some, 3]`, in order: the places that have a factor, its logarithm and its variance."""
+        residuals = self._residuals.get(group, {})
+        rows = [
+            (place, residuals[place], self._doubts[group, place]) for place in sorted(residuals)
+        ]
+        return np.array(rows).reshape(-1, 3)
 
     def update(
         self, size: float, group: int, seconds: float, rounds: int = 1, more: float = 0.0
@@ -133,14 +132,14 @@ class CostCurve:
         self._rounds += rounds
         unseen = self._rounds - self._seen.get((group, place), self._rounds)
         self._seen[group, place] = self._rounds
-        doubt = min(self._doubts.get((group, place), _NEW) + _SETTLING * unseen, _NEW)
+        doubt = min(self._doubts.get((group, place), NEW) + _SETTLING * unseen, NEW)
         level = self._level_doubts.get(group, _NEW_GROUP)
         restless = max(min(self._restless + _BURST * rounds, _BURSTS), self._restless)
         usual = log(self.predict(size, group, more))
         error = log(max(seconds, 1e-7)) - usual + self.usual - self.slowness
         if self._jumped(group, place, error):
             restless = _NEW_MACHINE
-        elif doubt < _NEW and level < _NEW_GROUP:
+        elif doubt < NEW and level < _NEW_GROUP:
             error = min(max(error, -_OUTLIER), _OUTLIER)
         share = 1.0 / (doubt + level + restless + _NOISE)
         residuals = self._residuals.setdefault(group, {})

@@ -4,21 +4,21 @@ be trusted, and a sample of its last proposals, which stands for the next.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from math import log
 
 import numpy as np
 
 from engine.chances import Chances
-from engine.confidence import LOWEST, SUREST, Array, Calibration
+from engine.confidence import Array, Calibration
 from engine.controller import Confidences, StepObservation
 from engine.estimates import AcceptanceEstimate, Outcome
+from engine.kernels_forecast import sharpen
 
 _SAMPLE = 64  # proposals that stand for the next ones
 _LATEST = 8  # proposals of one step that go into the sample
 _TOGETHER = 8  # outcomes that are learnt from at once
-_CERTAIN = 12.0  # log-odds; more is no different
 _SEEN = 32  # proposals of the sample that `gains` looks at
 
 GRID = np.linspace(0.0, 1.0, 17)  # chances at which `gains` is told; between them it is linear
@@ -35,7 +35,9 @@ class Experience:
         self.chances = Chances(k_max)  # of this round's proposals
         self._k_max = k_max
         self._calibration = Calibration()
-        self._sample = deque[Sequence[float]](maxlen=_SAMPLE)  # confidences
+        # `[proposal, depth]`: confidences, NaN behind a proposal's end; a ring.
+        self._sample = np.full((_SAMPLE, k_max), np.nan)
+        self._num_sampled = self._next = 0
         # Outcomes of so many rounds at one K, to be learnt from together.
         self._gathered: list[Outcome] = []
         self._gathered_k = self._rounds = 0
@@ -49,27 +51,20 @@ class Experience:
     @property
     def tells(self) -> bool:
         """Whether the proposer says how sure it is, so that lengths vary."""
-        return bool(self._sample)
+        return self._num_sampled > 0
 
     def refresh(self) -> None:
         """The chances of the sampled proposals as of now; where a proposal ended before, the mean
         chance at that depth. Confidences only say which guesses are likelier than others: by depth,
         all are shifted until their mean is what outcomes say."""
         self._take_in()
-        chances = np.array(self.acceptance.chances())
-        odds = np.log(chances / (1.0 - chances))
-        bases, weight = self._calibration.line(odds)
-        self._odds = odds.tolist()
-        nothing = [np.nan] * self._k_max
-        sample = np.array([[*sure, *nothing[len(sure) :]] for sure in self._sample or [()]])
-        said = ~np.isnan(sample)
-        z = np.where(said, bases + weight * np.minimum(sample, SUREST), odds)
-        z = np.clip(z, -_CERTAIN, _CERTAIN)  # or a mean of 1 would have no odds
-        sure = 1.0 / (1.0 + np.exp(-z))
-        shift = odds - _odds_of_mean(sure, said)
-        bases += shift
-        self.sure = 1.0 / (1.0 + np.exp(-np.clip(z + said * shift, -LOWEST, LOWEST)))
-        self.chances.trust(bases.tolist(), weight)
+        self._odds = [log(chance / (1.0 - chance)) for chance in self.acceptance.chances()]
+        bases, weight = self._calibration.line(self._odds)
+        shifted = np.array(bases)
+        sample = self._sample[: max(self._num_sampled, 1)]
+        self.sure = np.empty(sample.shape)
+        sharpen(sample, np.array(self._odds), shifted, weight, self.sure)
+        self.chances.trust(shifted.tolist(), weight)
 
     def gains(self, step: float, rows: Array) -> Array:
         """`[depth, GRID]`: what going on after `depth` guesses is worth to a sequence, by the
@@ -77,7 +72,8 @@ class Experience:
         in tokens: `step` is its share of a draft step's price, `rows` `[depth, depth]` the price of
         each row between the one depth and the other."""
         price = rows.diagonal(1)
-        see = np.maximum(GRID[:, None, None] * self.sure[:_SEEN] - price, 0.0).mean(1).T - step
+        latest = np.arange(self._next - min(max(self._num_sampled, 1), _SEEN), self._next)
+        see = np.maximum(GRID[:, None, None] * self.sure[latest] - price, 0.0).mean(1).T - step
         chances = self.sure.mean(0)
         alive = np.cumprod(chances)
         kept = np.triu(alive / (alive / chances)[:, None]).cumsum(1)  # [depth, last]: if all go on
@@ -90,7 +86,11 @@ class Experience:
 
     def remember(self, confidences: Confidences) -> None:
         """Take some of the proposals that were just made into the sample."""
-        self._sample.extendleft(islice(confidences, _LATEST))
+        for sure in islice(confidences, _LATEST):
+            row = self._sample[self._next]
+            row[: len(sure)], row[len(sure) :] = sure, np.nan
+            self._next = (self._next + 1) % _SAMPLE
+            self._num_sampled = min(self._num_sampled + 1, _SAMPLE)
 
     def learn(
         self, k: int, outcomes: Sequence[Outcome], seen: StepObservation, before: int | None
@@ -140,13 +140,3 @@ class Experience:
             sure += [confidence for confidence, _ in stretch]
             hits += [hit for _, hit in stretch]
         self._calibration.learn(odds, sure, hits)
-
-
-def _odds_of_mean(sure: Array, said: Array) -> Array:
-    """By depth, log-odds of the mean chance of the guesses that `said` how sure they are, each
-    with the chance of all before it being right as its weight."""
-    reached = np.cumprod(sure, axis=1)
-    weights = said * reached / sure + 1e-12
-    mean = (weights * sure).sum(0) / weights.sum(0)
-    found: Array = np.log(mean / (1.0 - mean))
-    return found

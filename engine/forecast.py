@@ -11,6 +11,7 @@ import numpy as np
 from engine.confidence import Array
 from engine.controller import NEVER, Confidences
 from engine.experience import Experience
+from engine.kernels_forecast import expect
 from engine.messages import Estimates, Reason
 from engine.step_costs import StepCosts
 
@@ -35,8 +36,10 @@ class Forecast:
         self.cutting = [0.0]
         self.row = 0.0
         self._leasts = dict[tuple[int, int, bool], float]()
-        self._look(1)
+        self.renew(1, 0.0)  # so that what is compiled is so before the first step
         self._context: tuple[float, float] | None = None  # see StepCosts; None: nothing was chosen
+        self.rates = [0.0]
+        self.survival = []
 
     def renew(self, sequences: int, price: float) -> None:
         """Look at guesses and costs anew. `price`: tokens that a second is worth, 0 if that is not
@@ -159,25 +162,17 @@ class Forecast:
 
     def _predict(self, sequences: int, price: float) -> None:
         begin, step = self._costs.drafting(sequences)
-        alive = np.cumprod(self._guesses.sure, axis=1)
-        offered = np.array(self._guesses.acceptance.offering()) / len(alive)
+        offered = np.array(self._guesses.acceptance.offering())
         self.row = row = self._seconds_of_a_row(sequences)
-        spent = begin + step * np.arange(self._k_max + 1)
-        spent[0] = 0.0
+        spent = np.array([0.0, *(begin + step * k for k in range(1, self._k_max + 1))])
         # Nothing cut; and what is worth less than half of a row, or than a row.
-        bars = np.array((0.0, 0.5, 1.0) if price else (0.0,)) * (row * price)
-        worth = alive > bars[:, None, None]
-        each = np.ones((2, len(bars), self._k_max + 1))  # tokens, rows
-        each[0, :, 1:] += ((alive * worth).sum(1) * offered).cumsum(1)
-        each[1, :, 1:] += (worth.sum(1) * offered).cumsum(1)
-        places = np.arange(len(self.seconds))
-        seconds = np.interp(sequences * each[1], places, self._hope) + spent
-        rates = sequences * each[0] / seconds
-        best, every = rates.argmax(0), np.arange(self._k_max + 1)
-        self.cutting = (rates.max(0) / rates[0] - 1.0).tolist()
-        self.rates = rates[best, every].tolist()
-        self.each = [(tokens, rows) for tokens, rows in each[:, best, every].T.tolist()]
-        self.survival = np.diff(each[0, 0]).tolist()
+        worth = row * price
+        bars = np.array([0.0, 0.5 * worth, worth] if price else [0.0])
+        found = np.empty((5, self._k_max + 1))
+        expect(self._guesses.sure, offered, bars, self._hope, spent, sequences, found)
+        self.rates, self.cutting, tokens, rows, alive = found.tolist()
+        self.each = list(zip(tokens, rows, strict=True))
+        self.survival = alive[1:]
 
     def row_seconds(self, sequences: int) -> Array:
         """`[depth, depth]`, above the diagonal: seconds of each row between those two depths."""

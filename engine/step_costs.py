@@ -12,7 +12,8 @@ import numpy as np
 
 from engine.confidence import Array
 from engine.controller import StepObservation
-from engine.cost_curve import CostCurve
+from engine.cost_curve import NEW, CostCurve
+from engine.kernels_forecast import price_rows
 from engine.line import Line
 from engine.profile import CONTEXT, Points, Profile
 
@@ -62,10 +63,13 @@ class StepCosts:
         self._padded = np.empty(0)  # rows that forwards are padded to
         self._token = self._draft_token = 0.0  # seconds for each token of context
         self._length = float(CONTEXT)  # tokens of a sequence when it was last told
+        # By batch size (its power of two) and most rows: what the profile says of them.
+        self._profiled: dict[tuple[int, int], tuple[Array, Array]] = {}
 
     def profile(self, measured: Profile) -> None:
         """As KController.profile. Without draft points (nothing to forward) a draft step is cheap
         until it is seen to be otherwise."""
+        self._profiled.clear()
         self._padded = np.array(measured.padded, dtype=float)
         self._token, self._draft_token = measured.token_seconds
         if measured.target:
@@ -81,12 +85,18 @@ class StepCosts:
     def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
         """Seconds of target and host for 0 to `most` rows: as far as is known, and hopefully. More
         rows never cost less."""
-        rows = np.arange(most + 1.0)
-        host = self._host_seconds(rows, sequences)
-        run = self._run(rows)
-        more = self._token * self._beyond(sequences)
-        target, hope = self._target.many(run, sequences.bit_length(), more, favour=_FAVOUR)
-        return np.maximum.accumulate(target + host), np.maximum.accumulate(hope + host)
+        group = sequences.bit_length()
+        if (group, most) not in self._profiled:
+            run = self._run(np.arange(most + 1.0))
+            self._profiled[group, most] = self._target.profiled(run, group)
+        base, places = self._profiled[group, most]
+        seconds, hope = np.empty(most + 1), np.empty(most + 1)
+        price_rows(
+            base, places, self._target.known(group), self._target.level(group),
+            self._token * self._beyond(sequences), _FAVOUR, NEW,
+            *self._host_seconds(sequences), seconds, hope,
+        )  # fmt: skip
+        return seconds, hope
 
     def context(self, sequences: int) -> tuple[float, float]:
         """Tokens of it that `by_rows` expects, and the target's seconds for each."""
@@ -112,13 +122,14 @@ class StepCosts:
             found.setdefault(int(run), []).append(seconds)
         return [(rows, sum(seconds) / len(seconds)) for rows, seconds in found.items()]
 
-    def _host_seconds(self, rows: Array, sequences: int) -> Array:
-        """More for a round with guesses than for one without, besides what their rows take."""
+    def _host_seconds(self, sequences: int) -> tuple[Array, int]:
+        """See price_rows: more for a round with guesses than for one without, besides what their
+        rows take."""
         start, slope = (self._host if self._host.is_known else self._plain).line()
-        found = np.maximum(start + slope * rows, 0.0)
+        plain, most = 0.0, -1
         if self._plain.is_known:
-            found[: sequences + 1] = self._plain.predict(sequences)
-        return found * exp(self._target.usual)
+            plain, most = self._plain.predict(sequences), sequences
+        return exp(self._target.usual) * np.array([start, slope, plain]), most
 
     def drafting(self, sequences: int) -> tuple[float, float]:
         """Seconds to begin drafting, and of each step."""

@@ -24,15 +24,15 @@ def learn(calibration: Calibration, slope: float, trials: int, *, scale: float =
 
 def said(calibration: Calibration, odds: float, confidences: Array) -> Array:
     """Chances of guesses that stand alone, as a round computes them."""
-    bases, weight = calibration.line(np.array([odds]))
+    bases, weight = calibration.line([odds])
     chances = Chances(1)
-    chances.trust(bases.tolist(), weight)
+    chances.trust(bases, weight)
     return np.array(chances.lists([[sure] for sure in confidences.tolist()]))[:, 0]
 
 
 def weight_of(calibration: Calibration) -> float:
     """Of a confidence."""
-    return calibration.line(ODDS)[1]
+    return calibration.line(ODDS.tolist())[1]
 
 
 def chance(odds: Array) -> Array:

@@ -24,6 +24,7 @@ LEVELS = {
     "engine.adaptive": 1, "engine.forecast": 1, "engine.exploration": 1, "engine.experience": 1,
     "engine.confidence": 1, "engine.step_costs": 1, "engine.spells": 1, "engine.chances": 1,
     "engine.cost_curve": 1, "engine.line": 1, "engine.hearing": 1, "engine.configured": 1,
+    "engine.kernels_forecast": 1,
     "engine.profile": 1, "engine.validation": 1, "engine.lessons": 1,
     "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
     "engine.speculation.ngram": 1, "engine.speculation.prediction": 1,

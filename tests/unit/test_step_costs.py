@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from engine.controller import StepObservation
-from engine.cost_curve import CostCurve
+from engine.cost_curve import NEW, CostCurve
 from engine.estimates import Outcome
+from engine.kernels_forecast import price_rows
 from engine.line import Line
 from engine.profile import CONTEXT, Profile
 from engine.step_costs import DraftCost, StepCosts
@@ -108,14 +109,20 @@ def test_a_hiccup_hardly_moves_it() -> None:
 
 @pytest.mark.parametrize("seen", [[], [1], [4], [2, 7, 13, 40, 100]])
 def test_many_are_the_predictions_of_each(seen: list[int]) -> None:
-    """Law: the array's way and the single one's say the same, between the points and beyond."""
+    """Law: the array's way and the single one's say the same, between the points and beyond, but
+    that more rows never cost less."""
     curve = CostCurve([(1, 4e-3), (2, 4.1e-3), (9, 5e-3), (64, 9e-3)])
     for index, size in enumerate(seen * 3):
         curve.update(size, 2, 5e-3 + 1e-4 * index)
     sizes = np.arange(0.0, 150.0)
     for group in (2, 3):
         each = [curve.predict(size, group) for size in sizes.tolist()]
-        assert curve.many(sizes, group)[0] == pytest.approx(each)
+        base, places = curve.profiled(sizes, group)
+        found, hoped = np.empty(150), np.empty(150)
+        known, level, nobody = curve.known(group), curve.level(group), np.zeros(3)
+        price_rows(base, places, known, level, 0.0, 0.5, NEW, nobody, -1, found, hoped)
+        assert found == pytest.approx(np.maximum.accumulate(each))
+        assert (hoped <= found).all()
 
 
 def test_a_line_is_found_and_never_falls() -> None:
