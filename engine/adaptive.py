@@ -32,7 +32,7 @@ _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it m
 _REST = 15  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
-_TOGETHER = 4  # rounds that are learnt from at once while all is told
+_TOGETHER = 4  # usual rounds that are learnt from at once
 _CUTS = 0.01  # gain in tokens per second below which leaving guesses out is not worth its own time
 
 
@@ -241,15 +241,15 @@ class AdaptiveK:
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, observation: StepObservation) -> None:
-        """Learn from the step that the last choice led to: at once where that may be news, else
+        """Learn from the step that the last choice led to: at once where something was tried, else
         from a few together, since behind a forward the first takes several times what others do."""
         seen = observation
         probe = self._explore.round == "probe"
         if self._explore.asks and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
         self._lessons.add(self._lesson(seen))
-        young = self._explore.round == "usual" and not self._spells.is_known
-        changed = self._take_in() if not young or len(self._lessons) >= _TOGETHER else False
+        due = self._explore.round != "usual" or len(self._lessons) >= _TOGETHER
+        changed = self._take_in() if due else False
         if self._explore.asks:
             self._guesses.look_back(seen)
             if self._explore.tells:
