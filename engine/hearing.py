@@ -9,9 +9,11 @@ from engine.spells import Spells
 # Rounds in a row until the caches hold what these need, so that costs can be learnt from the next:
 _WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
 # One round in so many is listened to while guesses pay:
-_OFTEN, _SELDOM = 4, 8  # once all is known; and of a crowd, or when it has been known for long
-_NEW = 2  # of a batch that is new: of a crowd from the first on, else behind
-_FIRST = 8  # rounds of which each is
+_OFTEN, _SELDOM = 4, 8  # of one sequence once all is known; of several, or when it long has been
+_NEW, _NEW_SEVERAL = 2, 4  # of a batch that is new; of `_SEVERAL` sequences
+_FIRST = 8  # rounds of which each is, but of a crowd
+_SEVERAL = 4  # and more tell in a round what one tells in as many
+_LOOKS, _LOOKS_NEW = 4, 2  # of those that are told, one in so many is told with hindsight
 _COSTS = 4  # and one in so many tells what it costs, once that is known
 
 
@@ -23,7 +25,7 @@ class Hearing:
         self._spells, self._explore = spells, explore
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
         self.unlearned = 0
-        self._looked = False  # in the last round with guesses that was told
+        self._looks = -1  # rounds with guesses that were told since one was with hindsight
 
     def play(self, *, on: bool) -> None:
         """A round, and whether it drafts."""
@@ -46,18 +48,20 @@ class Hearing:
             return True
         if not self._spells.is_known:
             first = self._since < _FIRST and sequences <= FEW
-            return first or self._since % _NEW == 0
+            new = _NEW_SEVERAL if sequences >= _SEVERAL else _NEW
+            return first or self._since % new == 0
         return self._since % self.interval(sequences) == 0
 
     def interval(self, sequences: int) -> int:
         """Of so many rounds with guesses one is listened to, once all is known."""
-        return _SELDOM if sequences > FEW or self._spells.is_old else _OFTEN
+        return _SELDOM if sequences > 1 or self._spells.is_old else _OFTEN
 
     def looks_back(self, *, behind: bool) -> bool:
         """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer
-        than it is in others: of every second one, and where it is `behind`."""
-        self._looked = behind or not self._looked
-        return self._looked
+        than it is in others: of one in so many, and where it is `behind`."""
+        every = _LOOKS if self._spells.is_known else _LOOKS_NEW
+        self._looks = 0 if behind else (self._looks + 1) % every
+        return self._looks == 0
 
     def learns_costs(self) -> bool:
         """Whether this round, if it is told, says what its like usually cost."""
