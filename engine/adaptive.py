@@ -140,7 +140,9 @@ class AdaptiveK:
     def _while_on(self) -> int:
         rates = self._ahead.rates
         gain = rates[self._k] / rates[0] - 1.0
-        match self._explore.while_on(self._usual, gain=gain, varies=self._guesses.tells):
+        # A draft that is one call makes as many guesses as K says, however sure it is.
+        varies = self._stops and self._guesses.tells
+        match self._explore.while_on(self._usual, gain=gain, varies=varies):
             case "baseline":
                 self.reason = "baseline"
                 return 0

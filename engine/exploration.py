@@ -17,7 +17,7 @@ _TRIAL_ROUNDS = 3  # in the first of them the drafter has to catch up
 _BASELINE_FIRST, _BASELINE_LATER = 6, 512  # at K > 0 before a baseline, at least
 _BASELINE_CLOSE = 128  # instead of the latter, where little is lost by it
 _BASELINE_ROUNDS, _BASELINE_ROUNDS_CROWD = 10, 4
-_NEIGHBOUR_EVERY = 32  # at K > 0, where lengths do not vary by themselves
+_NEIGHBOUR_EVERY = 48  # at K > 0, where lengths do not vary by themselves: above, or below
 _CROWD = 4  # a larger size is one, i.e. 2 ** 4 requests or more
 _SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of what guesses save, works debts off
 _CLOSE, _FAR = 0.2, 0.6  # gains: errors of the costs could make up the one, hardly the other
@@ -35,6 +35,7 @@ class Exploration:
     def __init__(self) -> None:
         self.round: Round = "usual"
         self._debts = _Debts()
+        self._side: Literal["above", "below"] = "below"  # of K the last neighbour was
         self._gain = 0.0  # of guesses, in the last round with them; see `while_on`
         self._size = self._wait = 0  # rounds at K > 0 until a baseline
         self._waits: dict[int, int] = {}  # by size: the wait when it was left
@@ -56,7 +57,7 @@ class Exploration:
         self._left = 0  # more rounds of a trial, or of a baseline
         self._length = 1  # rounds of the last baseline
         self._first = self._last = 0.0  # seconds of its first, and mean of its last two
-        self._busy = self._since = 0  # rounds at K > 0; and since the last baseline
+        self._alike = self._since = 0  # rounds at K > 0 since the last neighbour; and baseline
 
     def suspect(self) -> None:
         """Guesses fare in another way than they did: the next look is a trial, and soon."""
@@ -90,15 +91,16 @@ class Exploration:
         that K need not."""
         self._gain = gain
         self._debts.work_off(seconds, self._earned())
-        self._busy += 1
+        self._alike += 1
         self._since += 1
         self.round = "usual"
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
         elif self._since >= self._wait and not self._debts.others:
             self._begin_baseline(gain)
-        elif self._busy % _NEIGHBOUR_EVERY == 0 and not varies:
-            self.round = "above" if self._busy % (2 * _NEIGHBOUR_EVERY) else "below"
+        elif self._alike >= _NEIGHBOUR_EVERY and not varies:
+            self._alike, self._side = 0, "below" if self._side == "above" else "above"
+            self.round = self._side
         return self.round
 
     def _begin_baseline(self, gain: float) -> None:
@@ -116,7 +118,7 @@ class Exploration:
     def rest(self, rounds: int, seconds: float, *, on: bool = False) -> None:
         """So many rounds like the last in which nothing is tried."""
         if on:
-            self._busy += rounds
+            self._alike += rounds
             self._since += rounds
             self._debts.work_off(seconds, rounds * self._earned())
         else:

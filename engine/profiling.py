@@ -6,6 +6,10 @@ Runs on blocks that nobody holds yet; what it writes there is overwritten before
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from itertools import repeat
+from math import inf
 
 from engine.config import EngineConfig, ScheduleConfig
 from engine.model.batch import Segment
@@ -51,13 +55,15 @@ def profile_alone(
 ) -> Points:
     """(rows, seconds) of one sequence with growing proposals; only what fits the cache."""
     sizes = [rows for rows in alone(k_max) if rows <= schedule.max_step_tokens]
-    return [(rows, _seconds(runner, cache, 1, rows)) for rows in sizes if _fits(cache, 1, rows)]
+    sizes = [rows for rows in sizes if _fits(cache, 1, rows)]
+    found = _measured(runner, cache, [(1, rows) for rows in sizes])
+    return list(zip(sizes, found, strict=True))
 
 
 def profile_plain(runner: ModelRunner, cache: KVCache, first: int, last: int) -> Points:
     """(sequences, seconds) of forwards with a row of each."""
     sizes = [n for n in in_fours(first, last) if _fits(cache, n, 1)]
-    return [(n, _seconds(runner, cache, n, 1)) for n in sizes]
+    return list(zip(sizes, _measured(runner, cache, [(n, 1) for n in sizes]), strict=True))
 
 
 def profile_batches(
@@ -68,16 +74,18 @@ def profile_batches(
     found: dict[int, Points] = {}
     began = time.perf_counter()
     for sequences, lengths in BATCHES:
-        points: list[tuple[int, float]] = []
-        for rows in telling(lengths, k_max):
-            allowed = sequences * rows <= schedule.max_step_tokens
-            if sequences > schedule.max_sequences or not allowed:
-                break
-            if time.perf_counter() - began > BUDGET_SECONDS or not _fits(cache, sequences, rows):
-                break
-            points.append((sequences * rows, _seconds(runner, cache, sequences, rows)))
-        if len(points) > 1:
-            found[sequences] = points
+        if sequences > schedule.max_sequences:
+            continue
+        sizes = [
+            (sequences, rows)
+            for rows in telling(lengths, k_max)
+            if sequences * rows <= schedule.max_step_tokens and _fits(cache, sequences, rows)
+        ]
+        left = BUDGET_SECONDS - (time.perf_counter() - began)
+        seconds = _measured(runner, cache, sizes, budget=left)
+        if len(seconds) > 1:
+            pairs = zip(sizes, seconds, strict=False)
+            found[sequences] = [(sequences * rows, each) for (_, rows), each in pairs]
     return found
 
 
@@ -85,7 +93,8 @@ def profile_context(runner: ModelRunner, cache: KVCache, sequences: int, longest
     """Seconds more for each token of context; 0 where that is not known."""
     if longest <= LONG_CONTEXT or not _fits(cache, sequences, 1, LONG_CONTEXT):
         return 0.0
-    short, long = (_seconds(runner, cache, sequences, 1, n) for n in (CONTEXT, LONG_CONTEXT))
+    contexts = (CONTEXT, LONG_CONTEXT)
+    short, long = _measured(runner, cache, [(sequences, 1)] * 2, contexts=contexts)
     return max(long - short, 0.0) / (sequences * (LONG_CONTEXT - CONTEXT))
 
 
@@ -97,11 +106,29 @@ def _fits(cache: KVCache, sequences: int, rows: int, context: int = CONTEXT) -> 
     return sequences * _blocks_each(cache, rows, context) <= cache.num_blocks
 
 
-def _seconds(
-    runner: ModelRunner, cache: KVCache, sequences: int, rows: int, context: int = CONTEXT
-) -> float:
+def _measured(
+    runner: ModelRunner,
+    cache: KVCache,
+    sizes: Seq[tuple[int, int]],
+    *,
+    contexts: Iterable[int] = repeat(CONTEXT),
+    budget: float = inf,
+) -> list[float]:
+    """Least seconds of each (sequences, rows), as many as the budget allows. In turns: of sizes
+    measured one after the other a slow moment of the machine made some look dear for good."""
+    began, batches = time.perf_counter(), list[list[Segment]]()
+    for (sequences, rows), context in zip(sizes, contexts, strict=False):
+        if (1 + REPEATS) * (time.perf_counter() - began) > budget:
+            break
+        batches.append(_batch(cache, sequences, rows, context))
+        _timed(runner, batches[-1])
+    turns = [[_timed(runner, batch) for batch in batches] for _ in range(REPEATS)]
+    return [min(times) for times in zip(*turns, strict=True)]
+
+
+def _batch(cache: KVCache, sequences: int, rows: int, context: int) -> list[Segment]:
     each = _blocks_each(cache, rows, context)
-    batch = [
+    return [
         Segment(
             tokens=[0] * rows,
             start=context,
@@ -110,7 +137,6 @@ def _seconds(
         )
         for i in range(sequences)
     ]
-    return min([_timed(runner, batch) for _ in range(1 + REPEATS)][1:])
 
 
 def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
