@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from engine.chances import FEW
 from engine.controller import Confidences, Load, StepObservation
+from engine.estimates import Outcome
 from engine.experience import GRID, Experience
 from engine.exploration import Exploration
 from engine.forecast import Forecast, Pace
@@ -32,7 +33,7 @@ _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it m
 _REST = 15  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
-_TOGETHER = 4  # usual rounds that are learnt from at once
+_TOGETHER = 4  # rounds that are learnt from at once
 _CUTS = 0.01  # gain in tokens per second below which leaving guesses out is not worth its own time
 
 
@@ -51,7 +52,7 @@ class AdaptiveK:
         self.k_max = k_max
         self._stops = stops
         self.reason: Reason = "off"
-        self.listens = self.looks_back = True
+        self.listens = self.looks_back = self.overhears = True
         self._guesses = Experience(k_max)
         self._costs = StepCosts()
         self._explore = Exploration()
@@ -243,14 +244,15 @@ class AdaptiveK:
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, observation: StepObservation) -> None:
-        """Learn from the step that the last choice led to: at once where something was tried, else
-        from a few together, since behind a forward the first takes several times what others do."""
+        """Learn from the step that the last choice led to: at once where it asked for what K = 0
+        misses, else from a few together, since behind a forward the first takes several times what
+        others do."""
         seen = observation
         probe = self._explore.round == "probe"
         if self._explore.asks and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
         self._lessons.add(self._lesson(seen))
-        due = self._explore.round != "usual" or len(self._lessons) >= _TOGETHER
+        due = self._explore.asks or len(self._lessons) >= _TOGETHER
         changed = self._take_in() if due else False
         if self._explore.asks:
             self._guesses.look_back(seen)
@@ -265,6 +267,10 @@ class AdaptiveK:
         )
         if probe and changed:
             self._explore.suspect()
+
+    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
+        """As in KController; kept until there is something to learn anyway."""
+        self._lessons.overhear(k, outcomes)
 
     def _lesson(self, seen: StepObservation) -> Lesson:
         outcomes, rounds = seen.outcomes, 0

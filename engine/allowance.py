@@ -9,7 +9,8 @@ unbounded by their request. Numbers only; who is asked, and in which order, is t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,7 @@ from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import FreeProposer
 from engine.step_plan import Chunk
 
+_KEPT = 32  # steps that are kept until somebody is told of one
 _FIRST_PAUSE = 4  # tokens that go by after the first look that found nothing
 
 
@@ -65,6 +67,7 @@ class Allowance:
         self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
         self._k, self._num_sequences = 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
+        self._overheard = deque[Seq[Walked]](maxlen=_KEPT)
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
@@ -143,6 +146,19 @@ class Allowance:
         # A bound that is the request's own is no evidence that there was nothing more to say.
         told = [item for limit, item in asked if limit == k or item.chunk.seq not in self._limits]
         return self._told(k, told, 0 if self._late else len(asked))
+
+    def overhear(self, walked: Seq[Walked]) -> None:
+        """Keep a step that nobody is told of, where all of it is the main proposer's."""
+        if not (self._limits or self._drafted):
+            self._overheard.append(walked)
+
+    def overheard(self) -> Iterator[tuple[int, list[Outcome]]]:
+        """Of each step kept since the last call, the main proposer's K and outcomes. Together: one
+        by one, each behind a forward, they take several times as long."""
+        while self._overheard:
+            walked = self._overheard.popleft()
+            k = max((item.chunk.k for item in walked), default=0)
+            yield k, [_outcome(item, item.proposal) for item in walked]
 
     def _told(self, k: int, walked: Seq[Walked], num_drafting: int | None) -> MainOutcomes:
         outcomes: list[Outcome] = []

@@ -90,6 +90,11 @@ class KController(Protocol):
         ...
 
     @property
+    def overhears(self) -> bool:
+        """Whether `overhear` is to be told of the guesses of steps that `update` is not."""
+        ...
+
+    @property
     def max_speculating(self) -> int | None:
         """For how many sequences the last choice is meant; None: for all of them."""
         ...
@@ -135,6 +140,11 @@ class KController(Protocol):
         """Learn from the step that the last choice led to, if it `listens`."""
         ...
 
+    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
+        """What became of the guesses of such a step, as in an observation; told some time after it,
+        before the next `update`."""
+        ...
+
     def estimates(self) -> Estimates:
         """What it believed at the last choice, for the front end."""
         ...
@@ -145,7 +155,7 @@ class FixedK:
     costs: free guesses go before the main proposer's where the first is likelier right than not."""
 
     name = "fixed"
-    listens = looks_back = False
+    listens = looks_back = overhears = False
     max_speculating: int | None = None
 
     def __init__(self, k: int) -> None:
@@ -181,6 +191,9 @@ class FixedK:
         return 0.0
 
     def update(self, observation: StepObservation) -> None:
+        return None
+
+    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
         return None
 
     def estimates(self) -> Estimates:

@@ -266,10 +266,14 @@ class Engine:
             agreed = self._proposer.agreements if self._controller.looks_back else ()
             overhead = self._overhead.seconds(len(plan.chunks), speculates=speculates)
             told = observation(plan, sampled, metrics.seconds, main, agreed, overhead)
+            for k, outcomes in self._allowance.overheard():
+                self._controller.overhear(k, outcomes)
             self._controller.update(told)
             for item in sampled:
                 if item.finish is not None:
                     self._allowance.forget(item.chunk.seq)
+        elif speculates and self._controller.overhears:
+            self._allowance.overhear(sampled)
         settled = self._controller.reason == "pays" if speculates else not listens
         goes_on, size = self.has_work, len(plan.chunks)
         self._overhead.end(

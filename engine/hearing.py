@@ -9,7 +9,7 @@ from engine.spells import Spells
 # Rounds in a row until the caches hold what these need, so that costs can be learnt from the next:
 _WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
 # One round in so many is listened to while guesses pay:
-_OFTEN, _SELDOM = 4, 8  # of one sequence once all is known; of several, or when it long has been
+_OFTEN, _SELDOM = 8, 16  # of one sequence once all is known; of several, or when it long has been
 _NEW, _NEW_SEVERAL = 2, 4  # of a batch that is new; of `_SEVERAL` sequences
 _FIRST = 8  # rounds of which each is, but of a crowd
 _SEVERAL = 4  # and more tell in a round what one tells in as many

@@ -32,6 +32,9 @@ class Lessons:
         """`stops`: see AdaptiveK."""
         self._guesses, self._costs, self._stops = guesses, costs, stops
         self._open: list[Lesson] = []
+        # Of rounds at one K that were overheard, to be learnt from together.
+        self._outcomes: list[Outcome] = []
+        self._k = self._rounds = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -39,14 +42,29 @@ class Lessons:
     def add(self, lesson: Lesson) -> None:
         self._open.append(lesson)
 
+    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
+        """What became of the guesses of a round that is no lesson."""
+        if k != self._k:
+            self._take_in()
+            self._k = k
+        self._outcomes += outcomes
+        self._rounds += 1
+
+    def _take_in(self) -> None:
+        k = self._asked(self._k, self._outcomes)
+        self._guesses.acceptance.update(k, self._outcomes, self._rounds)
+        self._outcomes, self._rounds = [], 0
+
+    def _asked(self, k: int, outcomes: Sequence[Outcome]) -> int:
+        """What was not drafted was not asked for."""
+        return min(k, max((o.offered for o in outcomes), default=0)) if self._stops else k
+
     def learn(self) -> bool:
         """Whether guesses were found to fare in another way than they did."""
         before = self._guesses.acceptance.changes
+        self._take_in()
         for seen, outcomes, drafted, rounds, fresh in self._open:
-            k = seen.k
-            if self._stops:  # what was not drafted was not asked for
-                k = min(k, max((outcome.offered for outcome in outcomes), default=0))
-            self._guesses.learn(k, outcomes, seen, drafted)
+            self._guesses.learn(self._asked(seen.k, outcomes), outcomes, seen, drafted)
             if rounds:
                 self._costs.learn(seen, fresh=fresh, rounds=rounds)
         self._open.clear()

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from engine.controller import Confidences, FixedK, KController, Load, StepObservation
 from engine.errors import ConfigError
+from engine.estimates import Outcome
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
 from engine.profile import Profile
 
@@ -51,6 +52,10 @@ class Modes:
     @property
     def reason(self) -> Reason:
         return self._present.reason
+
+    @property
+    def overhears(self) -> bool:
+        return self._mode == "auto" and self._configured.overhears
 
     @property
     def max_speculating(self) -> int | None:
@@ -102,6 +107,9 @@ class Modes:
             stretches = [each for each in observation.agreements if len(each) > 1]
             observation = replace(observation, agreements=stretches)
         self._configured.update(observation)
+
+    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
+        self._configured.overhear(k, outcomes)
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played, in which mode, and why."""

@@ -156,6 +156,8 @@ class Player:
         )
         if getattr(controller, "listens", True):
             timed(controller.update, observation)
+        elif k and getattr(controller, "overhears", False):
+            timed(controller.overhear, k, outcomes)
         return Round(
             begin=begin,
             k=k,
