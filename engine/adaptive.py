@@ -73,6 +73,7 @@ class AdaptiveK:
         self._price = 0.0  # tokens per second: what a second is worth
         self._usual = 0.0  # seconds of a round
         self._pace = Pace()  # at K > 0
+        self._said: Estimates | None = None  # see estimates; in most rounds nothing is new
         self._gains = [[0.0] * len(GRID)] * k_max  # by depth: of one more step, see Experience
 
     def profile(self, measured: Profile) -> None:
@@ -92,7 +93,7 @@ class AdaptiveK:
 
     def choose(self, load: Load) -> int:
         """Draft steps for the step ahead."""
-        sequences = max(1, load.num_sequences)
+        sequences = load.num_sequences or 1
         size = sequences.bit_length()
         changed = size != self._size or self._anew
         self._before, self._now = self._now, None if self._resting else 0
@@ -101,6 +102,7 @@ class AdaptiveK:
             self._rested += 1
             self.listens = self.looks_back = False
             return self._resting
+        self._said = None
         self._wake()
         self._sequences = sequences
         self._spells.go()
@@ -298,7 +300,9 @@ class AdaptiveK:
         return seen.seconds - seen.tokens / self._price
 
     def estimates(self) -> Estimates:
-        """As of the last choice; before the first there are no rates."""
-        tries = self.reason in ("probe", "trial", "neighbour")
-        k = self._resting if tries else self._k
-        return self._ahead.estimates(self._sequences, k, self.reason)
+        """As of the last choice, the same until the next; before the first there are no rates."""
+        if self._said is None:
+            tries = self.reason in ("probe", "trial", "neighbour")
+            k = self._resting if tries else self._k
+            self._said = self._ahead.estimates(self._sequences, k, self.reason)
+        return self._said

@@ -8,6 +8,7 @@ estimates stay fresh, and it goes on from there when it is obeyed again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from engine.controller import Confidences, FixedK, KController, Load, StepObservation
@@ -114,6 +115,9 @@ class Modes:
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played, in which mode, and why."""
         said = self._configured.estimates()
+        if self._mode == "auto" and not self._before and said.num_sequences == self._num_sequences:
+            return said
+        said = copy(said)  # which is the controller's own
         said.num_sequences = self._num_sequences
         mode, k, reason = self._before or (self._mode, self._present.k_max, self.reason)
         if mode != "auto":

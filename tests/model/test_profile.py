@@ -41,16 +41,31 @@ class _Timed:
         pass
 
 
+class _Restless(_Timed):
+    """Every forward takes twice as long in a slow spell: forwards 20 to 29, with all profiled."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def forward(self, segments: Sequence[Segment]) -> None:
+        super().forward(segments)
+        self._count += 1
+        self.seconds *= 2 if 20 <= self._count < 30 else 1
+
+
 class _Cache:
     block_size, num_blocks = 16, 1000
 
 
 def _profile(
-    longest: int = 1024, speculation: dict[str, Any] | None = None, **schedule: Any
+    longest: int = 1024,
+    speculation: dict[str, Any] | None = None,
+    timed: _Timed | None = None,
+    **schedule: Any,
 ) -> Profile:
     said = {"target": {"path": "x"}, "schedule": schedule, "speculation": speculation or {}}
     config = EngineConfig.model_validate(said)
-    runner = cast(ModelRunner, _Timed())
+    runner = cast(ModelRunner, timed or _Timed())
     return profile_at_start(config, runner, runner, cast(KVCache, _Cache()), longest)
 
 
@@ -62,6 +77,13 @@ def test_one_sequence_is_measured_with_guesses_too() -> None:
     assert found.batches == {1: [(rows, 1.0 + 0.1 * rows) for rows in ALONE]}
     assert [sequences for sequences, _ in found.draft] == [1]
     assert found.padded == _Timed.padded
+
+
+def test_a_slow_spell_makes_no_size_dear() -> None:
+    """Bug: sizes were measured one after the other, so that a slow moment of the machine made a few
+    of them look dear, and K that needs them was not played until others had been learnt."""
+    found = _profile(timed=_Restless(), max_sequences=1)
+    assert found.batches == {1: [(rows, 1.0 + 0.1 * rows) for rows in ALONE]}
 
 
 def test_nothing_is_measured_that_cannot_happen() -> None:

@@ -219,6 +219,22 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2), (4, 1, 0)], 3)
 
 
+def test_a_step_that_nobody_is_told_of_is_overheard_if_it_is_all_the_main_proposers() -> None:
+    """Law: as evidence it is what it would have been if told; a look-up's guesses are none, and
+    where a request bounds its own the step is left out."""
+    plain, looked = sequence("a", None), sequence("b", ("ngram", "draft_model"))
+    allowance = wanted(FixedK(4), plain)
+    step = [walked(plain, 4, "draft_model", 4, 2)]
+    allowance.overhear(step)
+    told = allowance.learn(step)
+    allowance.begin(Load(2))
+    for seq in (plain, looked):
+        allowance.want(seq)
+    allowance.overhear([walked(plain, 4, "draft_model", 4, 4), walked(looked, 4, "ngram", 4, 4)])
+    assert list(allowance.overheard()) == [(told.k, told.outcomes)] == [(4, [(4, 3, 2)])]
+    assert not list(allowance.overheard())
+
+
 def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
     """A draft that comes after rounds served by others first runs what it missed. Bug: rounds that
     the controller did not listen to were not counted."""

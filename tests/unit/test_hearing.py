@@ -32,15 +32,17 @@ def test_what_is_new_is_heard_the_more_often_the_fewer_they_are() -> None:
 
 
 def test_what_is_known_is_heard_now_and_then() -> None:
-    """Law: one round of four while guesses pay, of several requests one of eight. Bug: to be told
+    """Law: one round of eight while guesses pay, of several requests one of sixteen. Bug: to be told
     of sixteen takes a twelfth of their round, and was done for one round of three on average."""
-    assert heard(1, known=True) == (10, 10)
-    assert heard(2, known=True)[0] == heard(FEW, known=True)[0] == heard(32, known=True)[0] == 5
+    assert heard(1, known=True, rounds=48)[0] == 6
+    told = [heard(several, known=True, rounds=48)[0] for several in (2, FEW, 32)]
+    assert told == [3, 3, 3]
 
 
 def test_what_has_been_known_for_long_is_heard_half_as_often() -> None:
-    """Law: also of one request one round of eight is enough then; what changes is as new."""
-    assert heard(1, known=True, spell=200)[0] == heard(FEW, known=True, spell=200)[0] == 5
+    """Law: also of one request one round of sixteen is enough then; what changes is as new."""
+    assert heard(1, known=True, spell=200, rounds=48)[0] == 3
+    assert heard(FEW, known=True, spell=200, rounds=48)[0] == 3
 
 
 def test_the_first_rounds_without_guesses_tell_no_costs() -> None:

@@ -1,0 +1,51 @@
+"""What became of guesses in rounds that the controller is not told of."""
+
+from __future__ import annotations
+
+from engine.adaptive import AdaptiveK
+from engine.controller import Load
+from engine.modes import Modes
+from tests.support.controller_world import K_MAX, World
+
+
+def play(controller: AdaptiveK, world: World, rounds: int, *, overhears: bool) -> list[int]:
+    """The K of each round; it is told of those that it listens to."""
+    played = list[int]()
+    for _ in range(rounds):
+        played.append(controller.choose(Load(world.batch)))
+        seen = world.round(controller, played[-1])
+        if controller.listens:
+            controller.update(seen)
+        elif overhears and seen.k:
+            controller.overhear(seen.k, seen.outcomes)
+    return played
+
+
+def rounds_until_short(*, overhears: bool) -> int:
+    """After guesses became worse, of one sequence whose K was settled."""
+    world = World(alpha=0.9, batch=1)
+    controller = AdaptiveK(K_MAX, stops=False)
+    world.profile(controller)
+    play(controller, world, 600, overhears=overhears)
+    world.alpha = 0.5
+    for count in range(2000):
+        (k,) = play(controller, world, 1, overhears=overhears)
+        if 0 < k <= 3:
+            return count
+    return 2000
+
+
+def test_guesses_that_became_worse_are_noticed_between_told_rounds() -> None:
+    """Bug: of one stream a round of eight was told, and of sixteen when it had been known for long:
+    what K paid was learnt from so few guesses that a change of text took hundreds of rounds."""
+    alone, overheard = (rounds_until_short(overhears=overhears) for overhears in (False, True))
+    assert overheard < 0.5 * alone
+    assert overheard < 150
+
+
+def test_in_other_modes_nothing_is_overheard() -> None:
+    """Law: a baseline must not pay for who is not obeyed."""
+    controller = Modes(AdaptiveK(4))
+    assert controller.overhears
+    controller.set("fixed", 2)
+    assert not controller.overhears
