@@ -81,9 +81,9 @@ class Counted(AdaptiveK):
 
 
 def test_it_rests_between_rounds_that_it_hears_of() -> None:
-    """Law: while guesses pay, and once that is known, seven rounds of eight cost no thought, fifteen
-    of sixteen when it has been known for long: the choice stands. What falls due in them comes when
-    they are over; another batch at once."""
+    """Law: while guesses pay, and once that is known, seven rounds of eight cost no thought, and
+    fifteen of sixteen when it has been known for long: the choice stands. What falls due in them
+    comes when they are over; another batch at once."""
     world = World(alpha=0.9, informed=1.0)
     controller = Counted(K_MAX)
     world.profile(controller)

@@ -32,8 +32,8 @@ def test_what_is_new_is_heard_the_more_often_the_fewer_they_are() -> None:
 
 
 def test_what_is_known_is_heard_now_and_then() -> None:
-    """Law: one round of eight while guesses pay, of several requests one of sixteen. Bug: to be told
-    of sixteen takes a twelfth of their round, and was done for one round of three on average."""
+    """Law: one round of eight while guesses pay, of several requests one of sixteen. Bug: to be
+    told of sixteen takes a twelfth of their round, and was done for one of three on average."""
     assert heard(1, known=True, rounds=48)[0] == 6
     told = [heard(several, known=True, rounds=48)[0] for several in (2, FEW, 32)]
     assert told == [3, 3, 3]
