@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_SHARE, _SHARE_HEARD = 1 / 16, 1 / 64  # of a step in what is usual; and of one that was told of
+_SHARE, _SHARE_HEARD = 1 / 16, 1 / 256  # of a step in what is usual; and of one that was told of
 
 
 class Stopwatch:
@@ -68,16 +68,21 @@ class Overhead:
         """After everything; `settled`: the step was a usual one of its kind; `heard`: the
         controller was told of it, as it is of few steps with guesses once it has settled;
         `goes_on`: there is more work."""
-        self._after = after = lap()
+        self._after = lap()
         if settled:
-            size = sequences.bit_length()
-            known = self._usual_after.get((speculates, size))
-            if known is None:
-                known = self._usual_after.get((False, size), after)
-            share = _SHARE_HEARD if heard and speculates else _SHARE
-            self._usual_after[speculates, size] = known + (after - known) * share
-            if speculates:
-                before = self._usual_choosing.get(size, 0.0)
-                self._usual_choosing[size] = before + (self._choosing - before) * share
+            self._learn(sequences.bit_length(), speculates=speculates, heard=heard and speculates)
         if goes_on:
             self._ended = lap.last
+
+    def _learn(self, size: int, *, speculates: bool, heard: bool) -> None:
+        """What is usual. A step that was told of is no first example: those behind it are not, and
+        it takes several times as long."""
+        after, share = self._after, _SHARE_HEARD if heard else _SHARE
+        known = self._usual_after.get((speculates, size), self._usual_after.get((False, size)))
+        if known is None and heard:
+            return
+        known = after if known is None else known
+        self._usual_after[speculates, size] = known + (after - known) * share
+        if speculates:
+            before = self._usual_choosing.get(size, 0.0)
+            self._usual_choosing[size] = before + (self._choosing - before) * share
