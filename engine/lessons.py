@@ -32,7 +32,7 @@ class Lessons:
         """`stops`: see AdaptiveK."""
         self._guesses, self._costs, self._stops = guesses, costs, stops
         self._open: list[Lesson] = []
-        # Of rounds at one K that were overheard, to be learnt from together.
+        # Of rounds that were overheard and asked for as many guesses, to be learnt from together.
         self._outcomes: list[Outcome] = []
         self._k = self._rounds = 0
 
@@ -44,6 +44,7 @@ class Lessons:
 
     def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
         """What became of the guesses of a round that is no lesson."""
+        k = self._asked(k, outcomes)
         if k != self._k:
             self._take_in()
             self._k = k
@@ -51,8 +52,7 @@ class Lessons:
         self._rounds += 1
 
     def _take_in(self) -> None:
-        k = self._asked(self._k, self._outcomes)
-        self._guesses.acceptance.update(k, self._outcomes, self._rounds)
+        self._guesses.acceptance.update(self._k, self._outcomes, self._rounds)
         self._outcomes, self._rounds = [], 0
 
     def _asked(self, k: int, outcomes: Sequence[Outcome]) -> int:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.adaptive import AdaptiveK
 from engine.controller import Load
+from engine.estimates import Outcome
+from engine.experience import Experience
+from engine.lessons import Lessons
 from engine.modes import Modes
+from engine.step_costs import StepCosts
 from tests.support.controller_world import K_MAX, World
 
 
@@ -41,6 +47,25 @@ def test_guesses_that_became_worse_are_noticed_between_told_rounds() -> None:
     alone, overheard = (rounds_until_short(overhears=overhears) for overhears in (False, True))
     assert overheard < 0.5 * alone
     assert overheard < 150
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_rounds_that_stopped_early_are_no_evidence_against_the_depths_of_others(
+    stops: bool,
+) -> None:
+    """Bug: rounds overheard together were taken to have asked for the longest proposal of them all,
+    so where drafting stops by itself each short one was a guess that was not offered: guesses were
+    believed to be there half as often as they were. A drafter that is asked for K and says less is
+    another matter."""
+    guesses = Experience(4)
+    lessons = Lessons(guesses, StepCosts(), stops=stops)
+    for _ in range(50):
+        for length in (1, 3, 1, 3):
+            lessons.overhear(4, [Outcome(length, length, length)])
+        lessons.learn()
+    first, *behind, _ = guesses.acceptance.offering()
+    assert first == 1.0
+    assert behind == pytest.approx([1.0 if stops else 0.5] * 2, abs=0.01)
 
 
 def test_in_other_modes_nothing_is_overheard() -> None:
