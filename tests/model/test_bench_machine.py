@@ -50,6 +50,21 @@ def test_a_pair_that_is_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["acceptance"] > 0.2 for row in found["speeds"] if row["k"])
 
 
+def test_the_shortest_reply_has_a_step_whose_time_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bug: the first step of a reply, which is not timed, may give one token more than K. Of one
+    of eight tokens that was all: tokens in no steps, a traceback."""
+    given = ["--synthetic", "6e5", "--acceptance", "0.99", "--dtype", "float32", "--rounds", "1"]
+    shortest = max(KS) + 2
+    assert main([*given, "--prompts", "1", "--tokens", str(shortest)]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert min(row["tokens_per_round"] for row in found["speeds"]) > 0
+    with pytest.raises(SystemExit):
+        main([*given, "--tokens", str(shortest - 1)])
+    assert f"not a whole number from {shortest} to" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -40,7 +40,8 @@ def build_parser() -> Parser:
     add("--acceptance", type=number(0.05, 0.99), help="of the synthetic pair (0.8)")
     add_clock(parser)
     add("--rounds", type=whole(1, 1000), default=5, metavar="N", help="of every measurement (5)")
-    add("--tokens", type=whole(8, 1024), default=64, metavar="N", help="of a reply (64)")
+    # The first step may give as many as the largest K and one, and its time is not counted.
+    add("--tokens", type=whole(max(KS) + 2, 1024), default=64, metavar="N", help="of a reply (64)")
     add("--prompts", type=whole(1, 100), default=2, metavar="N", help="replies a round (2)")
     return parser
 
