@@ -29,7 +29,7 @@ NO_OP_ROWS: tuple[FieldRow, ...] = (
 REFUSED_ROWS: tuple[FieldRow, ...] = (
     refused("audio", "Audio output."),
     refused("modalities", "Other output than text.", ["text"]),
-    refused("verbosity", "Verbosity control."),
+    refused("verbosity", "Verbosity control.", "medium"),
     refused("web_search_options", "Web search."),
     refused("moderation", "Moderation."),
     refused("prompt_cache_options", "Cache control."),

@@ -153,6 +153,7 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     ("modalities", ["text", "audio"], "modalities"),
     ("reasoning_effort", "high", "reasoning_effort"),
     ("verbosity", "low", "verbosity"),
+    ("verbosity", ["medium"], "verbosity"),
     ("web_search_options", {}, "web_search_options"),
 ]
 

@@ -180,6 +180,12 @@ def test_the_one_tier_is_named_in_replies_that_ask(served: Served, sdk: OpenAI) 
     assert plain.service_tier is None
 
 
+def test_the_usual_verbosity_asks_for_nothing(served: Served, sdk: OpenAI) -> None:
+    """Bug: "medium", the API's default, which some clients always send, was a 400."""
+    assert prompt_of(served, sdk, HELLO, verbosity="medium") == prompt_of(served, sdk, HELLO)
+    assert refusal(served, {"verbosity": "low"})["param"] == "verbosity"
+
+
 def test_obfuscation_may_be_switched_off_only(served: Served, sdk: OpenAI) -> None:
     """OpenAI pads its chunks against eavesdroppers; nothing is padded here."""
     options: Any = {"include_obfuscation": False, "include_usage": True}

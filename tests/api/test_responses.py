@@ -80,11 +80,14 @@ def test_the_request_is_repeated(sdk: OpenAI) -> None:
         model=MODEL, input="hello", instructions="Be brief.", max_output_tokens=3,
         temperature=0.5, top_p=0.9, metadata={"a": "b"}, user="u", safety_identifier="s",
         prompt_cache_key="k", service_tier="auto", store=False, truncation="disabled",
+        text={"verbosity": "medium"},
     )  # fmt: skip
     assert (reply.instructions, reply.max_output_tokens) == ("Be brief.", 3)
     assert (reply.temperature, reply.top_p, reply.metadata) == (0.5, 0.9, {"a": "b"})
     assert (reply.user, reply.safety_identifier, reply.prompt_cache_key) == ("u", "s", "k")
     assert reply.service_tier == "default"
+    assert reply.text is not None
+    assert reply.text.verbosity == "medium"
 
 
 def test_a_reply_that_ends_by_itself_is_completed() -> None:
