@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.controller import FixedK, Load
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
@@ -100,6 +103,31 @@ def test_abort_is_acknowledged_once_and_frees_blocks(config: EngineConfig, pair:
     items, _ = drain(engine)
     assert [o.finish for o in items if o.id == "a" and o.finish] == ["abort"]
     assert engine.gauges().blocks_used == 0
+
+
+def test_a_step_without_work_is_no_batch_of_another_size(config: EngineConfig, pair: Pair) -> None:
+    """Bug: a step that only acknowledged aborts asked the controller about a batch of none, which
+    it took for one of one: what it knew of four was then half forgotten, and looked at anew."""
+
+    class Watched(FixedK):
+        loads: ClassVar[list[int]] = []
+
+        def choose(self, load: Load) -> int:
+            self.loads.append(load.num_sequences)
+            return super().choose(load)
+
+    engine = Engine(config, pair=pair)
+    controller = Watched(3)
+    engine._controller._configured = engine._controller._present = controller
+    for name in "ab":
+        engine.add(Submit(name, [1, 2, 3], params(max_tokens=50), 0.0))
+    engine.step()
+    engine.abort(["a", "b"])
+    items, _ = drain(engine)
+    assert [o.finish for o in items if o.finish] == ["abort", "abort"]
+    engine.add(Submit("refused", [], params(), 0.0))
+    engine.step()
+    assert controller.loads == [2]
 
 
 def test_the_context_ends_a_sequence(config: EngineConfig, pair: Pair) -> None:
