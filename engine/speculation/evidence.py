@@ -14,6 +14,8 @@ START, SUPPOSED = -1, 0  # runs without a match: at the begin of a text; on a me
 
 _PRIOR_TRIALS = 4.0
 _MEMORY = 256.0  # trials of a grade; beyond them all of its past is halved
+_FIRST_ODDS = 3.0  # that a text is what it is given for, before anything came
+_ODDS = (1 / 16, 4.0)  # their bounds: what comes may turn away from the text, or back to it
 
 
 class Record:
@@ -62,6 +64,48 @@ class Evidence:
         elsewhere = self._everyone.right[grade] / self._everyone.trials[grade]
         right = self._own.right[grade] + _PRIOR_TRIALS * elsewhere
         return right / (self._own.trials[grade] + _PRIOR_TRIALS)
+
+
+class Doubted(Evidence):
+    """Of a text that may be another one altogether, of which a guess on a weak run is right by
+    accident: at `by_accident`, by grade (1: no less often than in the right text). Each guess on a
+    weak run tells for the one or the other by Bayes' rule, so several that were wrong in a row
+    make the next ones unlikely before their own grades were tried."""
+
+    def __init__(self, everyone: Record, by_accident: Seq[float]) -> None:
+        super().__init__(everyone)
+        self._by_accident = by_accident
+        self._odds = _FIRST_ODDS
+
+    def learn(self, run: int, *, hit: bool) -> None:
+        """As Evidence."""
+        right, accident = self._both(_grade(run))
+        if accident < right:
+            told = right / accident if hit else (1 - right) / (1 - accident)
+            least, most = _ODDS
+            self._odds = min(max(self._odds * told, least), most)
+        super().learn(run, hit=hit)
+
+    def chances(self, run: int, k: int) -> list[float]:
+        """As Evidence."""
+        chances = list[float]()
+        meant, other = self._odds / (1 + self._odds), 1 / (1 + self._odds)
+        for _ in range(k):
+            right, accident = self._both(_grade(run))
+            meant, other = meant * right, other * accident
+            chances.append(meant + other)
+            run = grown(run)
+        return chances
+
+    def rate(self, run: int) -> float:
+        """As Evidence."""
+        right, accident = self._both(_grade(run))
+        return (self._odds * right + accident) / (1 + self._odds)
+
+    def _both(self, grade: int) -> tuple[float, float]:
+        """How often it is right in the right text, and in another."""
+        right = self._rate(grade)
+        return right, min(self._by_accident[grade], right)
 
 
 GRADES = 7

@@ -6,8 +6,9 @@ the longest match wins, the nearest among equals, and a match of a single token 
 the place that was lost. So insertions, deletions and replacements cost a few tokens each. Until
 anything is found it supposes once that one token was replaced by another.
 
-What is guessed next is as likely as guesses on the same evidence were before (`evidence`). No
-torch, no model.
+What is guessed next is as likely as guesses on the same evidence were before, and the less likely
+the more this request's prediction looks like another text than the reply (`evidence`). No torch, no
+model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
-from engine.speculation.evidence import START, SUPPOSED, Evidence, Record, grown
+from engine.speculation.evidence import START, SUPPOSED, Doubted, Record, grown
 from engine.speculation.look_up import LookUp
 
 NAME = "prediction"
@@ -26,7 +27,8 @@ _CANDIDATES = 24  # places looked at on either side of the one that was lost
 _NEAR = 8  # a single token must be found within so many (and those since the miss)
 _TRUSTED = 4  # a miss after so many matches is where the texts part; before, the place was wrong
 
-_PRIORS = (0.8, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)  # by grade of evidence
+_PRIORS = (0.95, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)  # by grade of evidence
+_BY_ACCIDENT = (0.1, 0.1, 0.05, 0.25, 1.0, 1.0, 1.0)  # by grade, where the reply is another text
 
 
 class PredictionProposer(LookUp):
@@ -43,7 +45,7 @@ class _Follower:
 
     def __init__(self, prediction: Seq[int], everyone: Record) -> None:
         self._tokens = prediction
-        self._evidence = Evidence(everyone)
+        self._evidence = Doubted(everyone, _BY_ACCIDENT)
         self._places: dict[int, list[int]] = {}  # token -> indexes behind it; made when needed
         self._at: int | None = 0
         self._run = START

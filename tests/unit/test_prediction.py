@@ -189,6 +189,34 @@ def test_confidence_grows_with_what_agreed_and_falls_with_misses() -> None:
     proposer.forget(seq)
 
 
+def test_a_miss_tells_of_what_was_not_tried_yet() -> None:
+    """Bug: what stood on evidence of another grade was believed like in the right text, so in a
+    reply of 10 tokens another text had 32 guesses verified, 8 of each grade in turn."""
+    text = list(range(100))
+    proposer = PredictionProposer()
+    replaced = proposer.forecast(predicting(text, [*text[:20], 999]), 8)
+    from_the_start = PredictionProposer().forecast(predicting(text, [999]), 8)
+    assert from_the_start[0] < 0.6 * replaced[0]
+    assert sum(from_the_start) < 0.5 * sum(replaced)
+    # A single token of another text that comes by near the place, four times and once.
+    near = [predicting(text, [x for i in range(n) for x in (999, 2 * i)]) for n in (4, 1)]
+    often, once = (PredictionProposer().forecast(seq, 8) for seq in near)
+    assert often[0] < 0.6 * once[0]
+
+
+@pytest.mark.parametrize("wrong", [3, 20, 200])
+def test_what_begins_wrong_and_goes_on_right_is_believed_again(wrong: int) -> None:
+    """Law: no number of misses is held against a text that has agreed for four tokens."""
+    rng = random.Random(wrong)
+    text = rng.sample(range(1000), 300)
+    other = [rng.choice(text[:40]) for _ in range(wrong)]
+    seq = predicting(text, [*other, *text[100:104]])
+    forecast = PredictionProposer().forecast(seq, 8)
+    assert forecast[0] > 0.6
+    seq.tokens += text[104:116]
+    assert PredictionProposer().forecast(seq, 8)[0] > 0.9
+
+
 def test_only_requests_with_a_prediction_are_guessed_for() -> None:
     seq = predicting([])
     assert not guesses(PredictionProposer(), seq)
