@@ -1,5 +1,6 @@
 """Connection: uvicorn's HTTP/1.1 protocol with bounds for the head of a request, with the error
-envelope for what is no HTTP, and with answers that arrive where uvicorn's would be lost.
+envelope for what is no HTTP, and with answers that arrive where uvicorn's would be lost, in the
+order of their requests.
 
 uvicorn limits how long a kept-alive connection may idle, but a client that sends nothing, or half a
 head, holds its file descriptor for ever, and an endless head all memory. Bodies have their own
@@ -25,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from server.api.errors import ApiError, respond
 from server.api.event_stream import WRITER
 
-LINGER_SECONDS = 10.0  # for the rest of a body that nobody wants, before the connection closes
+LINGER_SECONDS = 10.0  # for what is still sent and nobody wants, before the connection closes
 _TUNNEL = ApiError(
     400, "CONNECT asks for a tunnel, and this server is no proxy", code="invalid_http"
 )
@@ -38,7 +39,7 @@ _HOSTLESS = ApiError(
 
 class Connection(HttpToolsProtocol):
     """Closed when a head is not complete `HEAD_SECONDS` after it may first have been sent; bytes
-    that trickle in do not extend that. A head of more than `HEAD_BYTES` is refused."""
+    that trickle in do not extend that. A head of more than `HEAD_BYTES` is a 431."""
 
     HEAD_SECONDS = 20.0
     HEAD_BYTES = 64 * 1024
@@ -46,19 +47,22 @@ class Connection(HttpToolsProtocol):
     _has_head = False  # of the request whose body may still be on its way
     _head_size = 0  # bytes that came in while a head was not complete
     _answered: RequestResponseCycle | None = None  # `cycle` is the last that was asked for
+    _refusal: ApiError | None = None  # of what came last; nothing is read behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
         self._head_size = 0 if self._has_head else self._head_size + len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
         if not self._has_head and self._head_size > self.HEAD_BYTES:
-            self.send_400_response("")
+            self._refuse(_too_long(self.HEAD_BYTES))
             return
         self._watch_head()
 
@@ -98,8 +102,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if not self.parser.should_upgrade():
-            self._has_head = True
             super().on_headers_complete()
+            self._has_head = True
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -107,14 +111,20 @@ class Connection(HttpToolsProtocol):
         self._has_head, self._head_size = False, 0
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._say_refusal()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
         extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
         extensions[WRITER] = _ChunkWriter(cycle)
-        if cycle.scope["http_version"] == "1.0":
+        if _size_of_head(cycle.scope) > self.HEAD_BYTES:
+            app, cycle.keep_alive = _refusing(_too_long(self.HEAD_BYTES)), False
+        elif cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         elif [name for name, _ in cycle.scope["headers"]].count(b"host") != 1:
-            app = _hostless
+            app = _refusing(_HOSTLESS)
         if not cycle.keep_alive:
             app = _lingering(app, cycle)
         super()._start_asgi_task(cycle, app)
@@ -124,18 +134,37 @@ class Connection(HttpToolsProtocol):
         self._refuse(ApiError(400, "this is no valid HTTP/1.1 request", code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what can be no request, unless that would get into another answer, and close."""
-        if self._is_idle or self._answered is None or not self._answered.response_started:
-            body = json.dumps(error.body).encode()
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
-            status = STATUS_LINE[error.status]
-            self.transport.write(status + head + b"%d\r\n\r\n" % len(body) + body)
-        self.transport.close()
+        """What came can be no request. Where that is in a body, it ends that body's request."""
+        self._refusal = error
+        self._disarm()
+        if self._has_head and self.pipeline:
+            self.pipeline.popleft()
+        elif self._has_head and self._answered is not None:
+            if self._answered.response_started:
+                self.transport.close()
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+            self._answered = None
+        self._say_refusal()
+
+    def _say_refusal(self) -> None:
+        """Behind the answers that are owed (RFC 9112, section 9.3.2); then close. What is still
+        sent is let in until the client has read why: closing at once would reset the connection."""
+        error = self._refusal
+        if error is None or not self._is_idle or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        body = json.dumps(error.body).encode()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
+        self.transport.write(STATUS_LINE[error.status] + head + b"%d\r\n\r\n" % len(body) + body)
+        self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     @property
     def _is_idle(self) -> bool:
         """Whether no response is owed."""
-        return self.cycle is None or self.cycle.response_complete
+        return not self.pipeline and (self._answered is None or self._answered.response_complete)
 
     def _watch_head(self) -> None:
         if self._has_head or not self._is_idle:
@@ -172,8 +201,22 @@ class _ChunkWriter:
         self.num_written += 1
 
 
-async def _hostless(scope: Any, receive: Any, send: Any) -> None:
-    await respond(_HOSTLESS)(scope, receive, send)
+def _too_long(most: int) -> ApiError:
+    said = f"a request's head, its first line and headers, may have at most {most} bytes"
+    return ApiError(431, said, code="head_too_large")
+
+
+def _size_of_head(scope: Any) -> int:
+    """About: without the method, and the spaces that may stand around a header's value."""
+    lines = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return lines + len(scope["raw_path"]) + len(scope["query_string"])
+
+
+def _refusing(error: ApiError) -> ASGI3Application:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await respond(error)(scope, receive, send)
+
+    return app
 
 
 def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:

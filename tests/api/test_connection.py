@@ -104,17 +104,41 @@ def test_slow_bodies_and_slow_answers_are_not_cut() -> None:
     assert said.startswith(b"HTTP/1.1 200")
 
 
-def test_a_head_has_an_end() -> None:
-    """httptools takes heads of any length: a client could fill the memory with one."""
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_head_has_an_end(pieces: int) -> None:
+    """httptools takes heads of any length: a client could fill the memory with one. Bug: one that
+    came in one packet was taken."""
 
     class Small(Connection):
         HEAD_BYTES = 1000
 
-    line = b"x-a: " + b"b" * 400 + b"\r\n"
-    messages = [b"GET / HTTP/1.1\r\nHost: x\r\n", line, line, line]
+    lines = [b"GET / HTTP/1.1\r\nHost: x\r\n", *[b"x-a: " + b"b" * 400 + b"\r\n"] * 3]
+    messages = lines if pieces > 1 else [b"".join(lines) + b"\r\n"]
     said = asyncio.run(asyncio.wait_for(dialogue(*messages, until_closed=True, http=Small), 30))
-    assert said.startswith(b"HTTP/1.1 400")
-    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+    assert_too_long(said, most=1000)
+
+
+def assert_too_long(said: bytes, most: int) -> None:
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431")
+    assert b"connection: close" in head
+    error = json.loads(body)["error"]
+    assert error["code"] == "head_too_large"
+    assert f"at most {most} bytes" in error["message"]
+
+
+@pytest.mark.parametrize("size", [200_000, 3_000_000])
+@pytest.mark.parametrize("cut", [None, 100, 40_000, 70_000])
+def test_whoever_sends_a_long_head_hears_it(size: int, cut: int | None) -> None:
+    """Bug: the connection was closed while the rest of the head was on its way, and so reset."""
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\nx-a: " + b"b" * size + b"\r\n\r\n"
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        asking.sendall(head[:cut])
+        if cut is not None:
+            time.sleep(0.05)
+            asking.sendall(head[cut:])
+        said = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert_too_long(said, most=64 * 1024)
 
 
 def test_long_bodies_are_no_heads() -> None:
@@ -185,21 +209,51 @@ def long_request(*, stream: bool) -> bytes:
     return f"{head}\r\n\r\n{body}".encode()
 
 
-def test_what_is_no_http_does_not_get_into_an_answer() -> None:
-    """Behind a second request: the envelope was written between the pieces of the first answer."""
+ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+BAD_CHUNK = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+TUNNEL = b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n"
+LONG = b"GET / HTTP/1.1\r\nHost: x\r\nx-a: " + b"b" * 70_000
+
+
+@pytest.mark.parametrize("bad", [b"\x00\r\n\r\n", TUNNEL, BAD_CHUNK, LONG, LONG + b"\r\n\r\n"])
+@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.parametrize("early", [False, True])
+def test_answers_come_in_the_order_of_requests(bad: bytes, before: int, *, early: bool) -> None:
+    """Law: RFC 9112, section 9.3.2. Bug: what is no request was answered before the requests ahead
+    of it, or, where an answer had begun, cut that off."""
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await asyncio.sleep(0.3)
+        if early:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.05)
+        if not early:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    talk = dialogue(
-        request, request + b"\x00\r\n\r\n", until_closed=True, http=Connection, app=slow
-    )
+    talk = dialogue(ASKED * before, bad, until_closed=True, http=Connection, app=slow, pause=0.01)
     said = asyncio.run(asyncio.wait_for(talk, 30))
-    assert said.startswith(b"HTTP/1.1 200")
-    assert b"invalid_http" not in said
+    answers = re.findall(rb"HTTP/1.1 (\d+)[^{]*?(\r\nok\r\n|\{)", said)
+    last = b"431" if bad.startswith(LONG) else b"400"
+    assert answers == [(b"200", b"\r\nok\r\n")] * before + [(last, b"{")]
+    assert said.endswith(b"}}")
+
+
+def test_a_body_that_is_none_ends_its_request() -> None:
+    """Whoever reads it learns that the client is gone; his answer would come behind the refusal."""
+    told: list[str] = []
+
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            pass
+        told.append(message["type"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    talk = dialogue(BAD_CHUNK[:-4], BAD_CHUNK[-4:], until_closed=True, http=Connection, app=reading)
+    said = asyncio.run(asyncio.wait_for(talk, 30))
+    assert told == ["http.disconnect"]
+    assert said.startswith(b"HTTP/1.1 400")
+    assert said.endswith(b"}}")
 
 
 @pytest.mark.parametrize("cut", [None, 40])
