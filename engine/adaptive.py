@@ -192,7 +192,7 @@ class AdaptiveK:
         seen = self._pace.blend(rates[self._k]) if self._k else 0.0
         self._price = max(rates[0], seen)
         self._cuts = self._stops or changed or self._ahead.cutting[best] > _CUTS
-        self._usual = self._ahead.usual_seconds(sequences, self._k)
+        self._usual = self._hearing.usual = self._ahead.usual_seconds(sequences, self._k)
         if self._stops:
             _, step = self._costs.drafting(sequences)
             price = self._price

@@ -20,7 +20,7 @@ _BASELINE_ROUNDS, _BASELINE_ROUNDS_CROWD = 10, 4
 _NEIGHBOUR_EVERY = 48  # at K > 0, where lengths do not vary by themselves: above, or below
 _CROWD = 4  # a larger size is one, i.e. 2 ** 4 requests or more
 _SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of what guesses save, works debts off
-_CLOSE, _FAR = 0.2, 0.6  # gains: errors of the costs could make up the one, hardly the other
+_CLOSE, _FAR = 0.2, 0.4  # gains: errors of the costs could make up the one, hardly the other
 _DEARER = 0.08  # part of a baseline's first round that its last ones do without: one is too few
 _MOST_OWED = 10.0  # usual rounds: no debt grows beyond their time
 

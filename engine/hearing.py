@@ -10,6 +10,9 @@ from engine.spells import Spells
 _WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
 # One round in so many is listened to while guesses pay:
 _OFTEN, _SELDOM = 8, 16  # of one sequence once all is known; of several, or when it long has been
+# but more often where that takes no more than so much of the time: to be told takes so many
+# seconds, and more for each sequence.
+_SHARE, _TOLD, _TOLD_EACH = 0.008, 2e-4, 2e-5
 _NEW, _NEW_SEVERAL = 2, 4  # of a batch that is new; of `_SEVERAL` sequences
 _FIRST = 8  # rounds of which each is, but of a crowd
 _SEVERAL = 4  # and more tell in a round what one tells in as many
@@ -19,12 +22,14 @@ _COSTS = 4  # and one in so many tells what it costs, once that is known
 
 class Hearing:
     """`play` once a round, or `rest` for several, before the questions about it. `unlearned`:
-    rounds since one told what it costs; whoever learns from one sets it to 0."""
+    rounds since one told what it costs; whoever learns from one sets it to 0. `usual`: seconds of
+    a round, as of the last choice."""
 
     def __init__(self, spells: Spells, explore: Exploration) -> None:
         self._spells, self._explore = spells, explore
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
         self.unlearned = 0
+        self.usual = 0.0
         self._looks = -1  # rounds with guesses that were told since one was with hindsight
 
     def play(self, *, on: bool) -> None:
@@ -54,7 +59,9 @@ class Hearing:
 
     def interval(self, sequences: int) -> int:
         """Of so many rounds with guesses one is listened to, once all is known."""
-        return _SELDOM if sequences > 1 or self._spells.is_old else _OFTEN
+        most = _SELDOM if sequences > 1 or self._spells.is_old else _OFTEN
+        takes = _TOLD + _TOLD_EACH * sequences
+        return min(max(round(takes / max(_SHARE * self.usual, 1e-9)), 1), most)
 
     def looks_back(self, *, behind: bool) -> bool:
         """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer

@@ -81,10 +81,10 @@ class Counted(AdaptiveK):
 
 
 def test_it_rests_between_rounds_that_it_hears_of() -> None:
-    """Law: while guesses pay, and once that is known, seven rounds of eight cost no thought, and
-    fifteen of sixteen when it has been known for long: the choice stands. What falls due in them
-    comes when they are over; another batch at once."""
-    world = World(alpha=0.9, informed=1.0)
+    """Law: while guesses pay, and once that is known, seven short rounds of eight cost no thought,
+    and fifteen of sixteen when it has been known for long: the choice stands. What falls due in
+    them comes when they are over; another batch at once."""
+    world = World(alpha=0.9, informed=1.0, base=5e-4, row=1.2e-5, draft=5e-5, host=2e-5)
     controller = Counted(K_MAX)
     world.profile(controller)
     chosen = list[int]()

@@ -9,11 +9,18 @@ from engine.spells import Spells
 
 
 def heard(
-    sequences: int, *, known: bool, on: bool = True, rounds: int = 40, spell: int = 100
+    sequences: int,
+    *,
+    known: bool,
+    on: bool = True,
+    rounds: int = 40,
+    spell: int = 100,
+    usual: float = 1e-3,
 ) -> tuple[int, int]:
     """Of so many rounds those that are told, and those whose costs are learnt."""
     spells = Spells()
     hearing = Hearing(spells, Exploration())
+    hearing.usual = usual
     if known:
         spells.go(spell)
     told = learnt = 0
@@ -43,6 +50,14 @@ def test_what_has_been_known_for_long_is_heard_half_as_often() -> None:
     """Law: also of one request one round of sixteen is enough then; what changes is as new."""
     assert heard(1, known=True, spell=200, rounds=48)[0] == 3
     assert heard(FEW, known=True, spell=200, rounds=48)[0] == 3
+
+
+def test_long_rounds_are_heard_more_often() -> None:
+    """Law: to be told takes a fixed time, and of that no more than a hundredth of all is spent. Of
+    a model whose rounds take 60 ms each can be heard, of a crowd's of 20 ms one of five."""
+    assert heard(1, known=True, rounds=48, usual=6e-2)[0] == 48
+    assert heard(32, known=True, rounds=45, usual=2e-2)[0] == 9
+    assert heard(1, known=True, rounds=48, usual=0.0)[0] == 6  # nothing is known of it
 
 
 def test_the_first_rounds_without_guesses_tell_no_costs() -> None:

@@ -28,8 +28,9 @@ def play(controller: AdaptiveK, world: World, rounds: int, *, overhears: bool) -
 
 
 def rounds_until_short(*, overhears: bool) -> int:
-    """After guesses became worse, of one sequence whose K was settled."""
-    world = World(alpha=0.9, batch=1)
+    """After guesses became worse, of one sequence whose K was settled. Rounds are so short that few
+    are told."""
+    world = World(alpha=0.9, batch=1, base=5e-4, row=1.2e-5, draft=5e-5, host=2e-5)
     controller = AdaptiveK(K_MAX, stops=False)
     world.profile(controller)
     play(controller, world, 600, overhears=overhears)
