@@ -81,10 +81,17 @@ class Connection(HttpToolsProtocol):
                 data = self._head_without_offer() + data[offered.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
-            except httptools.HttpParserError:
+            except httptools.HttpParserError as error:
+                if isinstance(error.__context__, ApiError):
+                    self._refuse(error.__context__)
+                    return
                 self.logger.warning("what came over a connection is no HTTP/1.1")
                 self.send_400_response("")
                 return
+
+    def _size_of_head(self) -> int:
+        """About: without the method, and the spaces that may stand around a header's value."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _head_without_offer(self) -> bytes:
         version = self.parser.get_http_version().encode()
@@ -101,6 +108,8 @@ class Connection(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
+        if self._size_of_head() > self.HEAD_BYTES:
+            raise _too_long(self.HEAD_BYTES)
         if not self.parser.should_upgrade():
             super().on_headers_complete()
             self._has_head = True
@@ -119,12 +128,10 @@ class Connection(HttpToolsProtocol):
         self._answered = cycle
         extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
         extensions[WRITER] = _ChunkWriter(cycle)
-        if _size_of_head(cycle.scope) > self.HEAD_BYTES:
-            app, cycle.keep_alive = _refusing(_too_long(self.HEAD_BYTES)), False
-        elif cycle.scope["http_version"] == "1.0":
+        if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         elif [name for name, _ in cycle.scope["headers"]].count(b"host") != 1:
-            app = _refusing(_HOSTLESS)
+            app = _hostless
         if not cycle.keep_alive:
             app = _lingering(app, cycle)
         super()._start_asgi_task(cycle, app)
@@ -139,25 +146,30 @@ class Connection(HttpToolsProtocol):
         self._disarm()
         if self._has_head and self.pipeline:
             self.pipeline.popleft()
-        elif self._has_head and self._answered is not None:
-            if self._answered.response_started:
-                self.transport.close()
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+        elif self._has_head and (cycle := self._answered) is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self._hang_up()
+                return
             self._answered = None
         self._say_refusal()
 
     def _say_refusal(self) -> None:
-        """Behind the answers that are owed (RFC 9112, section 9.3.2); then close. What is still
-        sent is let in until the client has read why: closing at once would reset the connection."""
+        """Behind the answers that are owed (RFC 9112, section 9.3.2)."""
         error = self._refusal
         if error is None or not self._is_idle or self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()
-        self.flow.resume_reading()
         body = json.dumps(error.body).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
         self.transport.write(STATUS_LINE[error.status] + head + b"%d\r\n\r\n" % len(body) + body)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close, but let in what is still sent until the client has read what it was told: closing
+        at once would reset the connection."""
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
@@ -206,17 +218,8 @@ def _too_long(most: int) -> ApiError:
     return ApiError(431, said, code="head_too_large")
 
 
-def _size_of_head(scope: Any) -> int:
-    """About: without the method, and the spaces that may stand around a header's value."""
-    lines = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-    return lines + len(scope["raw_path"]) + len(scope["query_string"])
-
-
-def _refusing(error: ApiError) -> ASGI3Application:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await respond(error)(scope, receive, send)
-
-    return app
+async def _hostless(scope: Any, receive: Any, send: Any) -> None:
+    await respond(_HOSTLESS)(scope, receive, send)
 
 
 def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:

@@ -238,6 +238,29 @@ def test_answers_come_in_the_order_of_requests(bad: bytes, before: int, *, early
     assert said.endswith(b"}}")
 
 
+@pytest.mark.parametrize("bad", [b"\x00\r\n\r\n", LONG + b"\r\n\r\n"])
+def test_whoever_goes_on_behind_a_refusal_is_cut_in_the_end(
+    bad: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: what he sends is let in, or he might not read why; but not for ever."""
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.3)
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        asking.settimeout(30)
+        asking.sendall(bad + b"x" * 1_000_000)
+        said = b"".join(iter(lambda: asking.recv(65536), b""))
+        assert said.startswith(b"HTTP/1.1 4")
+        assert said.endswith(b"}}")
+
+        def is_cut() -> bool:
+            try:
+                asking.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        served.until(is_cut)
+
+
 def test_a_body_that_is_none_ends_its_request() -> None:
     """Whoever reads it learns that the client is gone; his answer would come behind the refusal."""
     told: list[str] = []
