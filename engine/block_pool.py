@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 from engine.sequence import Sequence
@@ -23,15 +23,25 @@ _CLAIM_SHARE = 16  # one sequence keeps at most this fraction of the pool for it
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` tokens. Writes `blocks`, `digests` and `num_published` of
-    a Sequence on the scheduler's behalf, and nothing else of it."""
+    """`num_blocks` blocks of `block_size` tokens; of these only `own`, where that is said, and
+    others are neither handed out nor counted. Writes `blocks`, `digests` and `num_published` of a
+    Sequence on the scheduler's behalf, and nothing else of it."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool) -> None:
-        self.num_total = num_blocks
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool,
+        own: Collection[int] | None = None,
+    ) -> None:
+        self._own = frozenset(range(num_blocks) if own is None else own)
+        self.num_total = len(self._own)
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._state = bytearray([_BLANK]) * num_blocks
-        self._num_blank = num_blocks
+        # What is not its own is taken for good, by nobody.
+        self._state = bytearray(_BLANK if b in self._own else _TAKEN for b in range(num_blocks))
+        self._num_blank = self.num_total
         self._refs = [0] * num_blocks
         self._digest: list[bytes | None] = [None] * num_blocks
         self._content: list[list[int] | None] = [None] * num_blocks
@@ -197,7 +207,7 @@ class BlockPool:
             return 0
         taken = 0
         block = seq.blocks[-1] + 1
-        while taken < need and block < self.num_total and self._may_follow(block):
+        while taken < need and block < len(self._state) and self._may_follow(block):
             self._take(seq, block)
             taken += 1
             block += 1
@@ -256,11 +266,12 @@ class BlockPool:
         """Assert that the pool balances against the sequences that hold blocks, between steps."""
         holders = list(holders)
         held = Counter(block for seq in holders for block in seq.blocks)
-        assert [held[block] for block in range(self.num_total)] == self._refs
-        blank = self.num_total - self._state.count(_TAKEN)
+        assert [held[block] for block in range(len(self._refs))] == self._refs
+        assert all(block in self._own for block in (*held, *self._idle))
+        blank = len(self._state) - self._state.count(_TAKEN)
         assert blank == self._num_blank
         assert blank + len(self._idle) + len(held) == self.num_total
-        for block in range(self.num_total):
+        for block in range(len(self._refs)):
             digest = self._digest[block]
             assert (block in self._idle) <= (not held[block] and digest is not None)
             assert not (self._state[block] and (held[block] or digest is not None))

@@ -28,6 +28,7 @@ from engine.messages import (
     Submit,
     proposers_of,
 )
+from engine.model.kv_cache import KVCache
 from engine.modes import Modes
 from engine.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.profiling import profile_at_start
@@ -55,8 +56,8 @@ from engine.validation import refusal
 class Engine:
     """`add` and `abort` at any time between steps; `step` while `has_work`.
 
-    `pair` and `proposer` are for benchmarks and tests: models already loaded, and a drafter in
-    place of the configured one. Raises ConfigError, ModelError or MemoryPlanError at construction.
+    `pair`, `proposer`, `cache`: for benchmarks and tests. Models already loaded, a drafter in place
+    of the configured one, a part of a cache. Raises ConfigError, ModelError or MemoryPlanError.
     """
 
     def __init__(
@@ -66,11 +67,12 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         pair: Pair | None = None,
         proposer: Proposer | None = None,
+        cache: KVCache | None = None,
     ) -> None:
         self._clock = clock
         pair = pair or load_pair(config)
         target = pair.target
-        self._cache, memory = build_cache(config, pair)
+        self._cache, memory = build_cache(config, pair, cache)
         self._runner = runner_of(config, target, self._cache, clock)
         draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
         processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
@@ -90,7 +92,10 @@ class Engine:
             draws=draws,
         )
         self._pool = BlockPool(
-            memory.blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching
+            self._cache.num_blocks,
+            config.cache.block_size,
+            prefix_caching=config.cache.prefix_caching,
+            own=self._cache.own,
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         acceptor = Acceptor(

@@ -67,15 +67,33 @@ def load_pair(config: EngineConfig) -> Pair:
     return Pair(target, draft)
 
 
-def build_cache(config: EngineConfig, pair: Pair) -> tuple[KVCache, MemoryPlan]:
-    """An empty cache, planes not yet added, and the plan it follows, which is logged. Raises
-    MemoryPlanError."""
-    plan = memory_plan(config, pair)
+def build_cache(
+    config: EngineConfig, pair: Pair, given: KVCache | None = None
+) -> tuple[KVCache, MemoryPlan]:
+    """An empty cache, planes not yet added, and the plan it follows, which is logged. Or the one
+    that is `given`, and a plan of the blocks that are its own. Raises MemoryPlanError."""
+    plan = memory_plan(config, pair, given)
     for line in plan.lines():
         logger.info("%s", line)
+    if given is not None:
+        assert (plan.blocks, config.cache.block_size) == (len(given.own), given.block_size)
+        return given, plan
+    return _empty_cache(plan.blocks, config, pair), plan
+
+
+def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
+    """An empty cache of `cache.num_blocks` blocks, to be given to several engines in parts. On a
+    CPU nothing is refused here: what nobody writes takes no memory. Raises MemoryPlanError."""
+    assert config.cache.num_blocks is not None
+    if pair.target.device.type == "cuda":
+        memory_plan(config, pair)
+    return _empty_cache(config.cache.num_blocks, config, pair)
+
+
+def _empty_cache(num_blocks: int, config: EngineConfig, pair: Pair) -> KVCache:
     device = pair.target.device
     scrap = device.type == "cuda"  # where graphs write what fills them up
-    return KVCache(plan.blocks, config.cache.block_size, device, scrap=scrap), plan
+    return KVCache(num_blocks, config.cache.block_size, device, scrap=scrap)
 
 
 def runner_of(
@@ -96,13 +114,15 @@ def runner_of(
     return runner
 
 
-def memory_plan(config: EngineConfig, pair: Pair) -> MemoryPlan:
-    """Weights are loaded, nothing else is allotted yet. Raises MemoryPlanError."""
+def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) -> MemoryPlan:
+    """Weights are loaded, nothing else is allotted yet but for a `given` cache. Raises
+    MemoryPlanError."""
     models = [pair.target] + ([pair.draft] if pair.draft else [])
     schedule, device = config.schedule, pair.target.device
     weights = tuple(weights_of(model) for model in models)
     asked = schedule.max_sequences * (config.speculation.k_max + 1)
     on_cuda = device.type == "cuda"
+    loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
     return plan_memory(
         config.cache,
         schedule,
@@ -116,7 +136,7 @@ def memory_plan(config: EngineConfig, pair: Pair) -> MemoryPlan:
         ),
         token_bytes={m.role: bytes_per_token(m.layers, m.dtype) for m in models},
         max_model_len=pair.target.max_model_len,
-        limit=plan_limit(config.cache, device, sum(part.size for part in weights)),
+        limit=plan_limit(config.cache, device, loaded),
         kv_limit=None if on_cuda else int(config.cache.cpu_memory_gib * GIB),
     )
 

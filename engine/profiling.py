@@ -103,7 +103,7 @@ def _blocks_each(cache: KVCache, rows: int, context: int) -> int:
 
 
 def _fits(cache: KVCache, sequences: int, rows: int, context: int = CONTEXT) -> bool:
-    return sequences * _blocks_each(cache, rows, context) <= cache.num_blocks
+    return sequences * _blocks_each(cache, rows, context) <= len(cache.own)
 
 
 def _measured(
@@ -132,7 +132,7 @@ def _batch(cache: KVCache, sequences: int, rows: int, context: int) -> list[Segm
         Segment(
             tokens=[0] * rows,
             start=context,
-            blocks=list(range(i * each, (i + 1) * each)),
+            blocks=list(cache.own[i * each : (i + 1) * each]),
             num_logits=rows,
         )
         for i in range(sequences)

@@ -3,8 +3,9 @@
 The arms of a round run abreast: each in turn makes some tokens, a few hundredths of a second's, and
 its clock stands still while others have theirs. So whatever makes a machine slower for a second
 does so for all of them alike. Every engine has seen nothing but its own arm's traffic, cell after
-cell, like that of a server in that mode; all read the same weights, each has its own KV and prefix
-cache.
+cell, like that of a server in that mode; all read the same weights, each has its own prefix cache
+and blocks of its own, in turns with the others', in one KV cache. Where memory lies makes it faster
+or slower by up to 15 % for as long as the process lives, so it must be alike for all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Outputs, SamplingParams, StepMetrics, Submit
-from engine.pair import Pair
+from engine.model.kv_cache import KVCache
+from engine.pair import Pair, shared_cache
 
 LONGEST_PROMPT = 128  # tokens; of longer ones the end is taken
 FIRST = 1  # tokens that are enough to see the first
@@ -52,14 +54,15 @@ class Offline:
         self._ids: dict[str, list[int]] = {}
         self._names = count()
         k = max((arm.k for arm in arms), default=0)
-        cache = {"block_size": _BLOCK, "num_blocks": _blocks(concurrency, reply, k)}
-        # Memory beyond what the blocks take is never touched.
-        said = {
-            "schedule": {"max_sequences": concurrency},
-            "cache": cache | {"cpu_memory_gib": 1e3},
-        }
+        text = _blocks_of_a_text(reply, k)
+        shares = in_turns(len(arms), _blocks(concurrency, text), text)
+        whole = _said(concurrency, sum(len(own) for own in shares))
+        cache = shared_cache(EngineConfig.model_validate(whole), pair)
         self._order = Random(0)
-        self._entrants = {arm: Entrant(pair, arm, said, clock) for arm in arms}
+        self._entrants = {
+            arm: Entrant(pair, arm, _said(concurrency, len(own)), cache.part(own), clock)
+            for arm, own in zip(arms, shares, strict=True)
+        }
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Into the prefix caches, planes of target and draft."""
@@ -134,7 +137,12 @@ class Entrant:
     """The engine of one arm, and a clock of seconds that were its turn."""
 
     def __init__(
-        self, pair: Pair, arm: Arm, said: dict[str, Any], clock: Callable[[], float]
+        self,
+        pair: Pair,
+        arm: Arm,
+        said: dict[str, Any],
+        cache: KVCache,
+        clock: Callable[[], float],
     ) -> None:
         self._base = clock
         self._away, self._left = 0.0, 0.0
@@ -142,7 +150,9 @@ class Entrant:
         config: dict[str, Any] = {**said, "target": {"path": pair.target.path}}
         if arm.mode != "auto":
             config["speculation"] = {"controller": {"kind": "fixed", "k": max(arm.k, 1)}}
-        self.engine = Engine(EngineConfig.model_validate(config), pair=pair, clock=self.clock)
+        self.engine = Engine(
+            EngineConfig.model_validate(config), pair=pair, cache=cache, clock=self.clock
+        )
         assert arm.mode != "served", "of servers"
         assert arm.mode != "other", "of servers"
         if arm.mode != "auto":
@@ -235,10 +245,34 @@ class _Session:
         self._entrant.engine.add(submit)
 
 
-def _blocks(concurrency: int, reply: int, k: int) -> int:
-    """Of the KV cache: for what runs, as much again for what stays, and every prompt."""
-    prompt = -(-LONGEST_PROMPT // _BLOCK)
-    return 2 * concurrency * (prompt + (reply + k) // _BLOCK + 2) + 4 * POOL * prompt
+def _said(concurrency: int, num_blocks: int) -> dict[str, Any]:
+    """Memory beyond what the blocks take is never touched."""
+    cache = {"block_size": _BLOCK, "num_blocks": num_blocks, "cpu_memory_gib": 1e3}
+    return {"schedule": {"max_sequences": concurrency}, "cache": cache}
+
+
+def _blocks_of_a_text(reply: int, k: int) -> int:
+    """The longest, with its prompt and guesses."""
+    return -(-LONGEST_PROMPT // _BLOCK) + (reply + k) // _BLOCK + 2
+
+
+def _blocks(concurrency: int, text: int) -> int:
+    """Of one arm: for what runs, as much again for what stays, and every prompt."""
+    return 2 * concurrency * text + 4 * POOL * -(-LONGEST_PROMPT // _BLOCK)
+
+
+def in_turns(arms: int, least: int, run: int) -> list[list[int]]:
+    """Blocks of each arm, at least so many, from one numbering: `run` of the first arm, `run` of
+    the second, and so on, and over again. A text that fits a run lies in one piece, as alone."""
+    runs = arms * -(-least // run)
+    return [
+        [
+            block
+            for first in range(arm, runs, arms)
+            for block in range(first * run, (first + 1) * run)
+        ]
+        for arm in range(arms)
+    ]
 
 
 def _add(guesses: Guesses, metrics: StepMetrics) -> None:

@@ -9,6 +9,7 @@ pool's business; writing and reading during a forward is the attention backend's
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -45,10 +46,15 @@ class Plane:
             keys, values = (torch.zeros(size, dtype=dtype, device=device) for size in sizes)
             self.stacks.append((keys, values))
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for pair in self.stacks for tensor in pair)
+
 
 class KVCache:
     """`num_blocks` blocks of `block_size` tokens; planes are added at start, before any forward.
-    With `scrap`, planes have one block more, of that number, which no sequence ever holds."""
+    With `scrap`, planes have one block more, of that number, which no sequence ever holds. `own`:
+    the blocks that whoever has this cache may write; all, but for a `part`."""
 
     def __init__(
         self,
@@ -63,6 +69,19 @@ class KVCache:
         self.device = torch.device(device)
         self.scrap = num_blocks if scrap else None
         self.planes: dict[str, Plane] = {}
+        self.own: Sequence[int] = range(num_blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the planes there are so far."""
+        return sum(plane.nbytes for plane in self.planes.values())
+
+    def part(self, own: Sequence[int]) -> KVCache:
+        """For one of several engines with the same models: the same planes, those added later too,
+        and of the blocks these."""
+        part = copy(self)
+        part.own = own
+        return part
 
     def add_plane(self, name: str, layers: Sequence[LayerShape], dtype: torch.dtype) -> Plane:
         """A plane for one model (`LoadedModel.layers`, `.dtype`)."""

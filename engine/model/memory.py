@@ -31,9 +31,9 @@ def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
     return (UNTOLD if available is None else available), str(where)
 
 
-def plan_limit(cache: CacheConfig, device: torch.device, weights: int) -> int:
-    """Bytes for the weights, which are loaded by now, and all that is yet to come."""
-    return device_limit(cache, str(device))[0] + weights
+def plan_limit(cache: CacheConfig, device: torch.device, loaded: int) -> int:
+    """Bytes for what is loaded by now, which the weights are, and for all that is yet to come."""
+    return device_limit(cache, str(device))[0] + loaded
 
 
 def item_bytes(dtype: Any, device: str) -> int:

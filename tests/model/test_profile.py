@@ -54,7 +54,7 @@ class _Restless(_Timed):
 
 
 class _Cache:
-    block_size, num_blocks = 16, 1000
+    block_size, own = 16, range(1000)
 
 
 def _profile(

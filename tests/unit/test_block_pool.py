@@ -215,6 +215,58 @@ def test_a_reused_block_is_not_draft_ready() -> None:
     assert not any(pool.draft_ready(b) for b in other.blocks)
 
 
+def test_blocks_of_others_are_neither_counted_nor_handed_out() -> None:
+    """Law: a pool of some blocks of a memory says of itself what a pool of so many would."""
+    pool = BlockPool(12, SIZE, prefix_caching=True, own=[1, 2, 3, 8, 9])
+    assert (pool.num_total, pool.num_free, pool.num_used) == (5, 5, 0)
+    assert pool.capacity == 5 * SIZE
+    greedy = sequence("g", [1] * 4)
+    assert not pool.reserve(greedy, 6 * SIZE)
+    assert pool.reserve(greedy, 5 * SIZE)
+    assert sorted(greedy.blocks) == [1, 2, 3, 8, 9]
+    assert (pool.num_free, pool.num_used) == (0, 5)
+    pool.audit([greedy])
+    pool.release(greedy)
+    pool.audit([])
+
+
+def test_a_table_stays_in_one_piece_until_others_blocks_begin() -> None:
+    """Room to grow is kept within the pool's own runs; at the end of one the next is gone on in."""
+    own = [*range(2), *range(10, 14), *range(20, 60)]
+    pool = BlockPool(60, SIZE, prefix_caching=True, own=own)
+    first = sequence("a", [1] * 4, max_tokens=12)
+    second = sequence("b", [2] * 4, max_tokens=1000)
+    for upto in range(4, 57):
+        assert pool.reserve(first, min(upto, 16))
+        assert pool.reserve(second, upto)
+    third = sequence("c", [3] * 4, max_tokens=4)
+    for upto in range(4, 13):
+        assert pool.reserve(third, upto)
+    pool.audit([first, second, third])
+    assert first.blocks == [10, 11, 12, 13]
+    assert second.blocks == [*range(20, 34)]
+    assert third.blocks == [0, 1, 34]
+
+
+def test_a_table_grows_in_one_piece_at_the_end_of_the_memory_too() -> None:
+    """Law: ids go up to the memory's size, beyond the number of the pool's own blocks."""
+    pool = BlockPool(60, SIZE, prefix_caching=True, own=[*range(4), *range(40, 60)])
+    seq = sequence("a", [1] * 20, max_tokens=1000)
+    for upto in range(20, 20 * SIZE + 1):
+        assert pool.reserve(seq, upto)
+    assert seq.blocks == [*range(40, 60)]
+
+
+def test_audit_sees_a_block_of_others() -> None:
+    pool = BlockPool(4, SIZE, prefix_caching=True, own=[0, 1])
+    seq = sequence("a", [1] * 4)
+    pool.audit([])
+    seq.blocks = [2]
+    pool._refs[2] = 1
+    with pytest.raises(AssertionError):
+        pool.audit([seq])
+
+
 def test_audit_sees_a_lost_block_and_a_second_writer() -> None:
     pool = pool_of()
     first = compute(pool, sequence("a", list(range(9))))

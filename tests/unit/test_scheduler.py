@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 
@@ -38,8 +39,9 @@ def scheduler_of(
     sequences: int = 8,
     max_model_len: int = 10_000,
     prefix_caching: bool = True,
+    own: Collection[int] | None = None,
 ) -> Scheduler:
-    pool = BlockPool(blocks, SIZE, prefix_caching=prefix_caching)
+    pool = BlockPool(blocks, SIZE, prefix_caching=prefix_caching, own=own)
     config = ScheduleConfig(max_step_tokens=budget, max_sequences=sequences)
     return Scheduler(config, pool, max_model_len=max_model_len)
 
@@ -340,11 +342,19 @@ def test_more_sequences_than_rows_take_turns_by_admission() -> None:
 class Walk:
     """Random operations on one scheduler, and what must hold after each."""
 
-    def __init__(self, seed: int, *, blocks: int, budget: int, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        blocks: int,
+        budget: int,
+        prefix_caching: bool = True,
+        own: Collection[int] | None = None,
+    ) -> None:
         self.random = random.Random(seed)
         self.budget = budget
         self.scheduler = scheduler_of(
-            blocks=blocks, budget=budget, sequences=6, prefix_caching=prefix_caching
+            blocks=blocks, budget=budget, sequences=6, prefix_caching=prefix_caching, own=own
         )
         self.ended: Counter[str] = Counter()
         self.num_added = self.num_preempted = self.num_cached = 0
@@ -435,11 +445,17 @@ class Walk:
 
     def walk(self, operations: int) -> None:
         for _ in range(operations):
-            self.random.choices([self.add, self.abort, self.step], weights=[2, 0.3, 8])[0]()
+            self.operate()
+        self.drain()
+
+    def operate(self) -> None:
+        self.random.choices([self.add, self.abort, self.step], weights=[2, 0.3, 8])[0]()
+        self.scheduler.audit()
+        if len(self.scheduler.waiting) > 12:
+            self.step()
             self.scheduler.audit()
-            if len(self.scheduler.waiting) > 12:
-                self.step()
-                self.scheduler.audit()
+
+    def drain(self) -> None:
         while self.scheduler.running or self.scheduler.waiting:
             self.step()
             self.scheduler.audit()
@@ -461,3 +477,23 @@ def test_ten_thousand_random_operations(blocks: int, budget: int, prefix_caching
     assert (walk.num_cached > 1000) == prefix_caching
     assert walk.scheduler.pool.num_used == 0
     assert walk.scheduler.pool.num_free == blocks
+
+
+def test_two_pools_of_one_memory_keep_out_of_each_others_blocks() -> None:
+    """Law: where blocks of one memory belong to two pools in turns, each balances over its own and
+    everyone reads its own tokens' keys, whatever the other one does."""
+    owned = [[block for block in range(20) if block // 3 % 2 == turn] for turn in range(2)]
+    assert [len(own) for own in owned] == [11, 9]
+    walks = [Walk(seed, blocks=20, budget=16, own=own) for seed, own in enumerate(owned)]
+    walks[1].kv = walks[0].kv
+    for _ in range(5_000):
+        for walk, own in zip(walks, owned, strict=True):
+            walk.operate()
+            held = [block for seq in walk.scheduler.running for block in seq.blocks]
+            assert set(held) <= set(own)
+    for walk, own in zip(walks, owned, strict=True):
+        walk.drain()
+        assert walk.ended == Counter(str(i + 1) for i in range(walk.num_added))
+        assert walk.num_preempted > 50, "the walk is meant to run out of blocks"
+        assert walk.num_cached > 1000
+        assert walk.scheduler.pool.num_free == walk.scheduler.pool.num_total == len(own)
