@@ -47,9 +47,10 @@ class Evidence:
         self._own.add(grade, hit=hit)
         self._everyone.add(grade, hit=hit)
 
-    def chances(self, run: int, k: int) -> list[float]:
-        """For each of k guesses in a row, that it and all before it are right."""
-        chances, survival = list[float](), 1.0
+    def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
+        """For each of k guesses in a row, that it and all before it are right; `before`: the chance
+        that those ahead of the first are."""
+        chances, survival = list[float](), before
         for _ in range(k):
             survival *= self._rate(_grade(run))
             chances.append(survival)
@@ -79,33 +80,32 @@ class Doubted(Evidence):
 
     def learn(self, run: int, *, hit: bool) -> None:
         """As Evidence."""
-        right, accident = self._both(_grade(run))
-        if accident < right:
+        grade = _grade(run)
+        accident = self._by_accident[grade]
+        if accident < 1.0 and accident < (right := self._rate(grade)):
             told = right / accident if hit else (1 - right) / (1 - accident)
             least, most = _ODDS
             self._odds = min(max(self._odds * told, least), most)
-        super().learn(run, hit=hit)
+        self._own.add(grade, hit=hit)
+        self._everyone.add(grade, hit=hit)
 
-    def chances(self, run: int, k: int) -> list[float]:
-        """As Evidence."""
+    def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
+        """As Evidence; which of the two texts it is matters up to the first strong run."""
         chances = list[float]()
-        meant, other = self._odds / (1 + self._odds), 1 / (1 + self._odds)
-        for _ in range(k):
-            right, accident = self._both(_grade(run))
-            meant, other = meant * right, other * accident
+        meant = before * self._odds / (1 + self._odds)
+        other = before - meant
+        while len(chances) < k and (accident := self._by_accident[_grade(run)]) < 1.0:
+            right = self._rate(_grade(run))
+            meant, other = meant * right, other * min(accident, right)
             chances.append(meant + other)
             run = grown(run)
-        return chances
+        return chances + super().chances(run, k - len(chances), before=meant + other)
 
     def rate(self, run: int) -> float:
         """As Evidence."""
-        right, accident = self._both(_grade(run))
+        right = self._rate(_grade(run))
+        accident = min(self._by_accident[_grade(run)], right)
         return (self._odds * right + accident) / (1 + self._odds)
-
-    def _both(self, grade: int) -> tuple[float, float]:
-        """How often it is right in the right text, and in another."""
-        right = self._rate(grade)
-        return right, min(self._by_accident[grade], right)
 
 
 GRADES = 7
