@@ -30,7 +30,7 @@ from engine.step_costs import StepCosts
 
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
-_REST = 15  # rounds between two that are looked at, at K = 0
+_REST = 23  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
 _TOGETHER = 4  # rounds that are learnt from at once
