@@ -33,5 +33,5 @@ REFUSED_ROWS: tuple[FieldRow, ...] = (
     refused("web_search_options", "Web search."),
     refused("moderation", "Moderation."),
     refused("prompt_cache_options", "Cache control."),
-    refused("prompt_cache_retention", "Cache control."),
+    refused("prompt_cache_retention", "Cache control.", "in_memory"),
 )

@@ -186,6 +186,15 @@ def test_the_usual_verbosity_asks_for_nothing(served: Served, sdk: OpenAI) -> No
     assert refusal(served, {"verbosity": "low"})["param"] == "verbosity"
 
 
+def test_a_cache_in_memory_is_what_there_is(served: Served, sdk: OpenAI) -> None:
+    """Bug: "in_memory", a default of the API and all that this server has, was a 400. "24h" asks
+    for more than it promises."""
+    asked = prompt_of(served, sdk, HELLO, prompt_cache_retention="in_memory")
+    assert asked == prompt_of(served, sdk, HELLO)
+    refused = refusal(served, {"prompt_cache_retention": "24h"})
+    assert refused["param"] == "prompt_cache_retention"
+
+
 def test_obfuscation_may_be_switched_off_only(served: Served, sdk: OpenAI) -> None:
     """OpenAI pads its chunks against eavesdroppers; nothing is padded here."""
     options: Any = {"include_obfuscation": False, "include_usage": True}
