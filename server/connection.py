@@ -39,13 +39,14 @@ _HOSTLESS = ApiError(
 
 class Connection(HttpToolsProtocol):
     """Closed when a head is not complete `HEAD_SECONDS` after it may first have been sent; bytes
-    that trickle in do not extend that. A head of more than `HEAD_BYTES` is a 431."""
+    that trickle in do not extend that. A head of more than `HEAD_BYTES` is a 431, and so is as much
+    behind a body: trailers are headers, too."""
 
     HEAD_SECONDS = 20.0
     HEAD_BYTES = 64 * 1024
     _deadline: asyncio.TimerHandle | None = None
     _has_head = False  # of the request whose body may still be on its way
-    _head_size = 0  # bytes that came in while a head was not complete
+    _head_size = 0  # bytes of a head so far, or behind the last piece of a body
     _answered: RequestResponseCycle | None = None  # `cycle` is the last that was asked for
     _refusal: ApiError | None = None  # of what came last; nothing is read behind it
 
@@ -56,12 +57,12 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        self._head_size = 0 if self._has_head else self._head_size + len(data)
+        self._head_size += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
         if self.transport.is_closing() or self._refusal is not None:
             return
-        if not self._has_head and self._head_size > self.HEAD_BYTES:
+        if self._head_size > self.HEAD_BYTES:
             self._refuse(_too_long(self.HEAD_BYTES))
             return
         self._watch_head()
@@ -112,7 +113,11 @@ class Connection(HttpToolsProtocol):
             raise _too_long(self.HEAD_BYTES)
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self._has_head = True
+            self._has_head, self._head_size = True, 0
+
+    def on_body(self, body: bytes) -> None:
+        self._head_size = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -214,7 +219,7 @@ class _ChunkWriter:
 
 
 def _too_long(most: int) -> ApiError:
-    said = f"a request's head, its first line and headers, may have at most {most} bytes"
+    said = f"the first line and headers of a request may have at most {most} bytes, as its trailers"
     return ApiError(431, said, code="head_too_large")
 
 

@@ -141,6 +141,21 @@ def test_whoever_sends_a_long_head_hears_it(size: int, cut: int | None) -> None:
     assert_too_long(said, most=64 * 1024)
 
 
+ENDLESS = (b"0\r\n" + b"x: y\r\n" * 50_000, b"0\r\nx: " + b"y" * 300_000, b"2;x=" + b"y" * 300_000)
+
+
+@pytest.mark.parametrize("behind", ENDLESS)
+def test_what_trails_a_body_has_an_end(behind: bytes) -> None:
+    """Bug: trailers, and what may stand behind the length of a chunk, had none. Of 100 MB of short
+    trailers the server kept 2 GB."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        asking.settimeout(30)
+        asking.sendall(head + b"2\r\n{}\r\n" + behind)
+        said = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert_too_long(said, most=64 * 1024)
+
+
 def test_long_bodies_are_no_heads() -> None:
     """The bound is for heads alone, on the second request of a connection too."""
 
