@@ -106,7 +106,8 @@ def price_rows(
     others); `level`: a factor for all; `more`: seconds beyond the profile's; `favour`: deviations
     in favour of what is hoped. `host`: its seconds at no row and for each more, and for up to
     `plain` rows."""
-    at, most, best = 0, 0.0, 0.0
+    at = 0
+    trust = np.empty(len(base))
     for row in range(len(base)):
         place = places[row]
         while at + 1 < len(known) and known[at + 1, 0] <= place:
@@ -122,6 +123,29 @@ def price_rows(
                 factor += share * (known[at + 1, 1] - factor)
         found = max(base[row] + more, 0.5 * base[row]) * level * math.exp(factor)
         around = host[2] if row <= plain else max(host[0] + host[1] * row, 0.0)
-        most = max(most, found + around)
-        best = max(best, found * math.exp(-favour * math.sqrt(doubt)) + around)
-        seconds[row], hope[row] = most, best
+        trust[row] = 1.0 / max(doubt, 1e-9)
+        seconds[row] = found + around
+        hope[row] = found * math.exp(-favour * math.sqrt(doubt)) + around
+    _rise(seconds, trust)
+    _rise(hope, trust)
+
+
+@exactly
+def _rise(numbers: Any, trust: Any) -> None:
+    """The nearest numbers that never fall, by squares weighted with `trust`: where some fall, all
+    of them take their mean (pool adjacent violators, Ayer et al. 1955)."""
+    means, weights = np.empty(len(numbers)), np.empty(len(numbers))
+    ends = np.empty(len(numbers), np.int64)
+    runs = 0
+    for i in range(len(numbers)):
+        means[runs], weights[runs], ends[runs] = numbers[i], trust[i], i + 1
+        runs += 1
+        while runs > 1 and means[runs - 2] > means[runs - 1]:
+            both = weights[runs - 2] + weights[runs - 1]
+            total = weights[runs - 2] * means[runs - 2] + weights[runs - 1] * means[runs - 1]
+            runs -= 1
+            means[runs - 1], weights[runs - 1], ends[runs - 1] = total / both, both, i + 1
+    start = 0
+    for run in range(runs):
+        numbers[start : ends[run]] = means[run]
+        start = ends[run]

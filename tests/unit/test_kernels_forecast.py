@@ -7,6 +7,7 @@ import pytest
 
 from engine.confidence import LOWEST, SUREST, Array
 from engine.kernels_forecast import expect, price_rows, sharpen
+from tests.support.rising import rising
 
 
 def proposals(count: int, depths: int, seed: int) -> Array:
@@ -83,6 +84,22 @@ def test_sizes_that_are_not_known_are_hoped_to_be_cheaper() -> None:
     doubts[2], doubts[6] = 0.0, 0.04
     around = np.where(places <= 2, 5e-5, 1e-4 + 1e-5 * places)
     target = 1.5 * base * factors
-    assert found == pytest.approx(np.maximum.accumulate(target + around))
+    trust = 1.0 / np.maximum(doubts, 1e-9)
+    assert found == pytest.approx(rising(target + around, trust))
     cheaper = target * np.exp(-0.5 * np.sqrt(doubts))
-    assert hoped == pytest.approx(np.maximum.accumulate(cheaper + around))
+    assert hoped == pytest.approx(rising(cheaper + around, trust))
+
+
+def test_one_dear_size_does_not_make_all_larger_ones_dear() -> None:
+    """Bug: more rows were taken to cost at least what fewer did, so a size that only probes see,
+    each behind a drafter that catches up, made all up to five rows of a sequence twice as dear:
+    sixteen streams stayed at K = 0, at 0.43 of what K = 6 makes. What many rounds have shown of a
+    larger size outweighs it."""
+    base, places = np.linspace(4e-3, 6e-3, 9), np.arange(9.0)
+    known = np.array([[0.0, 0.0, 1e-3], [2.0, 0.5, 8e-3], [4.0, 0.0, 1e-3], [8.0, 0.0, 1e-3]])
+    found, hoped = np.empty(9), np.empty(9)
+    price_rows(base, places, known, 1.0, 0.0, 0.5, 2e-2, np.zeros(3), -1, found, hoped)
+    assert (np.diff(found) >= 0).all()
+    assert found[4] < 1.2 * base[4]
+    assert found[8] == pytest.approx(base[8])
+    assert found[0] == pytest.approx(base[0])

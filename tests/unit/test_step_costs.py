@@ -16,6 +16,7 @@ from engine.kernels_forecast import price_rows
 from engine.line import Line
 from engine.profile import CONTEXT, Profile
 from engine.step_costs import DraftCost, StepCosts
+from tests.support.rising import rising
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
 
@@ -121,7 +122,9 @@ def test_many_are_the_predictions_of_each(seen: list[int]) -> None:
         found, hoped = np.empty(150), np.empty(150)
         known, level, nobody = curve.known(group), curve.level(group), np.zeros(3)
         price_rows(base, places, known, level, 0.0, 0.5, NEW, nobody, -1, found, hoped)
-        assert found == pytest.approx(np.maximum.accumulate(each))
+        doubts = {int(place): doubt for place, _, doubt in known.tolist()}
+        trust = np.array([1.0 / doubts.get(place, NEW) for place in np.rint(places).tolist()])
+        assert found == pytest.approx(rising(np.array(each), trust))
         assert (hoped <= found).all()
 
 
