@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.chances import FEW
-from engine.controller import Confidences, Load, StepObservation
-from engine.estimates import Outcome
+from engine.controller import Confidences, Load, Overheard, StepObservation
 from engine.experience import GRID, Experience
 from engine.exploration import Exploration
 from engine.forecast import Forecast, Pace
@@ -30,6 +29,8 @@ from engine.step_costs import StepCosts
 
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
+_MORE = 3  # rounds with a neighbour after the first, to overhear
+_OVERHEARD = 3  # of the rounds in which nothing is due, one in so many is overheard
 _REST = 23  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
@@ -52,7 +53,8 @@ class AdaptiveK:
         self.k_max = k_max
         self._stops = stops
         self.reason: Reason = "off"
-        self.listens = self.looks_back = self.overhears = True
+        self.listens = self.looks_back = True
+        self.overhears = False
         self._guesses = Experience(k_max)
         self._costs = StepCosts()
         self._explore = Exploration()
@@ -101,6 +103,7 @@ class AdaptiveK:
         if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = self.looks_back = False
+            self.overhears = self._rested % _OVERHEARD == 0 or self.reason == "neighbour"
             return self._resting
         self._said = None
         self._wake()
@@ -113,6 +116,7 @@ class AdaptiveK:
         self._hearing.play(on=k > 0)
         self.listens = self._hearing.wants(sequences)
         self.looks_back = self.listens and self._hearing.looks_back(behind=not self._drafted)
+        self.overhears = self._hearing.is_warm and (k > 0 or self.reason == "off")
         self._rest(k)
         return k
 
@@ -120,7 +124,11 @@ class AdaptiveK:
         """Once all is known, nothing is due for some rounds."""
         self._resting, self._drafted = k, self._drafted and k > 0
         self._now = None if k else 0
-        if self._spells.is_known and self._explore.round == "usual":
+        if not self._spells.is_known:
+            return
+        if self._explore.round in ("above", "below"):
+            self._rests = _MORE
+        elif self._explore.round == "usual":
             if not k:
                 self._rests = _REST
             elif self.listens and self._guesses.tells:
@@ -270,22 +278,28 @@ class AdaptiveK:
         if probe and changed:
             self._explore.suspect()
 
-    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
+    def overhear(self, heard: Overheard) -> None:
         """As in KController; kept until there is something to learn anyway."""
-        self._lessons.overhear(k, outcomes)
+        self._lessons.overhear(heard)
+        if heard.rows > heard.num_sequences:
+            self._pace.add(heard.tokens, heard.seconds)
 
     def _lesson(self, seen: StepObservation) -> Lesson:
-        outcomes, rounds = seen.outcomes, 0
+        outcomes, rounds = seen.outcomes, 0.0
         if self._explore.round == "probe" and self._asks_few:
             outcomes = [asked for asked in outcomes if asked.offered]
-        if seen.is_decode and seen.num_sequences and self._hearing.learns_costs():
+        hears = self._explore.round == "usual" and self._lessons.has_heard
+        if seen.is_decode and seen.num_sequences and not hears and self._hearing.learns_costs():
             rounds, self._hearing.unlearned = self._hearing.unlearned, 0
         fresh = self._drafted and not self.looks_back
         return Lesson(seen, outcomes, self._before, rounds, fresh)
 
     def _take_in(self) -> bool:
         """Learn from what was told. Whether guesses fare in another way than they did."""
-        changed = self._lessons.learn()
+        heard = self._lessons.has_heard
+        changed = self._lessons.learn(self._hearing.unlearned)
+        if heard:
+            self._hearing.unlearned = 0
         if changed:
             self._spells.forget()
             self._pace.restart()

@@ -15,8 +15,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.controller import NEVER, KController, Load
+from engine.controller import NEVER, KController, Load, Overheard
 from engine.estimates import Outcome
+from engine.messages import StepMetrics
 from engine.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import FreeProposer
@@ -67,7 +68,7 @@ class Allowance:
         self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
         self._k, self._num_sequences = 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
-        self._overheard = deque[Seq[Walked]](maxlen=_KEPT)
+        self._overheard = deque[Overheard](maxlen=_KEPT)
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
@@ -133,9 +134,47 @@ class Allowance:
 
     def learn(self, walked: Seq[Walked]) -> MainOutcomes:
         """What tells of the main proposer. The free ones know their own chances."""
+        k, told, drafting = self._of_main(walked)
+        outcomes, confidences = list[Outcome](), list[list[float]]()
+        for item in told:
+            made = self.made(item)
+            outcome = _outcome(item, made)
+            outcomes.append(outcome)
+            confidences.append(made.confidences[: outcome.tried])
+        return MainOutcomes(k, outcomes, confidences, 0 if self._late else drafting)
+
+    def overhear(self, walked: Seq[Walked], metrics: StepMetrics, overhead: float) -> None:
+        """Keep of a step of decoding, of which nobody is told, what may be asked for later: not its
+        parts, since what the next steps need is then where none of it is in the caches."""
+        k, told, drafting = self._of_main(walked)
+        outcomes = [_outcome(item, self.made(item)) for item in told]
+        steps = max((outcome.offered for outcome in outcomes), default=0)
+        size, s = metrics.num_sampling, metrics.seconds
+        self._overheard.append(
+            Overheard(
+                k=k,
+                outcomes=outcomes if k else (),
+                num_sequences=size,
+                num_drafting=size if drafting is None else drafting,
+                rows=size + metrics.num_proposed,
+                steps=0 if self._late else steps,
+                tokens=metrics.num_generated_tokens,
+                draft_seconds=s.propose,
+                target_seconds=s.verify,
+                host_seconds=overhead + s.schedule + s.accept + s.commit + s.emit,
+            )
+        )
+
+    def overheard(self) -> Iterator[Overheard]:
+        """Steps kept since the last call."""
+        while self._overheard:
+            yield self._overheard.popleft()
+
+    def _of_main(self, walked: Seq[Walked]) -> tuple[int, Seq[Walked], int | None]:
+        """The largest K asked of the main proposer, what tells of it, and for how many sequences it
+        drafted, None being all of them."""
         if not self._limits:
-            k = max((item.chunk.k for item in walked), default=0)
-            return self._told(k, walked, 0 if self._late else None)
+            return max([item.chunk.k for item in walked], default=0), walked, None
         asked: list[tuple[int, Walked]] = []
         for item in walked:
             if item.chunk.seq not in self._limits:
@@ -145,30 +184,7 @@ class Allowance:
         k = max((limit for limit, _ in asked), default=0)
         # A bound that is the request's own is no evidence that there was nothing more to say.
         told = [item for limit, item in asked if limit == k or item.chunk.seq not in self._limits]
-        return self._told(k, told, 0 if self._late else len(asked))
-
-    def overhear(self, walked: Seq[Walked]) -> None:
-        """Keep a step that nobody is told of, where all of it is the main proposer's."""
-        if not (self._limits or self._drafted):
-            self._overheard.append(walked)
-
-    def overheard(self) -> Iterator[tuple[int, list[Outcome]]]:
-        """Of each step kept since the last call, the main proposer's K and outcomes. Together: one
-        by one, each behind a forward, they take several times as long."""
-        while self._overheard:
-            walked = self._overheard.popleft()
-            k = max((item.chunk.k for item in walked), default=0)
-            yield k, [_outcome(item, item.proposal) for item in walked]
-
-    def _told(self, k: int, walked: Seq[Walked], num_drafting: int | None) -> MainOutcomes:
-        outcomes: list[Outcome] = []
-        confidences: list[list[float]] = []
-        for item in walked:
-            made = self.made(item)
-            outcome = _outcome(item, made)
-            outcomes.append(outcome)
-            confidences.append(made.confidences[: outcome.tried])
-        return MainOutcomes(k, outcomes, confidences, num_drafting)
+        return k, told, len(asked)
 
     def _left_to_main(self, item: Walked) -> int:
         """Guesses that the main proposer was asked for, when nobody before it had any."""

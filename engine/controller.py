@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.estimates import Outcome
 from engine.messages import Estimates, Reason
@@ -26,6 +26,28 @@ class Load:
     """What the next step faces: how many sequences will sample in it."""
 
     num_sequences: int
+
+
+class Overheard(NamedTuple):
+    """What is kept of a step of decoding of which `update` is not told. `k`, `outcomes`,
+    `num_drafting`: of the main proposer, as in an observation. `steps`: that it drafted; 0: the
+    time of drafting says nothing."""
+
+    k: int
+    outcomes: Sequence[Outcome]
+    num_sequences: int
+    num_drafting: int
+    rows: int
+    steps: int
+    tokens: int
+    draft_seconds: float
+    target_seconds: float
+    host_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.draft_seconds + self.target_seconds + self.host_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +83,24 @@ class StepObservation:
         """Of the whole step."""
         return self.draft_seconds + self.target_seconds + self.host_seconds
 
+    def in_short(self) -> Overheard:
+        """What of it is overheard, had nobody been told of it."""
+        size = self.num_sequences
+        return Overheard(
+            k=self.k,
+            outcomes=self.outcomes if self.k else (),
+            num_sequences=size,
+            num_drafting=size if self.num_drafting is None else self.num_drafting,
+            rows=self.rows,
+            steps=0
+            if self.num_drafting == 0
+            else max((o.offered for o in self.outcomes), default=0),
+            tokens=self.tokens,
+            draft_seconds=self.draft_seconds,
+            target_seconds=self.target_seconds,
+            host_seconds=self.host_seconds,
+        )
+
     @property
     def is_decode(self) -> bool:
         """Whether prompts are so small a part of it that it costs what its rows cost."""
@@ -91,7 +131,7 @@ class KController(Protocol):
 
     @property
     def overhears(self) -> bool:
-        """Whether `overhear` is to be told of the guesses of steps that `update` is not."""
+        """Whether `overhear` is to be told of that step, if `update` is not."""
         ...
 
     @property
@@ -140,9 +180,8 @@ class KController(Protocol):
         """Learn from the step that the last choice led to, if it `listens`."""
         ...
 
-    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
-        """What became of the guesses of such a step, as in an observation; told some time after it,
-        before the next `update`."""
+    def overhear(self, heard: Overheard) -> None:
+        """Such a step in short; told some time after it, before the next `update`."""
         ...
 
     def estimates(self) -> Estimates:
@@ -193,7 +232,7 @@ class FixedK:
     def update(self, observation: StepObservation) -> None:
         return None
 
-    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
+    def overhear(self, heard: Overheard) -> None:
         return None
 
     def estimates(self) -> Estimates:

@@ -272,14 +272,15 @@ class Engine:
             agreed = self._proposer.agreements if self._controller.looks_back else ()
             overhead = self._overhead.seconds(len(plan.chunks), speculates=speculates)
             told = observation(plan, sampled, metrics.seconds, main, agreed, overhead)
-            for k, outcomes in self._allowance.overheard():
-                self._controller.overhear(k, outcomes)
+            for heard in self._allowance.overheard():
+                self._controller.overhear(heard)
             self._controller.update(told)
             for item in sampled:
                 if item.finish is not None:
                     self._allowance.forget(item.chunk.seq)
-        elif speculates and self._controller.overhears:
-            self._allowance.overhear(sampled)
+        elif self._controller.overhears and not metrics.num_prompt_tokens:
+            overhead = self._overhead.seconds(len(plan.chunks), speculates=speculates)
+            self._allowance.overhear(sampled, metrics, overhead)
         settled = self._controller.reason == "pays" if speculates else not listens
         goes_on, size = self.has_work, len(plan.chunks)
         self._overhead.end(

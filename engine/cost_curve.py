@@ -57,7 +57,7 @@ class CostCurve:
 
     The correction has a factor for all (`slowness`), one for all sizes within a group (a group is a
     batch size; context and the work per sequence land here) and one for each of some sizes in that
-    group (`_place`), interpolated where none was seen. Corrections are logarithms.
+    group (`place_of`), interpolated where none was seen. Corrections are logarithms.
 
     `slowness`: of the machine, as of the last measurement; heat and neighbours change it by tenths
     within some rounds. `usual`: its mean of late, at which seconds are predicted: that of a single
@@ -80,8 +80,8 @@ class CostCurve:
         self._level_doubts: dict[int, float] = {}  # variances of these
         self._residuals: dict[int, dict[int, float]] = {}  # by group, then place
         self._doubts: dict[tuple[int, int], float] = {}  # variance of a residual
-        self._rounds = 0  # gone by so far
-        self._seen: dict[tuple[int, int], int] = {}  # of these, when a residual was learnt last
+        self._rounds = 0.0  # gone by so far
+        self._seen: dict[tuple[int, int], float] = {}  # of these, when a residual was learnt last
 
     def _base(self, group: int) -> list[_Curve]:
         """One curve, or the two to take the mean of."""
@@ -98,7 +98,7 @@ class CostCurve:
         correction = self.usual + self._levels.get(group, 0.0)
         residuals = self._residuals.get(group)
         if residuals:
-            correction += _interpolated(residuals, _place(size))
+            correction += _interpolated(residuals, place_of(size))
         curves = self._base(group)
         base = sum(curve.at(size) for curve in curves) / len(curves)
         return max(base + more, 0.5 * base) * exp(correction)
@@ -122,13 +122,20 @@ class CostCurve:
         return np.array(rows).reshape(-1, 3)
 
     def update(
-        self, size: float, group: int, seconds: float, rounds: int = 1, more: float = 0.0
+        self,
+        size: float,
+        group: int,
+        seconds: float,
+        rounds: float = 1,
+        more: float = 0.0,
+        count: int = 1,
     ) -> None:
-        """Learn from one measurement, so many rounds after the last. What it says of the machine,
+        """Learn from one measurement, so many rounds after the last, or from the mean of `count` of
+        them. What it says of the machine,
         the group and this size is settled by how much is known of each (a Kalman filter without the
         covariance): of a size seen for the first time nearly all; later a slow spell does not make
         the other sizes look good. A size not seen for long may have become another."""
-        place = round(_place(size))
+        place = round(place_of(size))
         self._rounds += rounds
         unseen = self._rounds - self._seen.get((group, place), self._rounds)
         self._seen[group, place] = self._rounds
@@ -141,7 +148,7 @@ class CostCurve:
             restless = _NEW_MACHINE
         elif doubt < NEW and level < _NEW_GROUP:
             error = min(max(error, -_OUTLIER), _OUTLIER)
-        share = 1.0 / (doubt + level + restless + _NOISE)
+        share = 1.0 / (doubt + level + restless + _NOISE / count)
         residuals = self._residuals.setdefault(group, {})
         residual = _interpolated(residuals, place) if residuals else 0.0
         residuals[place] = residual + doubt * share * error
@@ -165,14 +172,14 @@ class CostCurve:
             self._right.discard(here)
         return jumped
 
-    def _slow_down(self, by: float, rounds: int) -> None:
+    def _slow_down(self, by: float, rounds: float) -> None:
         """The machine is slower by so much than so many rounds ago."""
         self.slowness += by
         share = rounds / min(self._rounds, _MEMORY)
         self.usual += (self.slowness - self.usual) * min(share, 1.0)
 
 
-def _place(size: float) -> float:
+def place_of(size: float) -> float:
     """Where a size stands among those that have a factor: each up to 8, then two per octave."""
     return size if size <= 8 else 8.0 + 2.0 * log2(size / 8.0)
 

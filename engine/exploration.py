@@ -17,7 +17,7 @@ _TRIAL_ROUNDS = 3  # in the first of them the drafter has to catch up
 _BASELINE_FIRST, _BASELINE_LATER = 6, 512  # at K > 0 before a baseline, at least
 _BASELINE_CLOSE = 128  # instead of the latter, where little is lost by it
 _BASELINE_ROUNDS, _BASELINE_ROUNDS_CROWD = 10, 4
-_NEIGHBOUR_EVERY = 48  # at K > 0, where lengths do not vary by themselves: above, or below
+_NEIGHBOUR_FIRST, _NEIGHBOUR_LAST = 24, 192  # at K > 0 before one, where lengths do not vary
 _CROWD = 4  # a larger size is one, i.e. 2 ** 4 requests or more
 _SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of what guesses save, works debts off
 _CLOSE, _FAR = 0.2, 0.4  # gains: errors of the costs could make up the one, hardly the other
@@ -58,6 +58,7 @@ class Exploration:
         self._length = 1  # rounds of the last baseline
         self._first = self._last = 0.0  # seconds of its first, and mean of its last two
         self._alike = self._since = 0  # rounds at K > 0 since the last neighbour; and baseline
+        self._apart = _NEIGHBOUR_FIRST  # rounds at K > 0 before a neighbour
 
     def suspect(self) -> None:
         """Guesses fare in another way than they did: the next look is a trial, and soon."""
@@ -98,7 +99,8 @@ class Exploration:
             self._left, self.round = self._left - 1, "baseline"
         elif self._since >= self._wait and not self._debts.others:
             self._begin_baseline(gain)
-        elif self._alike >= _NEIGHBOUR_EVERY and not varies:
+        elif self._alike >= self._apart and not varies:
+            self._apart = min(2 * self._apart, _NEIGHBOUR_LAST)
             self._alike, self._side = 0, "below" if self._side == "above" else "above"
             self.round = self._side
         return self.round

@@ -63,6 +63,11 @@ class Hearing:
         takes = _TOLD + _TOLD_EACH * sequences
         return min(max(round(takes / max(_SHARE * self.usual, 1e-9)), 1), most)
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether a round like this one costs what its like usually do."""
+        return self._since >= (_WARM_ON if self._on else _WARM)
+
     def looks_back(self, *, behind: bool) -> bool:
         """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer
         than it is in others: of one in so many, and where it is `behind`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.controller import StepObservation
+from engine.controller import Overheard, StepObservation
 from engine.estimates import Outcome
 from engine.experience import Experience
 from engine.step_costs import StepCosts
@@ -21,7 +21,7 @@ class Lesson(NamedTuple):
     seen: StepObservation
     outcomes: Sequence[Outcome]
     before: int | None
-    rounds: int
+    rounds: float
     fresh: bool
 
 
@@ -35,6 +35,7 @@ class Lessons:
         # Of rounds that were overheard and asked for as many guesses, to be learnt from together.
         self._outcomes: list[Outcome] = []
         self._k = self._rounds = 0
+        self._heard: list[Overheard] = []  # whose costs are not learnt yet
 
     def __len__(self) -> int:
         return len(self._open)
@@ -42,14 +43,22 @@ class Lessons:
     def add(self, lesson: Lesson) -> None:
         self._open.append(lesson)
 
-    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
-        """What became of the guesses of a round that is no lesson."""
-        k = self._asked(k, outcomes)
+    def overhear(self, heard: Overheard) -> None:
+        """A round that is no lesson."""
+        self._heard.append(heard)
+        if not heard.outcomes:
+            return
+        k = self._asked(heard.k, heard.outcomes)
         if k != self._k:
             self._take_in()
             self._k = k
-        self._outcomes += outcomes
+        self._outcomes += heard.outcomes
         self._rounds += 1
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether a round was overheard since it last learnt."""
+        return bool(self._heard)
 
     def _take_in(self) -> None:
         self._guesses.acceptance.update(self._k, self._outcomes, self._rounds)
@@ -59,10 +68,14 @@ class Lessons:
         """What was not drafted was not asked for."""
         return min(k, max((o.offered for o in outcomes), default=0)) if self._stops else k
 
-    def learn(self) -> bool:
-        """Whether guesses were found to fare in another way than they did."""
+    def learn(self, rounds: float = 1.0) -> bool:
+        """Whether guesses were found to fare in another way than they did. `rounds`: those that
+        were overheard stand for so many."""
         before = self._guesses.acceptance.changes
         self._take_in()
+        if self._heard:
+            self._costs.overhear(self._heard, max(rounds, len(self._heard)))
+            self._heard.clear()
         for seen, outcomes, drafted, rounds, fresh in self._open:
             self._guesses.learn(self._asked(seen.k, outcomes), outcomes, seen, drafted)
             if rounds:

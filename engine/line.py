@@ -13,15 +13,16 @@ class Line:
         self._expected, self._stiffness = slope, stiffness
         self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
 
-    def update(self, size: float, seconds: float) -> None:
+    def update(self, size: float, seconds: float, weight: float = 1.0) -> None:
         """Learn from one measurement; outliers are cut."""
         if self._weight > 4.0:
             seconds = min(seconds, 3.0 * self.predict(size) + 1e-4)
-        self._weight = self._weight * _KEEP + 1.0
-        self._x = self._x * _KEEP + size
-        self._y = self._y * _KEEP + seconds
-        self._xx = self._xx * _KEEP + size * size
-        self._xy = self._xy * _KEEP + size * seconds
+        keep = _KEEP**weight
+        self._weight = self._weight * keep + weight
+        self._x = self._x * keep + weight * size
+        self._y = self._y * keep + weight * seconds
+        self._xx = self._xx * keep + weight * size * size
+        self._xy = self._xy * keep + weight * size * seconds
 
     def line(self) -> tuple[float, float]:
         """Seconds at size 0, and more for each."""

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
-from engine.controller import Confidences, FixedK, KController, Load, StepObservation
+from engine.controller import Confidences, FixedK, KController, Load, Overheard, StepObservation
 from engine.errors import ConfigError
-from engine.estimates import Outcome
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
 from engine.profile import Profile
 
@@ -109,8 +108,8 @@ class Modes:
             observation = replace(observation, agreements=stretches)
         self._configured.update(observation)
 
-    def overhear(self, k: int, outcomes: Sequence[Outcome]) -> None:
-        self._configured.overhear(k, outcomes)
+    def overhear(self, heard: Overheard) -> None:
+        self._configured.overhear(heard)
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played, in which mode, and why."""

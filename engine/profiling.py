@@ -12,12 +12,16 @@ from itertools import repeat
 from math import inf
 
 from engine.config import EngineConfig, ScheduleConfig
+from engine.messages import SamplingParams
 from engine.model.batch import Segment
+from engine.model.compiled import Start
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
 from engine.profile import BATCHES, CONTEXT, LONG_CONTEXT, Points, Profile, alone, in_fours, telling
+from engine.sampling.plain import plain_of
 
 REPEATS = 3  # the least tells: whatever else a machine does only takes time
+_CHAINED = 5  # draft steps in a chain that is timed
 _SOME = 16  # sequences that tell what context costs
 BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
 
@@ -40,7 +44,7 @@ def profile_at_start(
     several = profile_batches(target, cache, k_max, schedule) if single[1:] else {}
     return Profile(
         target=[*single, *profile_plain(target, cache, 16, most)],
-        draft=profile_plain(draft, cache, 1, most) if draft else (),
+        draft=profile_draft(draft, cache, k_max, most) if draft else (),
         batches={1: single, **several} if single[1:] else {},
         padded=target.padded,
         token_seconds=(
@@ -64,6 +68,39 @@ def profile_plain(runner: ModelRunner, cache: KVCache, first: int, last: int) ->
     """(sequences, seconds) of forwards with a row of each."""
     sizes = [n for n in in_fours(first, last) if _fits(cache, n, 1)]
     return list(zip(sizes, _measured(runner, cache, [(n, 1) for n in sizes]), strict=True))
+
+
+def profile_draft(runner: ModelRunner, cache: KVCache, k_max: int, last: int) -> Points:
+    """(sequences, seconds) of one draft step. Where a proposal is one call, of each step in it
+    after the first: the host has no part in those, and what they need is in the caches."""
+    steps = min(k_max, _CHAINED)
+    if steps < 2 or not runner.draws_chains(1):
+        return profile_plain(runner, cache, 1, last)
+    found = list[tuple[int, float]]()
+    for n in in_fours(1, last):
+        if not runner.draws_chains(n):
+            return [*found, *profile_plain(runner, cache, n, last)]
+        if _fits(cache, n, steps):
+            found.append((n, _chained(runner, cache, n, steps)))
+    return found
+
+
+def _chained(runner: ModelRunner, cache: KVCache, sequences: int, steps: int) -> float:
+    """Seconds of a step of chains of so many."""
+    batch = _batch(cache, sequences, 1, CONTEXT, blocks_for=steps)
+    output, rows = runner.forward(batch), range(sequences)
+    starts = [Start(segment.blocks, CONTEXT + 1) for segment in batch]
+    asked = [(plain_of(SamplingParams(seed=0, max_tokens=2)), None)] * sequences
+
+    def timed(count: int) -> float:
+        runner.chain(output, rows, starts, steps=[count] * sequences, asked=asked)
+        seconds: float = runner.seconds
+        return seconds
+
+    turns = [(timed(1), timed(steps)) for _ in range(1 + REPEATS)][1:]
+    short, long = (min(times) for times in zip(*turns, strict=True))
+    step: float = max(long - short, 0.0) / (steps - 1)
+    return step
 
 
 def profile_batches(
@@ -126,8 +163,11 @@ def _measured(
     return [min(times) for times in zip(*turns, strict=True)]
 
 
-def _batch(cache: KVCache, sequences: int, rows: int, context: int) -> list[Segment]:
-    each = _blocks_each(cache, rows, context)
+def _batch(
+    cache: KVCache, sequences: int, rows: int, context: int, *, blocks_for: int = 0
+) -> list[Segment]:
+    """`blocks_for`: so many rows, if more than these."""
+    each = _blocks_each(cache, max(rows, blocks_for), context)
     return [
         Segment(
             tokens=[0] * rows,

@@ -6,48 +6,22 @@ fades, so it follows a changing machine. Pure arithmetic over numbers that are p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import exp
+from statistics import fmean, median
 
 import numpy as np
 
 from engine.confidence import Array
-from engine.controller import StepObservation
-from engine.cost_curve import NEW, CostCurve
+from engine.controller import Overheard, StepObservation
+from engine.cost_curve import NEW, CostCurve, place_of
 from engine.kernels_forecast import price_rows
-from engine.line import Line
+from engine.part_costs import DraftCost, HostCost
 from engine.profile import CONTEXT, Points, Profile
 
+_Drafts = tuple[int, int]  # sequences, and steps
+_WEIGHT = 1 / 4  # that one of several steps has, by the one that is told of
 _FAVOUR = 0.5  # standard deviations by which sizes that are little known are taken to be cheaper
-
-
-class DraftCost:
-    """Seconds of drafting: what it takes to begin, and more for each step; a line for each batch
-    size (of a power of two), about the step that was measured at start."""
-
-    def __init__(self) -> None:
-        self._profile = CostCurve()
-        self._lines: dict[int, Line] = {}
-
-    def set_profile(self, points: Points) -> None:
-        self._profile.set_profile(points)
-        self._lines.clear()
-
-    def line(self, sequences: int) -> tuple[float, float]:
-        """Seconds to begin, and of a step. Beginning costs something: where a dear step would say
-        otherwise, the step is cheaper."""
-        line = self._of(sequences)
-        start, step = line.line()
-        return (start, step) if start >= 0.0 else (0.0, line.ratio)
-
-    def update(self, sequences: int, steps: int, seconds: float) -> None:
-        self._of(sequences).update(steps, seconds)
-
-    def _of(self, sequences: int) -> Line:
-        group = sequences.bit_length()
-        if group not in self._lines:
-            step = self._profile.predict(sequences, group)
-            self._lines[group] = Line(step, stiffness=0.25)
-        return self._lines[group]
 
 
 class StepCosts:
@@ -59,7 +33,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._target = CostCurve(((1, 1e-3), (65, 2e-3)))
         self._draft = DraftCost()
-        self._host, self._plain = Line(), Line()  # with guesses, and without
+        self._host = HostCost()
         self._padded = np.empty(0)  # rows that forwards are padded to
         self._token = self._draft_token = 0.0  # seconds for each token of context
         self._length = float(CONTEXT)  # tokens of a sequence when it was last told
@@ -79,8 +53,7 @@ class StepCosts:
         if measured.draft:
             self._draft.set_profile(measured.draft)
         if measured.host:
-            self._host.update(1, measured.host)
-            self._plain.update(1, measured.host)
+            self._host.set_profile(measured.host)
 
     def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
         """Seconds of target and host for 0 to `most` rows: as far as is known, and hopefully. More
@@ -125,11 +98,10 @@ class StepCosts:
     def _host_seconds(self, sequences: int) -> tuple[Array, int]:
         """See price_rows: more for a round with guesses than for one without, besides what their
         rows take."""
-        start, slope = (self._host if self._host.is_known else self._plain).line()
-        plain, most = 0.0, -1
-        if self._plain.is_known:
-            plain, most = self._plain.predict(sequences), sequences
-        return exp(self._target.usual) * np.array([start, slope, plain]), most
+        start, slope = self._host.line(sequences)
+        plain = self._host.plain(sequences)
+        numbers = np.array([start, slope, plain or 0.0])
+        return exp(self._target.usual) * numbers, -1 if plain is None else sequences
 
     def drafting(self, sequences: int) -> tuple[float, float]:
         """Seconds to begin drafting, and of each step."""
@@ -139,24 +111,55 @@ class StepCosts:
         slow = exp(self._target.usual)
         return slow * begin, slow * step
 
-    def learn(self, seen: StepObservation, *, fresh: bool, rounds: int = 1) -> None:
+    def learn(self, seen: StepObservation, *, fresh: bool, rounds: float = 1) -> None:
         """From a step of decoding, so many rounds after the last; `fresh`: the drafter had nothing
         to catch up with."""
-        size = seen.num_sequences.bit_length()
-        rows = float(seen.rows)
-        if len(self._padded):
-            rows = float(self._run(np.array([rows]))[0])
         if seen.context is not None:
             self._length = seen.context / seen.num_sequences
-        more = self._token * self._beyond(seen.num_sequences)
-        self._target.update(rows, size, seen.target_seconds, rounds, more)
+        self._learn_target(seen.num_sequences, seen.rows, seen.target_seconds, rounds)
         if seen.prompt_rows:  # the drafter has to run them, too, and the host to admit them
             return
-        fast = exp(-self._target.slowness)
-        drafted = any(outcome.offered for outcome in seen.outcomes)
-        (self._host if drafted else self._plain).update(seen.rows, fast * seen.host_seconds)
-        drafting = seen.num_sequences if seen.num_drafting is None else seen.num_drafting
-        steps = max((outcome.offered for outcome in seen.outcomes), default=0)
+        sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
+        drafting = sequences if seen.num_drafting is None else seen.num_drafting
+        guessed = steps > 0 or seen.rows > sequences
+        self._learn_host(sequences, seen.rows, seen.host_seconds, drafted=guessed)
         if steps and fresh and drafting:
-            more = steps * self._draft_token * self._beyond(drafting)
-            self._draft.update(drafting, steps, max(fast * seen.draft_seconds - more, 0.0))
+            self._learn_draft(drafting, steps, seen.draft_seconds)
+
+    def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
+        """From steps of so many rounds. Of those alike the medians, which a step that the host took
+        the processor from does not move."""
+        alike, drafts = dict[tuple[int, int, bool], list[Overheard]](), dict[_Drafts, list[float]]()
+        for one in heard:
+            key = one.num_sequences, round(place_of(one.rows)), one.rows > one.num_sequences
+            alike.setdefault(key, []).append(one)
+            if one.steps:
+                drafts.setdefault((one.num_drafting, one.steps), []).append(one.draft_seconds)
+        each = rounds / max(sum(map(len, alike.values())), 1)
+        for (sequences, _, guessed), some in alike.items():
+            count, rows = len(some), fmean([one.rows for one in some])
+            target = median([one.target_seconds for one in some])
+            self._learn_target(sequences, rows, target, each * count, count)
+            host = median([one.host_seconds for one in some])
+            self._learn_host(sequences, rows, host, _WEIGHT * count, drafted=guessed)
+        for (drafting, steps), seconds in drafts.items():
+            self._learn_draft(drafting, steps, median(seconds), _WEIGHT * len(seconds))
+
+    def _learn_target(
+        self, sequences: int, rows: float, seconds: float, rounds: float, count: int = 1
+    ) -> None:
+        if len(self._padded):
+            rows = float(self._run(np.array([rows]))[0])
+        more = self._token * self._beyond(sequences)
+        self._target.update(rows, sequences.bit_length(), seconds, rounds, more, count)
+
+    def _learn_host(
+        self, sequences: int, rows: float, seconds: float, weight: float = 1.0, *, drafted: bool
+    ) -> None:
+        fast = exp(-self._target.slowness)
+        self._host.update(sequences, rows, fast * seconds, weight, drafted=drafted)
+
+    def _learn_draft(self, sequences: int, steps: int, seconds: float, weight: float = 1.0) -> None:
+        seconds *= exp(-self._target.slowness)
+        more = steps * self._draft_token * self._beyond(sequences)
+        self._draft.update(sequences, steps, max(seconds - more, 0.0), weight)

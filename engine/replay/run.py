@@ -156,8 +156,8 @@ class Player:
         )
         if getattr(controller, "listens", True):
             timed(controller.update, observation)
-        elif k and getattr(controller, "overhears", False):
-            timed(controller.overhear, k, outcomes)
+        elif not prompt and getattr(controller, "overhears", False):
+            timed(controller.overhear, observation.in_short())
         return Round(
             begin=begin,
             k=k,

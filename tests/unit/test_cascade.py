@@ -12,7 +12,7 @@ import pytest
 from engine.allowance import Allowance
 from engine.constraint import Bits
 from engine.controller import Confidences, FixedK, KController, Load
-from engine.messages import SamplingParams, Speculation
+from engine.messages import SamplingParams, Speculation, StepMetrics, StepSeconds
 from engine.sequence import Sequence
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, Proposal, chain
@@ -219,19 +219,30 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2), (4, 1, 0)], 3)
 
 
-def test_a_step_that_nobody_is_told_of_is_overheard_if_it_is_all_the_main_proposers() -> None:
-    """Law: as evidence it is what it would have been if told; a look-up's guesses are none, and
-    where a request bounds its own the step is left out."""
+def test_a_step_that_nobody_is_told_of_is_overheard_in_short() -> None:
+    """Law: as evidence it is what it would have been if told; a look-up's guesses are none."""
     plain, looked = sequence("a", None), sequence("b", ("ngram", "draft_model"))
     allowance = wanted(FixedK(4), plain)
     step = [walked(plain, 4, "draft_model", 4, 2)]
-    allowance.overhear(step)
+    seconds = StepSeconds(1e-5, 2e-4, 3e-3, 4e-5, 5e-5, 6e-5)
+    one = StepMetrics(seconds=seconds, num_sampling=1, num_proposed=4, num_generated_tokens=3)
+    allowance.overhear(step, one, 1e-3)
     told = allowance.learn(step)
     allowance.begin(Load(2))
     for seq in (plain, looked):
         allowance.want(seq)
-    allowance.overhear([walked(plain, 4, "draft_model", 4, 4), walked(looked, 4, "ngram", 4, 4)])
-    assert list(allowance.overheard()) == [(told.k, told.outcomes)] == [(4, [(4, 3, 2)])]
+    two = StepMetrics(seconds=seconds, num_sampling=2, num_proposed=8, num_generated_tokens=10)
+    step = [walked(plain, 4, "draft_model", 4, 4), walked(looked, 4, "ngram", 4, 4)]
+    allowance.overhear(step, two, 0.0)
+    first, second = allowance.overheard()
+    assert (first.k, first.outcomes) == (told.k, told.outcomes) == (4, [(4, 3, 2)])
+    assert (first.num_sequences, first.rows, first.steps, first.tokens) == (1, 5, 4, 3)
+    assert (first.draft_seconds, first.target_seconds) == (2e-4, 3e-3)
+    assert first.host_seconds == pytest.approx(1e-3 + 16e-5)
+    told = allowance.learn(step)
+    assert (second.outcomes, second.num_drafting) == (told.outcomes, told.num_drafting)
+    assert (second.outcomes, second.num_drafting) == ([(4, 4, 4)], 1)
+    assert (second.num_sequences, second.rows, second.steps) == (2, 10, 4)
     assert not list(allowance.overheard())
 
 
@@ -367,7 +378,8 @@ class Cutter(FixedK):
 
 def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
     """Law: of four guesses one was verified and was right; the next token says whether the second
-    would have been, nothing says it of the third."""
+    would have been, nothing says it of the third. So it is overheard, too: drafting all of them
+    took its time."""
     seqs = [sequence(name, None) for name in "abc"]
     controller = Cutter()
     allowance = wanted(controller, *seqs)
@@ -390,6 +402,9 @@ def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
     assert [allowance.made(item) for item in walked] == made
     main = allowance.learn(walked)
     assert main.outcomes == [(4, 2, 2), (4, 2, 1), (2, 1, 0)]
+    allowance.overhear(walked, StepMetrics(num_sampling=3, num_proposed=4), 0.0)
+    [heard] = allowance.overheard()
+    assert (heard.outcomes, heard.rows, heard.steps) == (main.outcomes, 7, 4)
     assert main.confidences == [[0.5, 0.4], [0.5, 0.4], []]
 
 

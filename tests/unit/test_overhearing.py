@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.adaptive import AdaptiveK
-from engine.controller import Load
+from engine.controller import Load, Overheard
 from engine.estimates import Outcome
 from engine.experience import Experience
 from engine.lessons import Lessons
@@ -22,8 +22,8 @@ def play(controller: AdaptiveK, world: World, rounds: int, *, overhears: bool) -
         seen = world.round(controller, played[-1])
         if controller.listens:
             controller.update(seen)
-        elif overhears and seen.k:
-            controller.overhear(seen.k, seen.outcomes)
+        elif overhears and controller.overhears:
+            controller.overhear(seen.in_short())
     return played
 
 
@@ -62,7 +62,8 @@ def test_rounds_that_stopped_early_are_no_evidence_against_the_depths_of_others(
     lessons = Lessons(guesses, StepCosts(), stops=stops)
     for _ in range(50):
         for length in (1, 3, 1, 3):
-            lessons.overhear(4, [Outcome(length, length, length)])
+            outcomes = [Outcome(length, length, length)]
+            lessons.overhear(Overheard(4, outcomes, 1, 1, 5, length, length + 1, 1e-4, 1e-3, 1e-4))
         lessons.learn()
     first, *behind, _ = guesses.acceptance.offering()
     assert first == 1.0
@@ -72,6 +73,18 @@ def test_rounds_that_stopped_early_are_no_evidence_against_the_depths_of_others(
 def test_in_other_modes_nothing_is_overheard() -> None:
     """Law: a baseline must not pay for who is not obeyed."""
     controller = Modes(AdaptiveK(4))
-    assert controller.overhears
-    controller.set("fixed", 2)
-    assert not controller.overhears
+    world = World(alpha=0.9, batch=1)
+    world.profile(controller)
+    found = []
+    for obeyed in (True, False):
+        if not obeyed:
+            controller.set("fixed", 2)
+        heard = 0
+        for _ in range(200):
+            seen = world.round(controller, controller.choose(Load(1)))
+            heard += controller.overhears and not controller.listens
+            if controller.listens:
+                controller.update(seen)
+        found.append(heard)
+    assert found[0] > 20
+    assert found[1] == 0

@@ -9,13 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.controller import StepObservation
+from engine.controller import Overheard, StepObservation
 from engine.cost_curve import NEW, CostCurve
 from engine.estimates import Outcome
 from engine.kernels_forecast import price_rows
 from engine.line import Line
+from engine.part_costs import DraftCost, HostCost
 from engine.profile import CONTEXT, Profile
-from engine.step_costs import DraftCost, StepCosts
+from engine.step_costs import StepCosts
 from tests.support.rising import rising
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
@@ -203,6 +204,58 @@ def test_time_spent_catching_up_is_no_cost_of_a_draft(
     )
     costs.learn(seen, fresh=fresh)
     assert (costs.drafting(1) != before) == learnt
+
+
+def heard(k: int, sequences: int = 16, hiccup: float = 0.0) -> Overheard:
+    """A step that takes 4 ms and 50 us for each row, 1 ms and 300 us for each draft step, 100 us,
+    30 us for each sequence and 3 us for each row of the host."""
+    rows = sequences * (1 + k)
+    host = 1e-4 + 3e-5 * sequences + 3e-6 * rows
+    target = 4e-3 + 5e-5 * rows + hiccup
+    draft = 1e-3 + 3e-4 * k if k else 0.0
+    return Overheard(k, (), sequences, sequences, rows, k, 2 * sequences, draft, target, host)
+
+
+def overheard(*steps: Overheard, times: int = 40) -> StepCosts:
+    costs = StepCosts()
+    costs.profile(Profile([(1, 4.05e-3), (201, 14.05e-3)], [(1, 3e-4), (64, 3e-4)]))
+    for _ in range(times):
+        costs.overhear(steps, rounds=3.0 * len(steps))
+    return costs
+
+
+def test_costs_are_learnt_from_steps_that_nobody_was_told_of() -> None:
+    """Law: of target, drafting and host, from a few sizes that are played."""
+    costs = overheard(*map(heard, (0, 1, 2, 2, 2, 2, 2, 3)))
+    seconds, _ = costs.by_rows(16, 64)
+    for k in range(4):
+        true = heard(k)
+        assert seconds[true.rows] == pytest.approx(
+            true.target_seconds + true.host_seconds, rel=0.02
+        )
+    assert costs.drafting(16) == pytest.approx((1e-3, 3e-4), rel=0.1)
+
+
+def test_a_step_that_was_interrupted_does_not_make_its_size_dear() -> None:
+    """Law: of several steps alike the median counts."""
+    seconds, _ = overheard(heard(2), heard(2), heard(2, hiccup=0.5)).by_rows(16, 64)
+    assert seconds[48] == pytest.approx(heard(2).target_seconds + heard(2).host_seconds, rel=0.02)
+
+
+def test_the_host_takes_time_for_sequences_more_than_for_rows() -> None:
+    """Bug: one line over the rows of all batches, in which a batch four times as large has four
+    times the rows, made long proposals look dear: those of seven rows took 1.0 ms of the host in
+    sixteen streams and were believed to take 2.1."""
+    host = HostCost()
+    for _ in range(30):
+        for sequences in (1, 4, 16):
+            step = heard(1, sequences)
+            host.update(sequences, step.rows, step.host_seconds, drafted=True)
+    for sequences in (1, 4, 16):
+        start, row = host.line(sequences)
+        step = heard(6, sequences)
+        assert start + row * step.rows == pytest.approx(step.host_seconds, rel=0.3)
+    assert host.plain(16) is None
 
 
 def test_rows_cost_target_and_host() -> None:
