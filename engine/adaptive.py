@@ -30,7 +30,6 @@ from engine.step_costs import StepCosts
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
 _MORE = 3  # rounds with a neighbour after the first, to overhear
-_OVERHEARD = 3  # of the rounds in which nothing is due, one in so many is overheard
 _REST = 23  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 48.0  # trials that the past may weigh against a probe
@@ -68,6 +67,7 @@ class AdaptiveK:
         self._anew = False  # choose at once
         self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
         self._resting = 0  # draft steps in each
+        self._overheard = 1  # of them, one in so many
         self._spells = Spells()
         self._hearing = Hearing(self._spells, self._explore)
         self._lessons = Lessons(self._guesses, self._costs, stops=stops)
@@ -103,7 +103,7 @@ class AdaptiveK:
         if self._rested < self._rests and not changed:
             self._rested += 1
             self.listens = self.looks_back = False
-            self.overhears = self._rested % _OVERHEARD == 0 or self.reason == "neighbour"
+            self.overhears = self._rested % self._overheard == 0
             return self._resting
         self._said = None
         self._wake()
@@ -126,8 +126,9 @@ class AdaptiveK:
         self._now = None if k else 0
         if not self._spells.is_known:
             return
+        self._overheard = self._hearing.overheard(self._sequences)
         if self._explore.round in ("above", "below"):
-            self._rests = _MORE
+            self._rests, self._overheard = _MORE, 1
         elif self._explore.round == "usual":
             if not k:
                 self._rests = _REST

@@ -13,6 +13,8 @@ _OFTEN, _SELDOM = 8, 16  # of one sequence once all is known; of several, or whe
 # but more often where that takes no more than so much of the time: to be told takes so many
 # seconds, and more for each sequence.
 _SHARE, _TOLD, _TOLD_EACH = 0.008, 2e-4, 2e-5
+# And of the rounds in which nothing is due one in so many is overheard, in the same way:
+_SHORT, _SHORT_SHARE, _SHORT_TOLD, _SHORT_EACH = 3, 0.004, 1e-5, 3e-6
 _NEW, _NEW_SEVERAL = 2, 4  # of a batch that is new; of `_SEVERAL` sequences
 _FIRST = 8  # rounds of which each is, but of a crowd
 _SEVERAL = 4  # and more tell in a round what one tells in as many
@@ -60,8 +62,15 @@ class Hearing:
     def interval(self, sequences: int) -> int:
         """Of so many rounds with guesses one is listened to, once all is known."""
         most = _SELDOM if sequences > 1 or self._spells.is_old else _OFTEN
-        takes = _TOLD + _TOLD_EACH * sequences
-        return min(max(round(takes / max(_SHARE * self.usual, 1e-9)), 1), most)
+        return self._share(_TOLD + _TOLD_EACH * sequences, _SHARE, most)
+
+    def overheard(self, sequences: int) -> int:
+        """Of so many rounds in which nothing is due one is overheard."""
+        return self._share(_SHORT_TOLD + _SHORT_EACH * sequences, _SHORT_SHARE, _SHORT)
+
+    def _share(self, takes: float, share: float, most: int) -> int:
+        """One round in so many may take so many seconds more, for such a share of the time."""
+        return min(max(round(takes / max(share * self.usual, 1e-9)), 1), most)
 
     @property
     def is_warm(self) -> bool:
