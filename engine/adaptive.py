@@ -32,7 +32,7 @@ _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it m
 _MORE = 3  # rounds with a neighbour after the first, to overhear
 _REST = 23  # rounds between two that are looked at, at K = 0
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
-_DOUBT = 48.0  # trials that the past may weigh against a probe
+_DOUBT = 16.0  # trials that the past may weigh against a probe
 _TOGETHER = 4  # rounds that are learnt from at once
 _CUTS = 0.01  # gain in tokens per second below which leaving guesses out is not worth its own time
 
@@ -293,7 +293,9 @@ class AdaptiveK:
         if seen.is_decode and seen.num_sequences and not hears and self._hearing.learns_costs():
             rounds, self._hearing.unlearned = self._hearing.unlearned, 0
         fresh = self._drafted and not self.looks_back
-        return Lesson(seen, outcomes, self._before, rounds, fresh)
+        return Lesson(
+            seen, outcomes, self._before, rounds, fresh, cold=self._explore.is_single_baseline
+        )
 
     def _take_in(self) -> bool:
         """Learn from what was told. Whether guesses fare in another way than they did."""

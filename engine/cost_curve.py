@@ -158,6 +158,13 @@ class CostCurve:
         self._restless = restless * (1.0 - restless * share)
         self._slow_down(restless * share * error, rounds)
 
+    def lower(self, size: float, group: int, seconds: float, rounds: float, more: float) -> None:
+        """Learn from a measurement that is no more than a bound: usually it takes no longer."""
+        if seconds < self.predict(size, group, more):
+            self.update(size, group, seconds, rounds, more)
+        else:
+            self._rounds += rounds
+
     def _jumped(self, group: int, place: int, error: float) -> bool:
         """Whether the machine has become another: a size that was right the last time is far off,
         and what is seen next is so on the same side."""

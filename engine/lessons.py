@@ -15,14 +15,15 @@ from engine.step_costs import StepCosts
 
 class Lesson(NamedTuple):
     """A step. `outcomes`: those of its that count; `before`: guesses drafted in the step before it,
-    see Experience.learn; `rounds`, `fresh`: how its costs are learnt, see StepCosts.learn, and not
-    at all if `rounds` is 0."""
+    see Experience.learn; `rounds`, `fresh`, `cold`: how its costs are learnt, see StepCosts.learn,
+    and not at all if `rounds` is 0."""
 
     seen: StepObservation
     outcomes: Sequence[Outcome]
     before: int | None
     rounds: float
     fresh: bool
+    cold: bool = False
 
 
 class Lessons:
@@ -76,9 +77,9 @@ class Lessons:
         if self._heard:
             self._costs.overhear(self._heard, max(rounds, len(self._heard)))
             self._heard.clear()
-        for seen, outcomes, drafted, rounds, fresh in self._open:
+        for seen, outcomes, drafted, rounds, fresh, cold in self._open:
             self._guesses.learn(self._asked(seen.k, outcomes), outcomes, seen, drafted)
             if rounds:
-                self._costs.learn(seen, fresh=fresh, rounds=rounds)
+                self._costs.learn(seen, fresh=fresh, rounds=rounds, cold=cold)
         self._open.clear()
         return self._guesses.acceptance.changes != before

@@ -111,11 +111,16 @@ class StepCosts:
         slow = exp(self._target.usual)
         return slow * begin, slow * step
 
-    def learn(self, seen: StepObservation, *, fresh: bool, rounds: float = 1) -> None:
+    def learn(
+        self, seen: StepObservation, *, fresh: bool, rounds: float = 1, cold: bool = False
+    ) -> None:
         """From a step of decoding, so many rounds after the last; `fresh`: the drafter had nothing
-        to catch up with."""
+        to catch up with; `cold`: its like had not run for long, and usually take no longer."""
         if seen.context is not None:
             self._length = seen.context / seen.num_sequences
+        if cold:
+            self._bound(seen, rounds)
+            return
         self._learn_target(seen.num_sequences, seen.rows, seen.target_seconds, rounds)
         if seen.prompt_rows:  # the drafter has to run them, too, and the host to admit them
             return
@@ -125,6 +130,15 @@ class StepCosts:
         self._learn_host(sequences, seen.rows, seen.host_seconds, drafted=guessed)
         if steps and fresh and drafting:
             self._learn_draft(drafting, steps, seen.draft_seconds)
+
+    def _bound(self, seen: StepObservation, rounds: float) -> None:
+        """By a step without guesses."""
+        sequences, more = seen.num_sequences, self._token * self._beyond(seen.num_sequences)
+        (rows,) = self._run(np.array([float(seen.rows)])).tolist()
+        self._target.lower(rows, sequences.bit_length(), seen.target_seconds, rounds, more)
+        host, known = exp(-self._target.slowness) * seen.host_seconds, self._host.plain(sequences)
+        if known is None or host < known:
+            self._host.update(sequences, rows, host, drafted=False)
 
     def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
         """From steps of so many rounds. Of those alike the medians, which a step that the host took
