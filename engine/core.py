@@ -278,7 +278,7 @@ class Engine:
             for item in sampled:
                 if item.finish is not None:
                     self._allowance.forget(item.chunk.seq)
-        elif self._controller.overhears and not metrics.num_prompt_tokens:
+        elif self._controller.overhears and plan.num_positions == len(sampled):
             overhead = self._overhead.seconds(len(plan.chunks), speculates=speculates)
             self._allowance.overhear(sampled, metrics, overhead)
         settled = self._controller.reason == "pays" if speculates else not listens

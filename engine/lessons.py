@@ -16,7 +16,7 @@ from engine.step_costs import StepCosts
 class Lesson(NamedTuple):
     """A step. `outcomes`: those of its that count; `before`: guesses drafted in the step before it,
     see Experience.learn; `rounds`, `fresh`, `cold`: how its costs are learnt, see StepCosts.learn,
-    and not at all if `rounds` is 0."""
+    and not at all if `rounds` is 0, though how long its sequences are is."""
 
     seen: StepObservation
     outcomes: Sequence[Outcome]
@@ -81,5 +81,7 @@ class Lessons:
             self._guesses.learn(self._asked(seen.k, outcomes), outcomes, seen, drafted)
             if rounds:
                 self._costs.learn(seen, fresh=fresh, rounds=rounds, cold=cold)
+            elif seen.is_decode:
+                self._costs.reach(seen)
         self._open.clear()
         return self._guesses.acceptance.changes != before

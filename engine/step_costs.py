@@ -116,8 +116,7 @@ class StepCosts:
     ) -> None:
         """From a step of decoding, so many rounds after the last; `fresh`: the drafter had nothing
         to catch up with; `cold`: its like had not run for long, and usually take no longer."""
-        if seen.context is not None:
-            self._length = seen.context / seen.num_sequences
+        self.reach(seen)
         if cold:
             self._bound(seen, rounds)
             return
@@ -130,6 +129,11 @@ class StepCosts:
         self._learn_host(sequences, seen.rows, seen.host_seconds, drafted=guessed)
         if steps and fresh and drafting:
             self._learn_draft(drafting, steps, seen.draft_seconds)
+
+    def reach(self, seen: StepObservation) -> None:
+        """So long are its sequences by now."""
+        if seen.context is not None and seen.num_sequences:
+            self._length = seen.context / seen.num_sequences
 
     def _bound(self, seen: StepObservation, rounds: float) -> None:
         """By a step without guesses."""

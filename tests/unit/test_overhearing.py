@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.adaptive import AdaptiveK
@@ -88,3 +90,23 @@ def test_in_other_modes_nothing_is_overheard() -> None:
         found.append(heard)
     assert found[0] > 20
     assert found[1] == 0
+
+
+def test_contexts_grow_while_costs_are_overheard() -> None:
+    """Bug: how long sequences are was learnt with what a told round costs, which is not learnt
+    where rounds are overheard: they were taken to be as long as some 500 rounds before, and what
+    reading the rest of them takes was laid to the rows that were played."""
+    world, controller = World(alpha=0.9, batch=4), AdaptiveK(K_MAX, stops=False)
+    world.profile(controller)
+    length, behind = 100.0, list[float]()
+    for i in range(1500):
+        seen = world.round(controller, controller.choose(Load(world.batch)))
+        seen = replace(seen, context=round(length) * world.batch)
+        length += seen.tokens / world.batch
+        if controller.listens:
+            controller.update(seen)
+        elif controller.overhears:
+            controller.overhear(seen.in_short())
+        known, _ = controller._costs.context(world.batch)
+        behind.append(length - known / world.batch if i > 100 else 0.0)
+    assert max(behind) < 300.0
