@@ -31,14 +31,15 @@ class Profile:
     its forward by rows; `draft`: of one draft step by sequences (none: there is nothing to
     forward); `host`: the host's in a step; `batches`: for some numbers of sequences, the target's
     by rows; `padded`: the numbers of rows that forwards are padded to, rising (none: they are not);
-    `token_seconds`: what each further token of context takes, of the target and of a draft step."""
+    `token_seconds`: for some numbers of sequences, what each further token of context takes, of the
+    target and of a draft step (none: that is not known)."""
 
     target: Points = ()
     draft: Points = ()
     host: float = 0.0
     batches: Mapping[int, Points] = field(default_factory=dict)
     padded: Sequence[int] = ()
-    token_seconds: tuple[float, float] = (0.0, 0.0)
+    token_seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def alone(k_max: int) -> tuple[int, ...]:

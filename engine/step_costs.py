@@ -6,7 +6,7 @@ fades, so it follows a changing machine. Pure arithmetic over numbers that are p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import exp
 from statistics import fmean, median
 
@@ -21,6 +21,7 @@ from engine.profile import CONTEXT, Points, Profile
 
 _Drafts = tuple[int, int]  # sequences, and steps
 _WEIGHT = 1 / 4  # that one of several steps has, by the one that is told of
+_GROUPS = 32  # more than there are
 _FAVOUR = 0.5  # standard deviations by which sizes that are little known are taken to be cheaper
 
 
@@ -35,7 +36,7 @@ class StepCosts:
         self._draft = DraftCost()
         self._host = HostCost()
         self._padded = np.empty(0)  # rows that forwards are padded to
-        self._token = self._draft_token = 0.0  # seconds for each token of context
+        self._token, self._draft_token = _by_group({})  # seconds for each token of context
         self._length = float(CONTEXT)  # tokens of a sequence when it was last told
         # By batch size (its power of two) and most rows: what the profile says of them.
         self._profiled: dict[tuple[int, int], tuple[Array, Array]] = {}
@@ -45,7 +46,7 @@ class StepCosts:
         until it is seen to be otherwise."""
         self._profiled.clear()
         self._padded = np.array(measured.padded, dtype=float)
-        self._token, self._draft_token = measured.token_seconds
+        self._token, self._draft_token = _by_group(measured.token_seconds)
         if measured.target:
             batches = measured.batches.items()
             groups = {n.bit_length(): self._filled(points) for n, points in batches}
@@ -66,14 +67,14 @@ class StepCosts:
         seconds, hope = np.empty(most + 1), np.empty(most + 1)
         price_rows(
             base, places, self._target.known(group), self._target.level(group),
-            self._token * self._beyond(sequences), _FAVOUR, NEW,
+            self._token[group] * self._beyond(sequences), _FAVOUR, NEW,
             *self._host_seconds(sequences), seconds, hope,
         )  # fmt: skip
         return seconds, hope
 
     def context(self, sequences: int) -> tuple[float, float]:
         """Tokens of it that `by_rows` expects, and the target's seconds for each."""
-        return sequences * self._length, self._token
+        return sequences * self._length, self._token[sequences.bit_length()]
 
     def _beyond(self, sequences: int) -> float:
         """Tokens of context that the profile had not: what they take hardly depends on rows."""
@@ -107,7 +108,8 @@ class StepCosts:
         """Seconds to begin drafting, and of each step."""
         sequences = max(sequences, 1)
         begin, step = self._draft.line(sequences)
-        step = max(step + self._draft_token * self._beyond(sequences), 0.5 * step)
+        more = self._draft_token[sequences.bit_length()] * self._beyond(sequences)
+        step = max(step + more, 0.5 * step)
         slow = exp(self._target.usual)
         return slow * begin, slow * step
 
@@ -137,9 +139,10 @@ class StepCosts:
 
     def _bound(self, seen: StepObservation, rounds: float) -> None:
         """By a step without guesses."""
-        sequences, more = seen.num_sequences, self._token * self._beyond(seen.num_sequences)
+        sequences, group = seen.num_sequences, seen.num_sequences.bit_length()
+        more = self._token[group] * self._beyond(sequences)
         (rows,) = self._run(np.array([float(seen.rows)])).tolist()
-        self._target.lower(rows, sequences.bit_length(), seen.target_seconds, rounds, more)
+        self._target.lower(rows, group, seen.target_seconds, rounds, more)
         host, known = exp(-self._target.slowness) * seen.host_seconds, self._host.plain(sequences)
         if known is None or host < known:
             self._host.update(sequences, rows, host, drafted=False)
@@ -168,8 +171,9 @@ class StepCosts:
     ) -> None:
         if len(self._padded):
             rows = float(self._run(np.array([rows]))[0])
-        more = self._token * self._beyond(sequences)
-        self._target.update(rows, sequences.bit_length(), seconds, rounds, more, count)
+        group = sequences.bit_length()
+        more = self._token[group] * self._beyond(sequences)
+        self._target.update(rows, group, seconds, rounds, more, count)
 
     def _learn_host(
         self, sequences: int, rows: float, seconds: float, weight: float = 1.0, *, drafted: bool
@@ -179,5 +183,16 @@ class StepCosts:
 
     def _learn_draft(self, sequences: int, steps: int, seconds: float, weight: float = 1.0) -> None:
         seconds *= exp(-self._target.slowness)
-        more = steps * self._draft_token * self._beyond(sequences)
+        token = self._draft_token[sequences.bit_length()]
+        more = steps * token * self._beyond(sequences)
         self._draft.update(sequences, steps, max(seconds - more, 0.0), weight)
+
+
+def _by_group(known: Mapping[int, tuple[float, float]]) -> list[list[float]]:
+    """Of the target and of the draft, seconds by group: as measured for some numbers of sequences,
+    between two of these their mean, beyond them as for the nearest; 0 where nothing is known."""
+    numbers = sorted(known) or [1]
+    groups = [n.bit_length() for n in numbers]
+    table = np.array([known.get(n, (0.0, 0.0)) for n in numbers])
+    found: list[list[float]] = [np.interp(range(_GROUPS), groups, of).tolist() for of in table.T]
+    return found

@@ -73,5 +73,5 @@ class Roofline:
                 for n, each in _SIZES
             },
             padded=BUCKETS,
-            token_seconds=(self.kv_token, 0.0),
+            token_seconds={1: (self.kv_token, 0.0)},
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +23,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
 from engine.profile import BATCHES, CONTEXT, Profile, alone
-from engine.profiling import profile_at_start
+from engine.profiling import LEAST_TURNS, TURNS, profile_at_start
 from tests.support import tiny
 
 ALONE = alone(8)  # guesses by default
@@ -73,6 +76,66 @@ class _Chained(_Timed):
         self.seconds = 0.5 + 0.01 * sum(steps)
 
 
+class _Crowded(_Timed):
+    """Of more than eight sequences each token takes three times as long."""
+
+    def forward(self, segments: Sequence[Segment]) -> None:
+        super().forward(segments)
+        beyond = sum(segment.start - CONTEXT for segment in segments)
+        self.seconds += 2 * _TOKEN * beyond if len(segments) > 8 else 0.0
+
+
+class _Swept(_Timed):
+    """Half a second more, once, behind a forward of the drafter: `sweeper`. `drafted`: by rows of a
+    forward and drafts before it, how often."""
+
+    def __init__(self) -> None:
+        self.sweeper = _Sweeper()
+        self.drafted = Counter[tuple[int, int]]()
+
+    def forward(self, segments: Sequence[Segment]) -> None:
+        super().forward(segments)
+        before, self.sweeper.count = self.sweeper.count, 0
+        self.drafted[len(segments[0].tokens), before] += 1
+        self.seconds += 0.5 if before else 0.0
+
+
+class _Sweeper(_Timed):
+    count = 0
+
+    def forward(self, segments: Sequence[Segment]) -> None:
+        super().forward(segments)
+        assert all(len(segment.tokens) == 1 for segment in segments)
+        self.count += 1
+
+
+class _Placed(_Timed):
+    """`least`: by number of sequences, how far apart two of them were at least."""
+
+    def __init__(self) -> None:
+        self.least = dict[int, int]()
+
+    def forward(self, segments: Sequence[Segment]) -> None:
+        super().forward(segments)
+        blocks = [block for segment in segments for block in segment.blocks]
+        assert len(set(blocks)) == len(blocks)
+        firsts = [*sorted(segment.blocks[0] for segment in segments), len(_Cache.own)]
+        apart = min(b - a for a, b in pairwise(firsts))
+        self.least[len(segments)] = min(apart, self.least.get(len(segments), apart))
+
+
+class _Slow(_Timed):
+    """Takes so long by any clock. `counts`: of forwards, by rows."""
+
+    def __init__(self, takes: float) -> None:
+        self._takes, self.counts = takes, Counter[int]()
+
+    def forward(self, segments: Sequence[Segment]) -> None:
+        super().forward(segments)
+        self.counts[len(segments[0].tokens)] += 1
+        time.sleep(self._takes * len(segments[0].tokens))
+
+
 class _Cache:
     block_size, own = 16, range(1000)
 
@@ -81,12 +144,14 @@ def _profile(
     longest: int = 1024,
     speculation: dict[str, Any] | None = None,
     timed: _Timed | None = None,
+    draft: _Timed | None = None,
     **schedule: Any,
 ) -> Profile:
     said = {"target": {"path": "x"}, "schedule": schedule, "speculation": speculation or {}}
     config = EngineConfig.model_validate(said)
     runner = cast(ModelRunner, timed or _Timed())
-    return profile_at_start(config, runner, runner, cast(KVCache, _Cache()), longest)
+    drafter = cast(ModelRunner, draft) if draft else runner
+    return profile_at_start(config, runner, drafter, cast(KVCache, _Cache()), longest)
 
 
 def test_one_sequence_is_measured_with_guesses_too() -> None:
@@ -133,8 +198,49 @@ def test_batches_are_measured_up_to_the_longest_proposals() -> None:
 
 def test_what_contexts_take_is_measured() -> None:
     """Law: of target and drafter, where sequences may become so long."""
-    assert _profile(max_sequences=8).token_seconds == pytest.approx((_TOKEN, _TOKEN))
-    assert _profile(longest=200, max_sequences=8).token_seconds == (0.0, 0.0)
+    found = _profile(max_sequences=8).token_seconds
+    assert set(found) == {1, 4}
+    assert [found[n] for n in (1, 4)] == [pytest.approx((_TOKEN, _TOKEN))] * 2
+    assert not _profile(longest=200, max_sequences=8).token_seconds
+
+
+def test_a_token_of_context_may_take_more_in_a_crowd() -> None:
+    """Bug: what sixteen sequences showed was taken for what one and four pay, too, which is half or
+    a third of it."""
+    found = _profile(timed=_Crowded(), max_sequences=16).token_seconds
+    assert {n: target for n, (target, _) in found.items()} == pytest.approx(
+        {1: _TOKEN, 4: _TOKEN, 16: 3 * _TOKEN}
+    )
+
+
+def test_guesses_are_measured_behind_a_draft() -> None:
+    """Bug: forwards were timed one behind the other, with all they need in the caches. In a step
+    drafting ran before: with guesses, forwards took a tenth to a half more than was told at start,
+    without any as much."""
+    target = _Swept()
+    found = _profile(200, timed=target, draft=target.sweeper, max_sequences=1)
+    guessed = [(rows, 1.5 + 0.1 * rows) for rows in ALONE[1:]]
+    assert found.batches == {1: [(1, pytest.approx(1.1)), *guessed]}
+    settled, twice = 2, 2 * TURNS  # a row is timed behind another one
+    behind = {(rows, rows - 1): TURNS for rows in ALONE[1:]}
+    assert target.drafted == {(1, 0): settled + twice} | behind
+
+
+def test_sequences_are_far_apart() -> None:
+    """Bug: side by side in memory sixteen sequences took half of what they take as a pool places
+    them. Law: none shares a block with another."""
+    target = _Placed()
+    _profile(timed=target, max_sequences=16)
+    assert target.least == {n: len(_Cache.own) // n for n in (1, 4, 8, 16)}
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.0, TURNS), (2e-3, LEAST_TURNS)])
+def test_a_slow_machine_takes_fewer_turns(seconds: float, turns: int) -> None:
+    """Law: nobody waits for a start longer than two looks at each size take, or a tenth of a second
+    for each number of sequences."""
+    target = _Slow(seconds)
+    _profile(200, timed=target, draft=_Timed(), max_sequences=1)
+    assert target.counts[max(ALONE)] == turns
 
 
 @pytest.mark.parametrize(

@@ -572,7 +572,7 @@ def test_a_step_without_guesses_grows_with_the_contexts() -> None:
     sizes = (1, 2, 3, 5, 9, 16)
     points = [(n, world.target(n)) for n in sizes]
     draft = [(1, world.draft)]
-    controller.profile(Profile(points, draft, world.host, token_seconds=(1e-6, 0.0)))
+    controller.profile(Profile(points, draft, world.host, token_seconds={4: (1e-6, 0.0)}))
     play(controller, world, 100)
     short, long = controller.plain_seconds(1, 300), controller.plain_seconds(1, 1300)
     assert long - short == pytest.approx(1e-3)

@@ -369,7 +369,7 @@ def test_long_contexts_make_no_row_dearer() -> None:
     for token in (0.0, 1e-6):
         costs = StepCosts()
         batches = {16: [(16, 4e-3), (48, 6e-3)]}
-        costs.profile(Profile(FLAT, [(1, 2e-4)], batches=batches, token_seconds=(token, 0.0)))
+        costs.profile(Profile(FLAT, [(1, 2e-4)], batches=batches, token_seconds={16: (token, 0.0)}))
         for length in range(CONTEXT, CONTEXT + 240):
             target = 4e-3 + 1e-6 * 16 * (length - CONTEXT)
             costs.learn(_plain_step(16, target, 16 * length), fresh=False)
@@ -380,10 +380,24 @@ def test_long_contexts_make_no_row_dearer() -> None:
     assert prices[1] == pytest.approx(2e-3, rel=0.1)
 
 
+def test_a_token_of_context_costs_what_it_does_in_such_a_batch() -> None:
+    """Bug: it had one price for all batches, and a few sequences pay a third of what many do.
+    Between two sizes that were measured it is their mean, beyond them that of the nearest."""
+    costs = StepCosts()
+    assert costs.context(4) == (4 * CONTEXT, 0.0)
+    tokens = {4: (1e-6, 0.0), 16: (3e-6, 0.0)}
+    costs.profile(Profile(FLAT, [(1, 2e-4)], token_seconds=tokens))
+    found = [costs.context(n)[1] for n in (1, 4, 8, 16, 100)]
+    assert found == pytest.approx([1e-6, 1e-6, 2e-6, 3e-6, 3e-6])
+    costs.learn(_plain_step(8, 4e-3 + 2e-6 * 800, 8 * (CONTEXT + 100)), fresh=False)
+    few, many = (costs.by_rows(n, n)[0][n] for n in (4, 16))
+    assert (few, many) == pytest.approx((4e-3 + 1e-6 * 400, 4e-3 + 3e-6 * 1600))
+
+
 def test_a_draft_step_reads_contexts_too() -> None:
     """Law: what was learnt of drafting at one length holds at another, but for what is read."""
     costs = StepCosts()
-    costs.profile(Profile(FLAT, [(1, 5e-4), (64, 5e-4)], token_seconds=(0.0, 1e-6)))
+    costs.profile(Profile(FLAT, [(1, 5e-4), (64, 5e-4)], token_seconds={1: (0.0, 1e-6)}))
     begin, step = costs.drafting(8)
     costs.learn(_plain_step(8, 4e-3, 8 * (CONTEXT + 100)), fresh=False)
     assert costs.drafting(8) == pytest.approx((begin, step + 8e-4))
