@@ -7,16 +7,17 @@ _KEEP = 0.97  # what a round-old time still counts
 
 class Line:
     """Seconds as a line over a size, by decayed least squares about a slope that is expected; the
-    more the sizes vary, the less that counts. The slope is never negative."""
+    more the sizes vary, the less that counts. The slope is never negative. `slack`: seconds
+    beyond three times what was expected, from which on one is cut."""
 
-    def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0) -> None:
-        self._expected, self._stiffness = slope, stiffness
+    def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0, slack: float = 1e-4) -> None:
+        self._expected, self._stiffness, self._slack = slope, stiffness, slack
         self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def update(self, size: float, seconds: float, weight: float = 1.0) -> None:
         """Learn from one measurement; outliers are cut."""
         if self._weight > 4.0:
-            seconds = min(seconds, 3.0 * self.predict(size) + 1e-4)
+            seconds = min(seconds, 3.0 * self.predict(size) + self._slack)
         keep = _KEEP**weight
         self._weight = self._weight * keep + weight
         self._x = self._x * keep + weight * size

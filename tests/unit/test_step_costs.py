@@ -172,6 +172,20 @@ def test_where_depths_do_not_vary_the_profile_says_what_a_step_takes() -> None:
     assert begin + 4 * step == pytest.approx(3e-3)
 
 
+def test_a_step_of_more_sequences_takes_longer_within_a_batch_size_too() -> None:
+    """Bug: what 31 sequences take, which a batch passes through when it begins, was taken for what
+    16 do, which is half."""
+    cost = DraftCost()
+    cost.set_profile([(1, 1e-4), (64, 64e-4)])
+    assert cost.line(31) == pytest.approx((0.0, 31e-4))
+    for _ in range(50):
+        cost.update(16, 2, 1e-3 + 2 * 8e-4)
+        cost.update(16, 3, 1e-3 + 3 * 8e-4)
+    assert cost.line(16) == pytest.approx((1e-3, 8e-4), rel=0.15)
+    assert cost.line(32) == pytest.approx((0.0, 32e-4))
+    assert cost.line(31)[1] == pytest.approx(31 / 16 * 8e-4, rel=0.15)
+
+
 def test_batches_of_another_size_have_their_own_line() -> None:
     cost = DraftCost()
     cost.set_profile([(1, 2e-4), (64, 2e-4)])
