@@ -80,7 +80,7 @@ def profile_draft(rehearsal: Rehearsal, k_max: int, most: int) -> Points:
     after the first: the host has no part in those, and what they need is in the caches."""
     steps, numbers = min(k_max, _CHAINED), list(in_fours(1, most))
     chained = [n for n in numbers if steps > 1 and rehearsal.draws_chains(n)]
-    found = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, steps)]
+    found = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, 1 + steps)]
     return [*found, *profile_plain(rehearsal, (n for n in numbers if n not in chained))]
 
 
@@ -165,7 +165,7 @@ class Rehearsal:
 
     def chained(self, sequences: int, steps: int) -> float:
         """Seconds of a step of chains of so many."""
-        batch = self._batch((sequences, 1, CONTEXT), blocks_for=steps)
+        batch = self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
         output, rows = self._runner.forward(batch), range(sequences)
         starts = [Start(segment.blocks, CONTEXT + 1) for segment in batch]
         asked = [(plain_of(SamplingParams(seed=0, max_tokens=2)), None)] * sequences

@@ -64,6 +64,9 @@ class _Chained(_Timed):
     """Proposals of up to ten sequences are one call: half a second, and a hundredth for each step
     of each sequence."""
 
+    def __init__(self, block_size: int = 16) -> None:
+        self._block_size = block_size
+
     def draws_chains(self, sequences: int) -> bool:
         return sequences <= 10
 
@@ -72,7 +75,7 @@ class _Chained(_Timed):
         asked: Sequence[object],
     ) -> None:  # fmt: skip
         assert len(rows) == len(starts) == len(asked)
-        assert all(len(s.blocks) * _Cache.block_size >= s.position + max(steps) for s in starts)
+        assert all(len(s.blocks) * self._block_size >= s.position + max(steps) for s in starts)
         self.seconds = 0.5 + 0.01 * sum(steps)
 
 
@@ -137,7 +140,10 @@ class _Slow(_Timed):
 
 
 class _Cache:
-    block_size, own = 16, range(1000)
+    own = range(1000)
+
+    def __init__(self, block_size: int = 16) -> None:
+        self.block_size = block_size
 
 
 def _profile(
@@ -145,13 +151,14 @@ def _profile(
     speculation: dict[str, Any] | None = None,
     timed: _Timed | None = None,
     draft: _Timed | None = None,
+    block_size: int = 16,
     **schedule: Any,
 ) -> Profile:
     said = {"target": {"path": "x"}, "schedule": schedule, "speculation": speculation or {}}
     config = EngineConfig.model_validate(said)
     runner = cast(ModelRunner, timed or _Timed())
     drafter = cast(ModelRunner, draft) if draft else runner
-    return profile_at_start(config, runner, drafter, cast(KVCache, _Cache()), longest)
+    return profile_at_start(config, runner, drafter, cast(KVCache, _Cache(block_size)), longest)
 
 
 def test_one_sequence_is_measured_with_guesses_too() -> None:
@@ -176,6 +183,18 @@ def test_a_draft_step_is_one_of_a_chain() -> None:
     costs half as much: sixteen streams stayed at K = 1 where K = 4 made 1.15 of it."""
     found = _profile(timed=_Chained(), max_sequences=16)
     assert dict(found.draft) == pytest.approx({1: 0.01, 4: 0.04, 16: 1.0 + 0.1 * 16})
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 17, 23])
+def test_a_chain_has_room_for_all_its_guesses(block_size: int) -> None:
+    """Bug: with blocks that end where the chain's last forward does, as those of 4 with K up to 4,
+    no engine started, since the last guess had no place."""
+    for k in (2, 4, 5):
+        adaptive = {"controller": {"kind": "adaptive", "k_max": k}}
+        found = _profile(
+            timed=_Chained(block_size), block_size=block_size, speculation=adaptive, max_sequences=1
+        )
+        assert dict(found.draft) == pytest.approx({1: 0.01})
 
 
 def test_nothing_is_measured_that_cannot_happen() -> None:
