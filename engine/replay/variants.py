@@ -5,16 +5,17 @@ None of them serves anybody. Each is the controller but for a few lines, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from engine.adaptive import AdaptiveK
 from engine.confidence import Array
-from engine.controller import Confidences, KController, StepObservation
+from engine.controller import Confidences, KController, Overheard, StepObservation
 from engine.exploration import Exploration, Round
 from engine.forecast import Forecast
 from engine.hearing import Hearing
+from engine.lessons import Lessons
 from engine.step_costs import StepCosts
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
@@ -73,11 +74,19 @@ class NoHindsight(AdaptiveK):
         super().update(replace(observation, agreements=()))
 
 
-class ProfileOnly(AdaptiveK):
+class _OtherCosts(AdaptiveK):
+    def __init__(self, k_max: int, costs: StepCosts, *, stops: bool) -> None:
+        super().__init__(k_max, stops=stops)
+        self._costs = costs
+        self._ahead = Forecast(k_max, self._guesses, costs)
+        self._lessons = Lessons(self._guesses, costs, stops=stops)
+
+
+class ProfileOnly(_OtherCosts):
     """Costs are those of the start-up profile."""
 
-    def update(self, observation: StepObservation) -> None:
-        super().update(replace(observation, prompt_rows=observation.rows))
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        super().__init__(k_max, _Profiled(), stops=stops)
 
 
 class NoExploration(AdaptiveK):
@@ -98,13 +107,11 @@ class OnlyProbes(AdaptiveK):
         self._hearing = Hearing(self._spells, self._explore)
 
 
-class NoOptimism(AdaptiveK):
+class NoOptimism(_OtherCosts):
     """Sizes that were hardly seen cost what is expected of them."""
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._costs = _Sober()
-        self._ahead = Forecast(k_max, self._guesses, self._costs)
+        super().__init__(k_max, _Sober(), stops=stops)
 
 
 class _Never(Exploration):
@@ -124,6 +131,16 @@ class _Probes(Exploration):
 
     def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
         return "usual"
+
+
+class _Profiled(StepCosts):
+    def learn(
+        self, seen: StepObservation, *, fresh: bool, rounds: float = 1, cold: bool = False
+    ) -> None:
+        self.reach(seen)
+
+    def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
+        pass
 
 
 class _Sober(StepCosts):
