@@ -293,9 +293,7 @@ class AdaptiveK:
         if seen.is_decode and seen.num_sequences and not hears and self._hearing.learns_costs():
             rounds, self._hearing.unlearned = self._hearing.unlearned, 0
         fresh = self._drafted and not self.looks_back
-        return Lesson(
-            seen, outcomes, self._before, rounds, fresh, cold=self._explore.is_single_baseline
-        )
+        return Lesson(seen, outcomes, self._before, rounds, fresh, cold=self._explore.is_cold)
 
     def _take_in(self) -> bool:
         """Learn from what was told. Whether guesses fare in another way than they did."""

@@ -20,7 +20,9 @@ _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 # slowness before any was seen; of what the latter does in a round, and in many; of what a size does
 # in a round unseen.
 _NOISE, NEW, _NEW_GROUP, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
-_BURST, _BURSTS, _SETTLING = 3e-4, 5e-2, 1e-5
+_BURST, _BURSTS, _SETTLING = 3e-4, 5e-2, 6e-5
+_RECENT = 48  # rounds unseen in which it does nothing: else those of a size that is played go up as
+# the machine's slowness goes down
 _MEMORY = 24  # rounds whose mean slowness is the usual one
 
 
@@ -139,7 +141,8 @@ class CostCurve:
         self._rounds += rounds
         unseen = self._rounds - self._seen.get((group, place), self._rounds)
         self._seen[group, place] = self._rounds
-        doubt = min(self._doubts.get((group, place), NEW) + _SETTLING * unseen, NEW)
+        settled = _SETTLING * max(unseen - _RECENT, 0.0)
+        doubt = min(self._doubts.get((group, place), NEW) + settled, NEW)
         level = self._level_doubts.get(group, _NEW_GROUP)
         restless = max(min(self._restless + _BURST * rounds, _BURSTS), self._restless)
         usual = log(self.predict(size, group, more))

@@ -137,6 +137,12 @@ class Exploration:
         return self.round == "baseline" and self._length == 1
 
     @property
+    def is_cold(self) -> bool:
+        """Whether this round takes longer than its like do once they are played: little of what it
+        needs is in the caches."""
+        return self.is_single_baseline and self._begins_dearer()
+
+    @property
     def is_crowd_baseline(self) -> bool:
         """Whether this round is one of the few of a crowd's baseline."""
         return self.round == "baseline" and self._length == _BASELINE_ROUNDS_CROWD

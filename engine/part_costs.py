@@ -74,6 +74,15 @@ class HostCost:
         """Without guesses; None: not known."""
         return self._plain.predict(sequences) if self._plain.is_known else None
 
+    def seconds(self, sequences: int, rows: float, *, drafted: bool) -> float | None:
+        """Of a step; None: nothing like it was seen."""
+        if not drafted:
+            return self.plain(sequences)
+        if sequences.bit_length() not in self._with_guesses:
+            return None
+        start, row = self.line(sequences)
+        return start + row * rows
+
     def update(
         self, sequences: int, rows: float, seconds: float, weight: float = 1.0, *, drafted: bool
     ) -> None:

@@ -119,33 +119,20 @@ class StepCosts:
         """From a step of decoding, so many rounds after the last; `fresh`: the drafter had nothing
         to catch up with; `cold`: its like had not run for long, and usually take no longer."""
         self.reach(seen)
-        if cold:
-            self._bound(seen, rounds)
-            return
-        self._learn_target(seen.num_sequences, seen.rows, seen.target_seconds, rounds)
-        if seen.prompt_rows:  # the drafter has to run them, too, and the host to admit them
-            return
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         drafting = sequences if seen.num_drafting is None else seen.num_drafting
+        self._learn_target(sequences, seen.rows, seen.target_seconds, rounds, cold=cold)
+        if seen.prompt_rows:  # the drafter has to run them, too, and the host to admit them
+            return
         guessed = steps > 0 or seen.rows > sequences
-        self._learn_host(sequences, seen.rows, seen.host_seconds, drafted=guessed)
+        self._learn_host(sequences, seen.rows, seen.host_seconds, drafted=guessed, cold=cold)
         if steps and fresh and drafting:
-            self._learn_draft(drafting, steps, seen.draft_seconds)
+            self._learn_draft(drafting, steps, seen.draft_seconds, cold=cold)
 
     def reach(self, seen: StepObservation) -> None:
         """So long are its sequences by now."""
         if seen.context is not None and seen.num_sequences:
             self._length = seen.context / seen.num_sequences
-
-    def _bound(self, seen: StepObservation, rounds: float) -> None:
-        """By a step without guesses."""
-        sequences, group = seen.num_sequences, seen.num_sequences.bit_length()
-        more = self._token[group] * self._beyond(sequences)
-        (rows,) = self._run(np.array([float(seen.rows)])).tolist()
-        self._target.lower(rows, group, seen.target_seconds, rounds, more)
-        host, known = exp(-self._target.slowness) * seen.host_seconds, self._host.plain(sequences)
-        if known is None or host < known:
-            self._host.update(sequences, rows, host, drafted=False)
 
     def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
         """From steps of so many rounds. Of those alike the medians, which a step that the host took
@@ -167,25 +154,53 @@ class StepCosts:
             self._learn_draft(drafting, steps, median(seconds), _WEIGHT * len(seconds))
 
     def _learn_target(
-        self, sequences: int, rows: float, seconds: float, rounds: float, count: int = 1
+        self,
+        sequences: int,
+        rows: float,
+        seconds: float,
+        rounds: float,
+        count: int = 1,
+        *,
+        cold: bool = False,
     ) -> None:
         if len(self._padded):
             rows = float(self._run(np.array([rows]))[0])
         group = sequences.bit_length()
         more = self._token[group] * self._beyond(sequences)
-        self._target.update(rows, group, seconds, rounds, more, count)
+        if cold:
+            self._target.lower(rows, group, seconds, rounds, more)
+        else:
+            self._target.update(rows, group, seconds, rounds, more, count)
 
     def _learn_host(
-        self, sequences: int, rows: float, seconds: float, weight: float = 1.0, *, drafted: bool
+        self,
+        sequences: int,
+        rows: float,
+        seconds: float,
+        weight: float = 1.0,
+        *,
+        drafted: bool,
+        cold: bool = False,
     ) -> None:
-        fast = exp(-self._target.slowness)
-        self._host.update(sequences, rows, fast * seconds, weight, drafted=drafted)
-
-    def _learn_draft(self, sequences: int, steps: int, seconds: float, weight: float = 1.0) -> None:
         seconds *= exp(-self._target.slowness)
-        token = self._draft_token[sequences.bit_length()]
-        more = steps * token * self._beyond(sequences)
-        self._draft.update(sequences, steps, max(seconds - more, 0.0), weight)
+        known = self._host.seconds(sequences, rows, drafted=drafted)
+        if not cold or known is None or seconds < known:
+            self._host.update(sequences, rows, seconds, weight, drafted=drafted)
+
+    def _learn_draft(
+        self,
+        sequences: int,
+        steps: int,
+        seconds: float,
+        weight: float = 1.0,
+        *,
+        cold: bool = False,
+    ) -> None:
+        more = steps * self._draft_token[sequences.bit_length()] * self._beyond(sequences)
+        seconds = max(exp(-self._target.slowness) * seconds - more, 0.0)
+        begin, step = self._draft.line(sequences)
+        if not cold or seconds < begin + steps * step:
+            self._draft.update(sequences, steps, seconds, weight)
 
 
 def _by_group(known: Mapping[int, tuple[float, float]]) -> list[list[float]]:
