@@ -25,6 +25,7 @@ from engine.profile import BATCHES, CONTEXT, LONG_CONTEXT, Points, Profile, alon
 from engine.sampling.plain import plain_of
 
 TURNS, LEAST_TURNS = 4, 2  # of which the lower median tells: slow moments only take time
+SWEEPS_SECONDS = 0.02  # of a forward: what it reads is far more than caches hold
 TURNS_SECONDS = 0.12  # after which the least are enough
 _SETTLED = 0.97  # of the seconds before: what the last size left in the caches is gone
 _CHAINED = 5  # draft steps in a chain that is timed
@@ -132,6 +133,7 @@ class Rehearsal:
         self, runner: ModelRunner, cache: KVCache, draft: ModelRunner | None = None
     ) -> None:
         self._runner, self._cache, self._draft = runner, cache, draft
+        self._sweeps = False  # whether a forward reads so much that nothing before it matters
         self.draws_chains = runner.draws_chains
 
     def fits(self, sequences: int, rows: int, context: int = CONTEXT) -> bool:
@@ -184,19 +186,27 @@ class Rehearsal:
         """What ran before leaves the caches slowly."""
         batch, before = self._batch(size), inf
         for _ in range(TURNS):
-            seconds = _timed(self._runner, batch)
-            if seconds > _SETTLED * before:
+            seconds = self._timed(batch)
+            if self._sweeps or seconds > _SETTLED * before:
                 break
             before = seconds
 
     def _once(self, size: _Size) -> float:
         batch, (_, rows, _) = self._batch(size), size
-        if rows == 1:
+        if self._sweeps:
+            pass
+        elif rows == 1:
             _timed(self._runner, batch)
         elif self._draft is not None:
             for guess in range(rows - 1):
                 _timed(self._draft, [_row(segment, guess) for segment in batch])
-        return _timed(self._runner, batch)
+        return self._timed(batch)
+
+    def _timed(self, batch: list[Segment]) -> float:
+        began = time.perf_counter()
+        seconds = _timed(self._runner, batch)
+        self._sweeps = time.perf_counter() - began > SWEEPS_SECONDS
+        return seconds
 
     def _blocks_each(self, rows: int, context: int) -> int:
         return -(-(context + rows) // self._cache.block_size)

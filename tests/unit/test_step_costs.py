@@ -35,6 +35,24 @@ def test_each_size_up_to_eight_has_its_own_factor() -> None:
         assert curve.predict(size, 3) == pytest.approx(seconds, rel=0.05)
 
 
+def test_what_is_looked_at_now_and_then_is_believed() -> None:
+    """Bug: of what five rounds at K = 0 showed, one spell of them in 128 rounds, two fifths were
+    laid to the machine and forgotten when guesses went on."""
+    curve = CostCurve(FLAT)
+    for _ in range(100):  # it was dear once
+        curve.update(12, 3, 4e-3, 8)
+        curve.update(4, 3, 5.5e-3, 8)
+    for _ in range(2):
+        for _ in range(16):
+            curve.update(12, 3, 4e-3, 8, count=3)
+        for _ in range(5):
+            curve.update(4, 3, 4e-3)
+    for _ in range(16):
+        curve.update(12, 3, 4e-3, 8, count=3)
+    assert curve.predict(12, 3) == pytest.approx(4e-3, rel=0.03)
+    assert curve.predict(4, 3) == pytest.approx(4e-3, rel=0.045)
+
+
 def test_what_changed_while_nobody_looked_is_the_machine() -> None:
     """Bug: contexts grew while the controller rested, and all of it was laid to the size that was
     seen next, which looked too dear from then on."""
