@@ -86,15 +86,14 @@ class StepObservation:
     def in_short(self) -> Overheard:
         """What of it is overheard, had nobody been told of it."""
         size = self.num_sequences
+        steps = max((outcome.offered for outcome in self.outcomes), default=0)
         return Overheard(
             k=self.k,
             outcomes=self.outcomes if self.k else (),
             num_sequences=size,
             num_drafting=size if self.num_drafting is None else self.num_drafting,
             rows=self.rows,
-            steps=0
-            if self.num_drafting == 0
-            else max((o.offered for o in self.outcomes), default=0),
+            steps=0 if self.num_drafting == 0 else steps,
             tokens=self.tokens,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,

@@ -193,14 +193,16 @@ class Rehearsal:
 
     def _once(self, size: _Size) -> float:
         batch, (_, rows, _) = self._batch(size), size
-        if self._sweeps:
-            pass
-        elif rows == 1:
+        if not self._sweeps:
+            self._run_before(batch, rows)
+        return self._timed(batch)
+
+    def _run_before(self, batch: list[Segment], rows: int) -> None:
+        if rows == 1:
             _timed(self._runner, batch)
         elif self._draft is not None:
             for guess in range(rows - 1):
                 _timed(self._draft, [_row(segment, guess) for segment in batch])
-        return self._timed(batch)
 
     def _timed(self, batch: list[Segment]) -> float:
         began = time.perf_counter()
