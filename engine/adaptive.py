@@ -24,6 +24,7 @@ from engine.hearing import Hearing
 from engine.lessons import Lesson, Lessons
 from engine.messages import Estimates, Reason
 from engine.profile import Profile
+from engine.rests import Rests
 from engine.spells import Spells
 from engine.step_costs import StepCosts
 
@@ -65,9 +66,7 @@ class AdaptiveK:
         self._now: int | None = None  # and in this one
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
         self._anew = False  # choose at once
-        self._rests = self._rested = 0  # rounds in which nothing is due, and those of them gone
-        self._resting = 0  # draft steps in each
-        self._overheard = 1  # of them, one in so many
+        self._rests = Rests()
         self._spells = Spells()
         self._hearing = Hearing(self._spells, self._explore)
         self._lessons = Lessons(self._guesses, self._costs, stops=stops)
@@ -98,13 +97,12 @@ class AdaptiveK:
         sequences = load.num_sequences or 1
         size = sequences.bit_length()
         changed = size != self._size or self._anew
-        self._before, self._now = self._now, None if self._resting else 0
+        self._before, self._now = self._now, None if self._rests.k else 0
         self._guesses.chances.restart()
-        if self._rested < self._rests and not changed:
-            self._rested += 1
+        if not changed and self._rests.go():
             self.listens = self.looks_back = False
-            self.overhears = self._rested % self._overheard == 0
-            return self._resting
+            self.overhears = self._rests.is_overheard
+            return self._rests.k
         self._said = None
         self._wake()
         self._sequences = sequences
@@ -124,26 +122,25 @@ class AdaptiveK:
 
     def _rest(self, k: int) -> None:
         """Once all is known, nothing is due for some rounds."""
-        self._resting, self._drafted = k, self._drafted and k > 0
+        self._drafted = self._drafted and k > 0
         self._now = None if k else 0
-        if not self._spells.is_known:
-            return
-        self._overheard = self._hearing.overheard(self._sequences)
-        if self._explore.round in ("above", "below"):
-            self._rests, self._overheard = _MORE, 1
-        elif self._explore.round == "usual":
+        rounds, every = 0, 1
+        if self._spells.is_known and self._explore.round in ("above", "below"):
+            rounds = _MORE
+        elif self._spells.is_known and self._explore.round == "usual":
+            every = self._hearing.overheard(self._sequences)
             if not k:
-                self._rests = _REST
+                rounds = _REST
             elif self.listens and self._guesses.tells:
-                self._rests = self._hearing.interval(self._sequences) - 1
+                rounds = self._hearing.interval(self._sequences) - 1
+        self._rests.begin(k, rounds, every=every)
 
     def _wake(self) -> None:
         """Count the rounds that it rested."""
-        if self._rested:
-            self._spells.go(self._rested)
-            self._hearing.rest(self._rested)
-            self._explore.rest(self._rested, self._usual, on=self._resting > 0)
-        self._rests = self._rested = 0
+        if rounds := self._rests.end():
+            self._spells.go(rounds)
+            self._hearing.rest(rounds)
+            self._explore.rest(rounds, self._usual, on=self._rests.k > 0)
 
     def resume(self) -> None:
         """As if the batch were of another size: choose anew, and look soon."""
@@ -320,6 +317,6 @@ class AdaptiveK:
         """As of the last choice, the same until the next; before the first there are no rates."""
         if self._said is None:
             tries = self.reason in ("probe", "trial", "neighbour")
-            k = self._resting if tries else self._k
+            k = self._rests.k if tries else self._k
             self._said = self._ahead.estimates(self._sequences, k, self.reason)
         return self._said

@@ -75,7 +75,7 @@ def test_a_choice_knows_all_that_was_told_before_it() -> None:
     for _ in range(200):
         chosen = controller._spells._chosen
         k = controller.choose(Load(world.batch))
-        if not controller._rested and controller._spells._chosen <= min(chosen, 1):
+        if not controller._rests._gone and controller._spells._chosen <= min(chosen, 1):
             assert not len(controller._lessons)
         controller.update(world.round(controller, k))
         assert len(controller._lessons) < 4
