@@ -26,8 +26,9 @@ _RECENT = 48  # rounds unseen in which it does nothing: else those of a size tha
 _MEMORY = 24  # rounds whose mean slowness is the usual one
 
 
-class _Curve:
-    """Seconds by size, linear between measured points and beyond the last."""
+class Curve:
+    """Seconds by size, linear between measured points and beyond the last. A single point is a flat
+    curve."""
 
     def __init__(self, points: Points) -> None:
         table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
@@ -55,11 +56,13 @@ class _Curve:
 
 
 class CostCurve:
-    """Seconds by size: a profile, linear between its points, times what it got wrong.
+    """Seconds by size, for a batch: a profile, linear between its points, times what it got wrong.
+    A size is rows, a batch the number of sequences that share them.
 
-    The correction has a factor for all (`slowness`), one for all sizes within a group (a group is a
-    batch size; context and the work per sequence land here) and one for each of some sizes in that
-    group (`place_of`), interpolated where none was seen. Corrections are logarithms.
+    The correction has a factor for all (`slowness`), one for all sizes within a group (batches of
+    the same bit length; context and the work per sequence land here) and one for each of some sizes
+    in that group (`place_of`), interpolated where none was seen. Corrections are logarithms. Within
+    a group what has as many rows a sequence is alike: 31 sequences of a row are no 16 of two.
 
     `slowness`: of the machine, as of the last measurement; heat and neighbours change it by tenths
     within some rounds. `usual`: its mean of late, at which seconds are predicted: that of a single
@@ -69,11 +72,11 @@ class CostCurve:
     def __init__(self, points: Points = ((1, 1e-5),)) -> None:
         self.set_profile(points)
 
-    def set_profile(self, points: Points, groups: Mapping[int, Points] | None = None) -> None:
-        """Start over from measured points; a single one means a flat curve. `groups` have curves of
-        their own; between two of them it is the mean."""
-        self._curve = _Curve(points)
-        self._curves = {group: _Curve(own) for group, own in (groups or {}).items()}
+    def set_profile(self, points: Points, batches: Mapping[int, Points] | None = None) -> None:
+        """Start over from measured points. `batches` have curves of their own; what others take
+        with as many rows a sequence lies on the line through the nearest two."""
+        self._curve = Curve(points)
+        self._curves = {batch: Curve(own) for batch, own in sorted((batches or {}).items())}
         self.slowness = self.usual = 0.0
         self._restless = _NEW_MACHINE  # variance of the slowness
         self._right = set[tuple[int, int]]()  # residuals whose last error was no outlier
@@ -85,48 +88,53 @@ class CostCurve:
         self._rounds = 0.0  # gone by so far
         self._seen: dict[tuple[int, int], float] = {}  # of these, when a residual was learnt last
 
-    def _base(self, group: int) -> list[_Curve]:
-        """One curve, or the two to take the mean of."""
-        if not self._curves:
-            return [self._curve]
-        if group in self._curves:
-            return [self._curves[group]]
-        below = max((g for g in self._curves if g < group), default=None)
-        above = min((g for g in self._curves if g > group), default=None)
-        return [self._curves[g] for g in (below, above) if g is not None]
+    def _near(self, batch: int) -> list[tuple[Curve, float, float]]:
+        """The curves that tell of a batch; of each, how many of its rows one of the batch stands
+        for, and its weight: those of the two next batches, or of the first or last two."""
+        known = list(self._curves)
+        if len(known) < 2:
+            return [(self._curves[known[0]] if known else self._curve, 1.0, 1.0)]
+        above = min(max(bisect_right(known, batch), 1), len(known) - 1)
+        low, high = known[above - 1], known[above]
+        share = (batch - low) / (high - low)
+        few, many = self._curves[low], self._curves[high]
+        return [(few, low / batch, 1.0 - share), (many, high / batch, share)]
 
-    def predict(self, size: float, group: int, more: float = 0.0) -> float:
+    def predict(self, size: float, batch: int, more: float = 0.0) -> float:
         """Seconds; `more`: beyond the curve's, before it is corrected."""
+        group = batch.bit_length()
         correction = self.usual + self._levels.get(group, 0.0)
         residuals = self._residuals.get(group)
         if residuals:
-            correction += _interpolated(residuals, place_of(size))
-        curves = self._base(group)
-        base = sum(curve.at(size) for curve in curves) / len(curves)
+            correction += _interpolated(residuals, place_of(size * _scale(batch)))
+        found = [(weight, curve.at(size * each)) for curve, each, weight in self._near(batch)]
+        base = sum(weight * seconds for weight, seconds in found)
+        base = max(base, 0.5 * found[0][1])
         return max(base + more, 0.5 * base) * exp(correction)
 
-    def profiled(self, sizes: Array, group: int) -> tuple[Array, Array]:
+    def profiled(self, sizes: Array, batch: int) -> tuple[Array, Array]:
         """What the profile says of them, and where each stands: the same until the next one."""
-        curves = self._base(group)
-        base = sum((curve.many(sizes) for curve in curves), np.zeros(len(sizes))) / len(curves)
-        return base, _places(sizes)
+        found = [(weight, curve.many(sizes * each)) for curve, each, weight in self._near(batch)]
+        base = sum((weight * seconds for weight, seconds in found), np.zeros(len(sizes)))
+        return np.maximum(base, 0.5 * found[0][1]), _places(sizes * _scale(batch))
 
-    def level(self, group: int) -> float:
-        """The factor of all sizes of the group, machine and all."""
-        return exp(self.usual + self._levels.get(group, 0.0))
-
-    def known(self, group: int) -> Array:
+    def known(self, batch: int) -> Array:
         """`[some, 3]`, in order: the places that have a factor, its logarithm and its variance."""
+        group = batch.bit_length()
         residuals = self._residuals.get(group, {})
         rows = [
             (place, residuals[place], self._doubts[group, place]) for place in sorted(residuals)
         ]
         return np.array(rows).reshape(-1, 3)
 
+    def level(self, batch: int) -> float:
+        """The factor of all its sizes, machine and all."""
+        return exp(self.usual + self._levels.get(batch.bit_length(), 0.0))
+
     def update(
         self,
         size: float,
-        group: int,
+        batch: int,
         seconds: float,
         rounds: float = 1,
         more: float = 0.0,
@@ -137,7 +145,7 @@ class CostCurve:
         the group and this size is settled by how much is known of each (a Kalman filter without the
         covariance): of a size seen for the first time nearly all; later a slow spell does not make
         the other sizes look good. A size not seen for long may have become another."""
-        place = round(place_of(size))
+        group, place = batch.bit_length(), round(place_of(size * _scale(batch)))
         self._rounds += rounds
         unseen = self._rounds - self._seen.get((group, place), self._rounds)
         self._seen[group, place] = self._rounds
@@ -145,7 +153,7 @@ class CostCurve:
         doubt = min(self._doubts.get((group, place), NEW) + settled, NEW)
         level = self._level_doubts.get(group, _NEW_GROUP)
         restless = max(min(self._restless + _BURST * rounds, _BURSTS), self._restless)
-        usual = log(self.predict(size, group, more))
+        usual = log(self.predict(size, batch, more))
         error = log(max(seconds, 1e-7)) - usual + self.usual - self.slowness
         if self._jumped(group, place, error):
             restless = _NEW_MACHINE
@@ -161,10 +169,10 @@ class CostCurve:
         self._restless = restless * (1.0 - restless * share)
         self._slow_down(restless * share * error, rounds)
 
-    def lower(self, size: float, group: int, seconds: float, rounds: float, more: float) -> None:
+    def lower(self, size: float, batch: int, seconds: float, rounds: float, more: float) -> None:
         """Learn from a measurement that is no more than a bound: usually it takes no longer."""
-        if seconds < self.predict(size, group, more):
-            self.update(size, group, seconds, rounds, more)
+        if seconds < self.predict(size, batch, more):
+            self.update(size, batch, seconds, rounds, more)
         else:
             self._rounds += rounds
 
@@ -187,6 +195,12 @@ class CostCurve:
         self.slowness += by
         share = rounds / min(self._rounds, _MEMORY)
         self.usual += (self.slowness - self.usual) * min(share, 1.0)
+
+
+def _scale(batch: int) -> float:
+    """Rows of the smallest batch of its group that stand for one of its own, so that sizes with as
+    many rows a sequence have the same place."""
+    return (1 << batch.bit_length() - 1) / batch
 
 
 def place_of(size: float) -> float:

@@ -3,7 +3,7 @@ of two), learnt online."""
 
 from __future__ import annotations
 
-from engine.cost_curve import CostCurve
+from engine.cost_curve import Curve
 from engine.line import Line
 from engine.profile import Points
 
@@ -19,11 +19,11 @@ class DraftCost:
     and are learnt together."""
 
     def __init__(self) -> None:
-        self._profile = CostCurve()
+        self._profile = Curve([(1, 1e-5)])
         self._lines: dict[int, Line] = {}
 
     def set_profile(self, points: Points) -> None:
-        self._profile.set_profile(points)
+        self._profile = Curve(points)
         self._lines.clear()
 
     def line(self, sequences: int) -> tuple[float, float]:
@@ -37,7 +37,7 @@ class DraftCost:
         self._of(sequences).update(steps, seconds / self._unit(sequences), weight)
 
     def _unit(self, sequences: int) -> float:
-        return self._profile.predict(sequences, sequences.bit_length())
+        return self._profile.at(sequences)
 
     def _of(self, sequences: int) -> Line:
         group = sequences.bit_length()

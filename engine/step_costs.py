@@ -38,7 +38,7 @@ class StepCosts:
         self._padded = np.empty(0)  # rows that forwards are padded to
         self._token, self._draft_token = _by_group({})  # seconds for each token of context
         self._length = float(CONTEXT)  # tokens of a sequence when it was last told
-        # By batch size (its power of two) and most rows: what the profile says of them.
+        # By batch size and most rows: what the profile says of them.
         self._profiled: dict[tuple[int, int], tuple[Array, Array]] = {}
 
     def profile(self, measured: Profile) -> None:
@@ -48,9 +48,8 @@ class StepCosts:
         self._padded = np.array(measured.padded, dtype=float)
         self._token, self._draft_token = _by_group(measured.token_seconds)
         if measured.target:
-            batches = measured.batches.items()
-            groups = {n.bit_length(): self._filled(points) for n, points in batches}
-            self._target.set_profile(self._filled(measured.target), groups)
+            batches = {n: self._filled(points) for n, points in measured.batches.items()}
+            self._target.set_profile(self._filled(measured.target), batches)
         if measured.draft:
             self._draft.set_profile(measured.draft)
         if measured.host:
@@ -59,15 +58,14 @@ class StepCosts:
     def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
         """Seconds of target and host for 0 to `most` rows: as far as is known, and hopefully. More
         rows never cost less."""
-        group = sequences.bit_length()
-        if (group, most) not in self._profiled:
+        if (sequences, most) not in self._profiled:
             run = self._run(np.arange(most + 1.0))
-            self._profiled[group, most] = self._target.profiled(run, group)
-        base, places = self._profiled[group, most]
+            self._profiled[sequences, most] = self._target.profiled(run, sequences)
+        base, places = self._profiled[sequences, most]
         seconds, hope = np.empty(most + 1), np.empty(most + 1)
         price_rows(
-            base, places, self._target.known(group), self._target.level(group),
-            self._token[group] * self._beyond(sequences), _FAVOUR, NEW,
+            base, places, self._target.known(sequences), self._target.level(sequences),
+            self._token[sequences.bit_length()] * self._beyond(sequences), _FAVOUR, NEW,
             *self._host_seconds(sequences), seconds, hope,
         )  # fmt: skip
         return seconds, hope
@@ -166,12 +164,11 @@ class StepCosts:
     ) -> None:
         if len(self._padded):
             rows = float(self._run(np.array([rows]))[0])
-        group = sequences.bit_length()
-        more = self._token[group] * self._beyond(sequences)
+        more = self._token[sequences.bit_length()] * self._beyond(sequences)
         if cold:
-            self._target.lower(rows, group, seconds, rounds, more)
+            self._target.lower(rows, sequences, seconds, rounds, more)
         else:
-            self._target.update(rows, group, seconds, rounds, more, count)
+            self._target.update(rows, sequences, seconds, rounds, more, count)
 
     def _learn_host(
         self,

@@ -30,9 +30,9 @@ def test_each_size_up_to_eight_has_its_own_factor() -> None:
     }
     for _ in range(1500):
         size = rng.randint(1, 8)
-        curve.update(size, 3, truth[size])
+        curve.update(size, 4, truth[size])
     for size, seconds in truth.items():
-        assert curve.predict(size, 3) == pytest.approx(seconds, rel=0.05)
+        assert curve.predict(size, 4) == pytest.approx(seconds, rel=0.05)
 
 
 def test_what_is_looked_at_now_and_then_is_believed() -> None:
@@ -40,17 +40,17 @@ def test_what_is_looked_at_now_and_then_is_believed() -> None:
     laid to the machine and forgotten when guesses went on."""
     curve = CostCurve(FLAT)
     for _ in range(100):  # it was dear once
-        curve.update(12, 3, 4e-3, 8)
-        curve.update(4, 3, 5.5e-3, 8)
+        curve.update(12, 4, 4e-3, 8)
+        curve.update(4, 4, 5.5e-3, 8)
     for _ in range(2):
         for _ in range(16):
-            curve.update(12, 3, 4e-3, 8, count=3)
+            curve.update(12, 4, 4e-3, 8, count=3)
         for _ in range(5):
-            curve.update(4, 3, 4e-3)
+            curve.update(4, 4, 4e-3)
     for _ in range(16):
-        curve.update(12, 3, 4e-3, 8, count=3)
-    assert curve.predict(12, 3) == pytest.approx(4e-3, rel=0.03)
-    assert curve.predict(4, 3) == pytest.approx(4e-3, rel=0.045)
+        curve.update(12, 4, 4e-3, 8, count=3)
+    assert curve.predict(12, 4) == pytest.approx(4e-3, rel=0.03)
+    assert curve.predict(4, 4) == pytest.approx(4e-3, rel=0.045)
 
 
 def test_what_changed_while_nobody_looked_is_the_machine() -> None:
@@ -60,10 +60,10 @@ def test_what_changed_while_nobody_looked_is_the_machine() -> None:
     for rounds in (1, 200):
         curve = CostCurve([(16, 4e-3), (48, 8e-3)])
         for _ in range(60):
-            curve.update(16, 5, 4e-3)
-            curve.update(48, 5, 8e-3)
-        curve.update(48, 5, 10e-3, rounds)
-        found.append(curve.predict(16, 5))
+            curve.update(16, 16, 4e-3)
+            curve.update(48, 16, 8e-3)
+        curve.update(48, 16, 10e-3, rounds)
+        found.append(curve.predict(16, 16))
     at_once, later = found
     assert 4e-3 < at_once < 4.3e-3 < later < 5e-3
 
@@ -74,9 +74,9 @@ def test_a_size_seen_in_a_bad_moment_makes_no_cliff() -> None:
     curve = CostCurve([(16, 4e-3), (32, 5e-3), (48, 6e-3)])
     for _ in range(60):
         for rows, seconds in ((16, 4e-3), (32, 5e-3), (48, 6e-3)):
-            curve.update(rows, 5, seconds)
-    curve.update(37, 5, 7e-3)
-    found = [curve.predict(rows, 5) for rows in range(32, 49)]
+            curve.update(rows, 16, seconds)
+    curve.update(37, 16, 7e-3)
+    found = [curve.predict(rows, 16) for rows in range(32, 49)]
     steps = [after / before for before, after in pairwise(found)]
     assert max(steps) < 1.03
 
@@ -88,11 +88,11 @@ def test_a_machine_that_became_another_makes_no_size_dear(factor: float) -> None
     looked 2.5 times too dear for thousands of rounds."""
     curve = CostCurve([(16, 4e-3), (48, 8e-3)])
     for _ in range(60):
-        curve.update(16, 5, 4e-3, 16)
+        curve.update(16, 16, 4e-3, 16)
     for rows, seconds in [(16, 4e-3), (16, 4e-3), *[(48, 8e-3)] * 8, *[(16, 4e-3)] * 8]:
-        curve.update(rows, 5, factor * seconds, 4)
-    assert curve.predict(48, 5) / curve.predict(16, 5) == pytest.approx(2.0, rel=0.1)
-    assert curve.predict(16, 5) == pytest.approx(factor * 4e-3, rel=0.2)
+        curve.update(rows, 16, factor * seconds, 4)
+    assert curve.predict(48, 16) / curve.predict(16, 16) == pytest.approx(2.0, rel=0.1)
+    assert curve.predict(16, 16) == pytest.approx(factor * 4e-3, rel=0.2)
 
 
 def test_two_hiccups_in_a_row_are_forgotten() -> None:
@@ -100,13 +100,13 @@ def test_two_hiccups_in_a_row_are_forgotten() -> None:
     curve = CostCurve([(16, 4e-3), (48, 8e-3)])
     truth = {16: 4e-3, 48: 8e-3}
     for rows in [16, 48] * 30:
-        curve.update(rows, 5, truth[rows], 4)
+        curve.update(rows, 16, truth[rows], 4)
     for rows in (16, 48):
-        curve.update(rows, 5, 30 * truth[rows], 4)
+        curve.update(rows, 16, 30 * truth[rows], 4)
     for rows in [16, 48] * 12:
-        curve.update(rows, 5, truth[rows], 4)
+        curve.update(rows, 16, truth[rows], 4)
     for rows, seconds in truth.items():
-        assert curve.predict(rows, 5) == pytest.approx(seconds, rel=0.15)
+        assert curve.predict(rows, 16) == pytest.approx(seconds, rel=0.15)
 
 
 def test_what_is_common_reaches_sizes_not_seen() -> None:
@@ -135,11 +135,11 @@ def test_many_are_the_predictions_of_each(seen: list[int]) -> None:
     for index, size in enumerate(seen * 3):
         curve.update(size, 2, 5e-3 + 1e-4 * index)
     sizes = np.arange(0.0, 150.0)
-    for group in (2, 3):
-        each = [curve.predict(size, group) for size in sizes.tolist()]
-        base, places = curve.profiled(sizes, group)
+    for batch in (2, 3, 7):
+        each = [curve.predict(size, batch) for size in sizes.tolist()]
+        base, places = curve.profiled(sizes, batch)
         found, hoped = np.empty(150), np.empty(150)
-        known, level, nobody = curve.known(group), curve.level(group), np.zeros(3)
+        known, level, nobody = curve.known(batch), curve.level(batch), np.zeros(3)
         price_rows(base, places, known, level, 0.0, 0.5, NEW, nobody, -1, found, hoped)
         doubts = {int(place): doubt for place, _, doubt in known.tolist()}
         trust = np.array([1.0 / doubts.get(place, NEW) for place in np.rint(places).tolist()])
@@ -318,16 +318,36 @@ def test_rows_cost_target_and_host() -> None:
 
 
 def test_a_batch_has_the_profile_of_its_size() -> None:
-    """Law: a batch that was measured is as measured; between two it is their mean, beyond the last
-    that one; and one alone is no news of them."""
+    """Law: a batch that was measured is as measured; what others take with as many rows a sequence
+    grows evenly from one to the next, and beyond the last as before it; and one alone is no news of
+    them."""
     costs = StepCosts()
-    batches = {1: [(1, 1e-3), (9, 1e-3)], 4: [(4, 2e-3), (36, 6e-3)], 64: [(64, 9e-3), (128, 9e-3)]}
+    batches = {1: [(1, 1e-3), (9, 1e-3)], 4: [(4, 2e-3), (36, 6e-3)], 64: [(64, 9e-3), (128, 11e-3)]}
     costs.profile(Profile([(1, 1e-3), (64, 1e-3)], batches=batches))
     assert costs.by_rows(1, 8)[0][1:] == pytest.approx([1e-3] * 8)
     assert costs.by_rows(4, 36)[0][[4, 20, 36]] == pytest.approx([2e-3, 4e-3, 6e-3])
-    assert costs.by_rows(64, 128)[0][[64, 128]] == pytest.approx([9e-3, 9e-3])
-    assert costs.by_rows(16, 36)[0][36] == pytest.approx((6e-3 + 9e-3) / 2)
-    assert costs.by_rows(200, 300)[0][300] == pytest.approx(9e-3)
+    assert costs.by_rows(64, 128)[0][[64, 128]] == pytest.approx([9e-3, 11e-3])
+    two_of_each = [costs.by_rows(n, 2 * n)[0][2 * n] for n in (4, 16, 64, 124)]
+    assert two_of_each == pytest.approx([2.5e-3, 4.2e-3, 11e-3, 19.5e-3])
+
+
+def test_what_one_batch_teaches_of_another_is_by_rows_of_each() -> None:
+    """Bug: 31 sequences of a row were taken for 16 of two, which read half as many contexts, so
+    that guesses looked twice as dear as they were and sixteen streams stayed at K = 0."""
+
+    def seconds(sequences: int, each: int) -> float:
+        return 1e-3 + sequences * (2e-4 + 2e-5 * each)
+
+    costs = StepCosts()
+    measured = {n: [(n * each, seconds(n, each)) for each in (1, 2, 9)] for n in (1, 16, 32)}
+    costs.profile(Profile(measured[1], batches=measured))
+    for sequences in range(31, 16, -1):
+        for _ in range(20):
+            took = seconds(sequences, 1)
+            costs.learn(_plain_step(sequences, took, sequences * CONTEXT), fresh=False)
+    for each in (1, 2, 4):
+        found = costs.by_rows(16, 64)[0][16 * each]
+        assert found == pytest.approx(seconds(16, each), rel=0.02)
 
 
 def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
