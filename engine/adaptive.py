@@ -241,11 +241,11 @@ class AdaptiveK:
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """The length with the most expected tokens per second for the batch, whose other sequences
         do as last chosen."""
-        return self._ahead.worth(survival, self._sequences, self._k, instead=instead)
+        return self._ahead.worth(survival, self._sequences, self._k, self._price, instead=instead)
 
     def least(self, *, instead: bool) -> float:
         """A first guess that is less likely is worth nothing, whatever comes behind it."""
-        return self._ahead.least(self._sequences, self._k, instead=instead)
+        return self._ahead.least(self._sequences, self._k, self._price, instead=instead)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         """At the costs of the last choice."""

@@ -35,7 +35,7 @@ class Forecast:
         self.survival = list[float]()
         self.cutting = [0.0]
         self.row = 0.0
-        self._leasts = dict[tuple[int, int, bool], float]()
+        self._offers = dict[tuple[int, int, float, bool], tuple[list[float], float]]()
         self.renew(1, 0.0)  # so that what is compiled is so before the first step
         self._context: tuple[float, float] | None = None  # see StepCosts; None: nothing was chosen
         self.rates = [0.0]
@@ -44,7 +44,7 @@ class Forecast:
     def renew(self, sequences: int, price: float) -> None:
         """Look at guesses and costs anew. `price`: tokens that a second is worth, 0 if that is not
         known: then nothing is cut."""
-        self._leasts.clear()
+        self._offers.clear()
         self._look(sequences)
         self._context = self._costs.context(sequences)
         self._guesses.refresh()
@@ -118,42 +118,58 @@ class Forecast:
                 length, most = row, worth
         return length
 
-    def worth(self, survival: Sequence[float], sequences: int, k: int, *, instead: bool) -> int:
-        """See KController; all but one of the `sequences` draft `k` steps."""
-        tokens, rows, drafting, rate = self._others(sequences, k, instead=instead)
-        best = 0
-        most = min(len(survival), self._k_max, len(self.by_row) - 1 - rows)
-        for length in range(1, most + 1):
-            tokens += survival[length - 1]
-            found = tokens / (self.by_row[rows + length] + drafting)
-            if found > rate:
-                best, rate = length, found
+    def worth(
+        self, survival: Sequence[float], sequences: int, k: int, price: float, *, instead: bool
+    ) -> int:
+        """See KController; all but one of the `sequences` draft `k` steps, at that price."""
+        costs, most = self._offer(sequences, k, price, instead=instead)
+        best, value = 0, 0.0
+        for length, (chance, cost) in enumerate(zip(survival, costs, strict=False), 1):
+            value += chance
+            if value - cost > most:
+                best, most = length, value - cost
         return best
 
-    def least(self, sequences: int, k: int, *, instead: bool) -> float:
+    def least(self, sequences: int, k: int, price: float, *, instead: bool) -> float:
         """Where the first guess is less likely, `worth` says 0: no guess is likelier than the ones
-        before it. The same until the next `renew`: in a crowd it is asked several times a step."""
-        asked = sequences, k, instead
-        if asked not in self._leasts:
-            tokens, rows, drafting, rate = self._others(sequences, k, instead=instead)
-            most = min(self._k_max, len(self.by_row) - 1 - rows)
-            spent = self.by_row[rows + 1 : rows + 1 + most]
-            needed = ((rate * (s + drafting) - tokens) / i for i, s in enumerate(spent, 1))
-            self._leasts[asked] = min(needed, default=NEVER)
-        return self._leasts[asked]
+        before it."""
+        costs, rival = self._offer(sequences, k, price, instead=instead)
+        return min(((rival + cost) / i for i, cost in enumerate(costs, 1)), default=NEVER)
 
-    def _others(self, sequences: int, k: int, *, instead: bool) -> tuple[float, int, float, float]:
-        """Tokens, rows and seconds of drafting without the guesses of one of the `sequences`, and
-        the rate to beat; all others draft `k` steps."""
-        others = sequences - 1
-        each_tokens, each_rows = self.each[k]
-        tokens, rows = others * each_tokens + 1.0, round(others * each_rows) + 1
-        drafting = 0.0
-        if others and k:
-            begin, step = self._costs.drafting(others)
-            drafting = begin + k * step
-        rate = self.rates[k] if instead else tokens / (self.by_row[rows] + drafting)
-        return tokens, rows, drafting, rate
+    def _offer(
+        self, sequences: int, k: int, price: float, *, instead: bool
+    ) -> tuple[list[float], float]:
+        """In tokens: what one, two and more guesses for one of the sequences cost, and what it
+        would gain by drafting. What a row costs is told from sizes near the present one: two steps
+        that differ by one sequence's rows differ by less than is known of either. The same until
+        the next `renew`, since in a crowd it is asked several times a step."""
+        asked = sequences, k, price, instead
+        if asked not in self._offers:
+            tokens, rows = self.each[k]
+            seconds = self._rows_of_one(sequences, sequences * rows)
+            rival = 0.0
+            if instead and k:
+                drafting = self._drafting(sequences, k) - self._drafting(sequences - 1, k)
+                length = min(rows - 1.0, len(seconds) - 1.0)
+                own = float(np.interp(length, range(len(seconds)), seconds))
+                rival = max(tokens - 1.0 - price * (own + max(drafting, 0.0)), 0.0)
+            self._offers[asked] = [price * each for each in seconds[1:]], rival
+        return self._offers[asked]
+
+    def _rows_of_one(self, sequences: int, rows: float) -> list[float]:
+        """Seconds that no, one, two and more guesses for one sequence add to a step of so many."""
+        if sequences == 1:
+            most = min(self._k_max, len(self.by_row) - 2)
+            return [self.by_row[1 + length] - self.by_row[1] for length in range(most + 1)]
+        last = len(self.by_row) - 1
+        high = min(round(rows) + sequences, last)
+        low = min(max(round(rows) - sequences, sequences), high - 1)
+        row = (self.by_row[high] - self.by_row[low]) / (high - low)
+        return [row * length for length in range(min(self._k_max, last - sequences) + 1)]
+
+    def _drafting(self, sequences: int, k: int) -> float:
+        begin, step = self._costs.drafting(sequences)
+        return begin + k * step if sequences else 0.0
 
     def _look(self, sequences: int) -> None:
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
