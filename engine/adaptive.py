@@ -31,7 +31,7 @@ from engine.step_costs import StepCosts
 _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
 _MORE = 3  # rounds with a neighbour after the first, to overhear
-_REST = 23  # rounds between two that are looked at, at K = 0
+_REST, _REST_OLD = 23, 47  # rounds between two that are looked at, at K = 0; when that is old
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _TOGETHER = 4  # rounds that are learnt from at once
@@ -130,7 +130,7 @@ class AdaptiveK:
         elif self._spells.is_known and self._explore.round == "usual":
             every = self._hearing.overheard(self._sequences)
             if not k:
-                rounds = _REST
+                rounds = _REST_OLD if self._spells.is_old else _REST
             elif self.listens and self._guesses.tells:
                 rounds = self._hearing.interval(self._sequences) - 1
         self._rests.begin(k, rounds, every=every)

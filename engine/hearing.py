@@ -13,8 +13,10 @@ _OFTEN, _SELDOM = 8, 16  # of one sequence once all is known; of several, or whe
 # but more often where that takes no more than so much of the time: to be told takes so many
 # seconds, and more for each sequence.
 _SHARE, _TOLD, _TOLD_EACH = 0.008, 2e-4, 2e-5
-# And of the rounds in which nothing is due one in so many is overheard, in the same way:
+# And of the rounds in which nothing is due one in so many is overheard, in the same way; at K = 0,
+# where all of them are alike and nothing is gained, half as often.
 _SHORT, _SHORT_SHARE, _SHORT_TOLD, _SHORT_EACH = 3, 0.004, 1e-5, 3e-6
+_SHORT_OFF, _SHORT_SHARE_OFF = 8, 0.002
 _NEW, _NEW_SEVERAL = 2, 4  # of a batch that is new; of `_SEVERAL` sequences
 _FIRST = 8  # rounds of which each is, but of a crowd
 _SEVERAL = 4  # and more tell in a round what one tells in as many
@@ -66,7 +68,10 @@ class Hearing:
 
     def overheard(self, sequences: int) -> int:
         """Of so many rounds in which nothing is due one is overheard."""
-        return self._share(_SHORT_TOLD + _SHORT_EACH * sequences, _SHORT_SHARE, _SHORT)
+        takes = _SHORT_TOLD + _SHORT_EACH * sequences
+        if self._on:
+            return self._share(takes, _SHORT_SHARE, _SHORT)
+        return self._share(takes, _SHORT_SHARE_OFF, _SHORT_OFF)
 
     def _share(self, takes: float, share: float, most: int) -> int:
         """One round in so many may take so many seconds more, for such a share of the time."""
