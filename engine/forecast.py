@@ -35,7 +35,7 @@ class Forecast:
         self.survival = list[float]()
         self.cutting = [0.0]
         self.row = 0.0
-        self._offers = dict[tuple[int, int, float, bool], tuple[list[float], float]]()
+        self._offers = dict[tuple[int, int, float, bool], tuple[list[float], float, float]]()
         self.renew(1, 0.0)  # so that what is compiled is so before the first step
         self._context: tuple[float, float] | None = None  # see StepCosts; None: nothing was chosen
         self.rates = [0.0]
@@ -122,7 +122,7 @@ class Forecast:
         self, survival: Sequence[float], sequences: int, k: int, price: float, *, instead: bool
     ) -> int:
         """See KController; all but one of the `sequences` draft `k` steps, at that price."""
-        costs, most = self._offer(sequences, k, price, instead=instead)
+        costs, most, _ = self._offer(sequences, k, price, instead=instead)
         best, value = 0, 0.0
         for length, (chance, cost) in enumerate(zip(survival, costs, strict=False), 1):
             value += chance
@@ -133,14 +133,13 @@ class Forecast:
     def least(self, sequences: int, k: int, price: float, *, instead: bool) -> float:
         """Where the first guess is less likely, `worth` says 0: no guess is likelier than the ones
         before it."""
-        costs, rival = self._offer(sequences, k, price, instead=instead)
-        return min(((rival + cost) / i for i, cost in enumerate(costs, 1)), default=NEVER)
+        return self._offer(sequences, k, price, instead=instead)[2]
 
     def _offer(
         self, sequences: int, k: int, price: float, *, instead: bool
-    ) -> tuple[list[float], float]:
+    ) -> tuple[list[float], float, float]:
         """In tokens: what one, two and more guesses for one of the sequences cost, and what it
-        would gain by drafting. What a row costs is told from sizes near the present one: two steps
+        would gain by drafting; and see `least`. What a row costs is told from sizes near the present one: two steps
         that differ by one sequence's rows differ by less than is known of either. The same until
         the next `renew`, since in a crowd it is asked several times a step."""
         asked = sequences, k, price, instead
@@ -153,7 +152,9 @@ class Forecast:
                 length = min(rows - 1.0, len(seconds) - 1.0)
                 own = float(np.interp(length, range(len(seconds)), seconds))
                 rival = max(tokens - 1.0 - price * (own + max(drafting, 0.0)), 0.0)
-            self._offers[asked] = [price * each for each in seconds[1:]], rival
+            costs = [price * each for each in seconds[1:]]
+            needed = ((rival + cost) / length for length, cost in enumerate(costs, 1))
+            self._offers[asked] = costs, rival, min(needed, default=NEVER)
         return self._offers[asked]
 
     def _rows_of_one(self, sequences: int, rows: float) -> list[float]:
