@@ -114,9 +114,7 @@ class AdaptiveK:
         self._hearing.play(on=k > 0)
         self.listens = self._hearing.wants(sequences)
         self.looks_back = self.listens and self._hearing.looks_back(behind=not self._drafted)
-        # Before, a batch may pass through many numbers of sequences within its power of two.
-        known = self._spells.is_known and self._hearing.is_warm
-        self.overhears = known and (k > 0 or self.reason == "off")
+        self.overhears = self._hearing.is_warm and (k > 0 or self.reason == "off")
         self._rest(k)
         return k
 

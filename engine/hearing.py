@@ -8,8 +8,9 @@ from engine.spells import Spells
 
 # Rounds in a row until the caches hold what these need, so that costs can be learnt from the next:
 _WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
-# One round in so many is listened to while guesses pay:
-_OFTEN, _SELDOM = 8, 16  # of one sequence once all is known; of several, or when it long has been
+# One round in so many is listened to while guesses pay, of one sequence and of several: once all is
+# known, and when it long has been,
+_OFTEN, _SELDOM = (8, 16), (16, 32)
 # but more often where that takes no more than so much of the time: to be told takes so many
 # seconds, and more for each sequence.
 _SHARE, _TOLD, _TOLD_EACH = 0.008, 2e-4, 2e-5
@@ -63,7 +64,8 @@ class Hearing:
 
     def interval(self, sequences: int) -> int:
         """Of so many rounds with guesses one is listened to, once all is known."""
-        most = _SELDOM if sequences > 1 or self._spells.is_old else _OFTEN
+        one, several = _SELDOM if self._spells.is_old else _OFTEN
+        most = several if sequences > 1 else one
         return self._share(_TOLD + _TOLD_EACH * sequences, _SHARE, most)
 
     def overheard(self, sequences: int) -> int:
