@@ -139,9 +139,10 @@ class Forecast:
         self, sequences: int, k: int, price: float, *, instead: bool
     ) -> tuple[list[float], float, float]:
         """In tokens: what one, two and more guesses for one of the sequences cost, and what it
-        would gain by drafting; and see `least`. What a row costs is told from sizes near the present one: two steps
-        that differ by one sequence's rows differ by less than is known of either. The same until
-        the next `renew`, since in a crowd it is asked several times a step."""
+        would gain by drafting; and see `least`. What a row costs is told from sizes near the
+        present one: two steps that differ by one sequence's rows differ by less than is known of
+        either. The same until the next `renew`, since in a crowd it is asked several times a
+        step."""
         asked = sequences, k, price, instead
         if asked not in self._offers:
             tokens, rows = self.each[k]

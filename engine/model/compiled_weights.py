@@ -3,9 +3,7 @@ least to be read, in large pages of memory."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +20,9 @@ from engine.model import (
     kernels_twelve,
     panels,
 )
+from engine.model.huge_pages import space
 
 SMALL = 1 << 24  # parameters; below, bfloat16 takes every row whatever the threads
-HUGE_PAGE = 1 << 21  # bytes
 
 Floats = npt.NDArray[np.float32]
 Packed = npt.NDArray[Any]  # see the `pack`s
@@ -117,22 +115,11 @@ def _aligned(parts: Iterable[Packed], count: int) -> Packed:
     found: Packed | None = None
     for i, words in enumerate(parts):
         if found is None:
-            space = _space(count * words.nbytes)
-            found = space.view(words.dtype).reshape(count, *words.shape)
+            memory = space(count * words.nbytes)
+            found = memory.view(words.dtype).reshape(count, *words.shape)
         found[i] = words
     assert found is not None
     return found
-
-
-def _space(size: int) -> npt.NDArray[np.uint8]:
-    """So many bytes, in huge pages where there are some: a page's place has to be looked up, and a
-    forward's weights are more pages than processors know the places of."""
-    if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8).numpy()
-    space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel that has none
-        space.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(space, np.uint8)
 
 
 def head_dim(config: Any) -> int:

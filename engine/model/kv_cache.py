@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from math import prod
 
 import torch
 from torch import Tensor
 
 from engine.attention.interface import LayerShape
+from engine.model.huge_pages import space
 
 
 class Plane:
@@ -43,12 +45,20 @@ class Plane:
             for index, member in enumerate(members):
                 self.where[member] = (stack, index)
             sizes = ((len(members), heads, slots, dim) for dim in (key_dim, value_dim))
-            keys, values = (torch.zeros(size, dtype=dtype, device=device) for size in sizes)
+            keys, values = (_zeros(size, dtype, device) for size in sizes)
             self.stacks.append((keys, values))
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for pair in self.stacks for tensor in pair)
+
+
+def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Written at once: memory that is not there is to be missed at start."""
+    if device.type != "cpu":
+        return torch.zeros(tuple(size), dtype=dtype, device=device)
+    memory = torch.from_numpy(space(prod(size) * dtype.itemsize))
+    return memory.view(dtype).view(tuple(size)).zero_()
 
 
 class KVCache:

@@ -47,8 +47,7 @@ def test_what_is_known_is_heard_now_and_then() -> None:
 
 
 def test_what_has_been_known_for_long_is_heard_half_as_often() -> None:
-    """Law: of one request one round of sixteen is enough then, of several one of 32; what changes is
-    as new."""
+    """Law: of one request one round of sixteen is enough then, of several one of 32."""
     assert heard(1, known=True, spell=200, rounds=96)[0] == 6
     assert heard(FEW, known=True, spell=200, rounds=96)[0] == 3
 

@@ -322,7 +322,11 @@ def test_a_batch_has_the_profile_of_its_size() -> None:
     grows evenly from one to the next, and beyond the last as before it; and one alone is no news of
     them."""
     costs = StepCosts()
-    batches = {1: [(1, 1e-3), (9, 1e-3)], 4: [(4, 2e-3), (36, 6e-3)], 64: [(64, 9e-3), (128, 11e-3)]}
+    batches = {
+        1: [(1, 1e-3), (9, 1e-3)],
+        4: [(4, 2e-3), (36, 6e-3)],
+        64: [(64, 9e-3), (128, 11e-3)],
+    }
     costs.profile(Profile([(1, 1e-3), (64, 1e-3)], batches=batches))
     assert costs.by_rows(1, 8)[0][1:] == pytest.approx([1e-3] * 8)
     assert costs.by_rows(4, 36)[0][[4, 20, 36]] == pytest.approx([2e-3, 4e-3, 6e-3])

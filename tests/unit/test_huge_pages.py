@@ -1,0 +1,40 @@
+"""Memory in huge pages, where a machine has some."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+
+from engine.model.huge_pages import HUGE_PAGE, space
+
+
+@pytest.mark.parametrize("size", [0, 1, HUGE_PAGE // 2, HUGE_PAGE, 3 * HUGE_PAGE + 5])
+def test_it_is_as_large_as_asked_for_and_empty(size: int) -> None:
+    """Law: so many bytes, all of them zero, and all of them to be written."""
+    found = space(size)
+    assert found.shape == (size,)
+    assert found.dtype == np.uint8
+    assert not found.any()
+    found[:] = 7
+    assert found.sum(dtype=np.int64) == 7 * size
+
+
+def test_it_begins_where_a_huge_page_does() -> None:
+    """Bug: of 13.5 MB of weights 5.5 lay in small pages, since each array began in the middle of a
+    huge one."""
+    for size in (HUGE_PAGE // 2, HUGE_PAGE, 5 * HUGE_PAGE):
+        assert space(size).ctypes.data % HUGE_PAGE == 0
+
+
+def test_two_spaces_share_nothing() -> None:
+    first, second = space(HUGE_PAGE), space(HUGE_PAGE)
+    first[:] = 1
+    assert not second.any()
+
+
+def test_it_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: where the system has no huge pages to ask for, memory is memory."""
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert space(2 * HUGE_PAGE).nbytes == 2 * HUGE_PAGE
