@@ -139,8 +139,8 @@ class Exploration:
     @property
     def is_cold(self) -> bool:
         """Whether this round takes longer than its like do once they are played: little of what it
-        needs is in the caches."""
-        return self.is_single_baseline and self._begins_dearer()
+        needs is in the caches. What is found of a baseline is taken to hold of looks, too."""
+        return (self.is_single_baseline or self.asks) and self._begins_dearer()
 
     @property
     def is_crowd_baseline(self) -> bool:

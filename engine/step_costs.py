@@ -115,8 +115,7 @@ class StepCosts:
         self, seen: StepObservation, *, fresh: bool, rounds: float = 1, cold: bool = False
     ) -> None:
         """From a step of decoding, so many rounds after the last; `fresh`: the drafter had nothing
-        to catch up with; `cold`: without guesses, and its like, which had not run for long, usually
-        take no longer."""
+        to catch up with; `cold`: its like, which had not run for long, usually take no longer."""
         self.reach(seen)
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         drafting = sequences if seen.num_drafting is None else seen.num_drafting
@@ -126,7 +125,7 @@ class StepCosts:
         guessed = steps > 0 or seen.rows > sequences
         self._learn_host(sequences, seen.rows, seen.host_seconds, drafted=guessed, cold=cold)
         if steps and fresh and drafting:
-            self._learn_draft(drafting, steps, seen.draft_seconds)
+            self._learn_draft(drafting, steps, seen.draft_seconds, cold=cold)
 
     def reach(self, seen: StepObservation) -> None:
         """So long are its sequences by now."""
@@ -185,10 +184,14 @@ class StepCosts:
         if not cold or known is None or seconds < known:
             self._host.update(sequences, rows, seconds, weight, drafted=drafted)
 
-    def _learn_draft(self, sequences: int, steps: int, seconds: float, weight: float = 1.0) -> None:
+    def _learn_draft(
+        self, sequences: int, steps: int, seconds: float, weight: float = 1.0, *, cold: bool = False
+    ) -> None:
         more = steps * self._draft_token[sequences.bit_length()] * self._beyond(sequences)
         seconds = max(exp(-self._target.slowness) * seconds - more, 0.0)
-        self._draft.update(sequences, steps, seconds, weight)
+        begin, step = self._draft.line(sequences)
+        if not cold or seconds < begin + steps * step:
+            self._draft.update(sequences, steps, seconds, weight)
 
 
 def _by_group(known: Mapping[int, tuple[float, float]]) -> list[list[float]]:

@@ -61,3 +61,23 @@ def test_one_round_is_enough_where_the_first_is_like_the_others() -> None:
     assert baselines(explore, first=1.0, later=1.0, rounds=1400) == [1, 10, 1, 1]
     explore.restart(5)
     assert baselines(explore, first=1.3, later=1.0, rounds=200) == [1, 1]
+
+
+def test_a_look_is_as_cold_as_a_baseline_begins() -> None:
+    """Bug: three rounds of a trial, told and with cold caches, made guesses of four streams look
+    a quarter dearer than they are, and K = 0 was played where K = 2 gains a tenth."""
+
+    def cold(*, first: float) -> set[bool]:
+        explore = Exploration()
+        explore.restart(1)
+        baselines(explore, first=first, later=1.0, rounds=120)
+        explore.turned(back=False)
+        found = set()
+        for _ in range(100):
+            if explore.while_off(1.0, alone=False) != "usual":
+                found.add(explore.is_cold)
+            explore.over(asked=explore.asks, seconds=1.0, usual=1.0)
+        return found
+
+    assert cold(first=1.3) == {True}
+    assert cold(first=1.0) == {False}

@@ -418,6 +418,26 @@ def test_what_was_not_seen_for_long_is_believed_when_it_is_seen_again() -> None:
     assert curve.predict(1, 1) < 1.5e-3
 
 
+def test_what_is_cold_only_bounds_what_drafting_takes() -> None:
+    """Law: of a look whose like take no longer once they are played, only that they are no dearer
+    is learnt."""
+    costs = StepCosts()
+    costs.profile(Profile([(1, 1.5e-3), (3, 2e-3)], [(1, 3e-4)], 1e-3))
+    for _ in range(60):
+        costs.learn(_guessing_step(1.0), fresh=True)
+    begin, step = costs.drafting(1)
+    dear, cheap = (
+        replace(_guessing_step(1.0), draft_seconds=share * (begin + 2 * step))
+        for share in (1.5, 0.5)
+    )
+    for _ in range(3):
+        costs.learn(dear, fresh=True, cold=True)
+    assert costs.drafting(1) == pytest.approx((begin, step))
+    for _ in range(20):
+        costs.learn(cheap, fresh=True, cold=True)
+    assert sum(costs.drafting(1)) < 0.9 * (begin + step)
+
+
 def test_long_contexts_make_no_row_dearer() -> None:
     """Bug: attention reads a context once for all rows of its sequence; what it took, learnt at
     K = 0, was laid to the rows, so that a crowd's guesses looked twice as dear as they were."""
