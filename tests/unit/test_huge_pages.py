@@ -28,6 +28,13 @@ def test_it_begins_where_a_huge_page_does() -> None:
         assert space(size).ctypes.data % HUGE_PAGE == 0
 
 
+def test_what_is_small_begins_where_a_line_of_a_cache_does() -> None:
+    """Bug: weights of less than half a huge page, a small model's, began at any sixteenth byte, so
+    that every vector that is read of them lay across two lines."""
+    held = [space(size) for size in (1, 100, 4097, 65536, HUGE_PAGE // 2 - 1) for _ in range(8)]
+    assert {found.ctypes.data % 64 for found in held} == {0}
+
+
 def test_two_spaces_share_nothing() -> None:
     first, second = space(HUGE_PAGE), space(HUGE_PAGE)
     first[:] = 1
