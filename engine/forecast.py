@@ -5,6 +5,7 @@ what steps cost. Each proposal is taken to be cut where its guesses are worth le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -190,7 +191,8 @@ class Forecast:
         expect(self._guesses.sure, offered, bars, self._hope, spent, sequences, found)
         self.rates, self.cutting, tokens, rows, alive = found.tolist()
         self.each = list(zip(tokens, rows, strict=True))
-        self.survival = alive[1:]
+        # What is offered deep down, where few were asked, may be of another time.
+        self.survival = list(accumulate(alive[1:], min))
 
     def row_seconds(self, sequences: int) -> Array:
         """`[depth, depth]`, above the diagonal: seconds of each row between those two depths."""

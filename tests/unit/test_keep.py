@@ -11,7 +11,11 @@ import pytest
 from engine.adaptive import AdaptiveK
 from engine.chances import FEW
 from engine.controller import Load
+from engine.estimates import Outcome
+from engine.experience import Experience
+from engine.forecast import Forecast
 from engine.profile import Profile
+from engine.step_costs import StepCosts
 from tests.support.controller_world import K_MAX, World, adaptive, play
 
 
@@ -198,3 +202,14 @@ def test_survival_is_a_chance_at_every_depth() -> None:
                 found = controller.estimates().survival
                 assert all(0 <= chance <= 1 for chance in found)
                 assert found == sorted(found, reverse=True)
+
+
+def test_more_guesses_are_never_likelier_kept_than_fewer() -> None:
+    """Bug: what is offered at depths that were not asked of late was of another time, and
+    `GET /speculation` told that eight guesses in a row are kept more often than seven."""
+    guesses = Experience(K_MAX)
+    for _ in range(20):
+        guesses.acceptance.update(2, [Outcome(0, 0, 0)] * 8)
+    ahead = Forecast(K_MAX, guesses, StepCosts())
+    ahead.renew(4, 0.0)
+    assert ahead.survival == sorted(ahead.survival, reverse=True)
