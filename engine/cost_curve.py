@@ -23,6 +23,7 @@ _NOISE, NEW, _NEW_GROUP, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
 _BURST, _BURSTS, _SETTLING = 3e-4, 5e-2, 6e-5
 _RECENT = 48  # rounds unseen in which it does nothing: else those of a size that is played go up as
 # the machine's slowness goes down
+_TIMES = 9  # its size, to which a curve is drawn that was measured in a single point
 _MEMORY = 24  # rounds whose mean slowness is the usual one
 
 
@@ -46,6 +47,14 @@ class Curve:
         i = min(max(bisect_right(self._sizes, size), 1), len(self._sizes) - 1)
         return max(self._seconds[i] + self._slope(i) * (size - self._sizes[i]), self._least)
 
+    def far(self, size: float) -> float:
+        """`at`, but beyond the last point as steeply as from half of it on: the last two may be so
+        near each other that they tell nothing of ten times as many."""
+        last = self._sizes[-1]
+        end = self.at(last)
+        slope = max(end - self.at(0.5 * last), 0.0) / (0.5 * last)
+        return self.at(size) if size <= last else end + slope * (size - last)
+
     def many(self, sizes: Array) -> Array:
         """`at`, for an array."""
         found = np.interp(sizes, self._sizes, self._seconds)
@@ -53,6 +62,13 @@ class Curve:
         found += np.maximum(sizes - last, 0.0) * self._slope(len(self._sizes) - 1)
         found -= np.maximum(first - sizes, 0.0) * self._slope(1)
         return np.maximum(found, self._least)
+
+
+def _like(curve: Curve, point: tuple[int, float]) -> Points:
+    """As that curve from there on, but through this point."""
+    size, seconds = point
+    factor = seconds / curve.far(size)
+    return [(size * times, factor * curve.far(size * times)) for times in range(1, 1 + _TIMES)]
 
 
 class CostCurve:
@@ -74,9 +90,13 @@ class CostCurve:
 
     def set_profile(self, points: Points, batches: Mapping[int, Points] | None = None) -> None:
         """Start over from measured points. `batches` have curves of their own; what others take
-        with as many rows a sequence lies on the line through the nearest two."""
+        with as many rows a sequence lies on the line through the nearest two. One with a single
+        point goes on from it as the next smaller batch does."""
         self._curve = Curve(points)
-        self._curves = {batch: Curve(own) for batch, own in sorted((batches or {}).items())}
+        self._curves: dict[int, Curve] = {}
+        for batch, own in sorted((batches or {}).items()):
+            below = next(reversed(self._curves.values()), None)
+            self._curves[batch] = Curve(own if below is None or own[1:] else _like(below, own[0]))
         self.slowness = self.usual = 0.0
         self._restless = _NEW_MACHINE  # variance of the slowness
         self._right = set[tuple[int, int]]()  # residuals whose last error was no outlier

@@ -30,9 +30,9 @@ class Profile:
     """Start-up measurements, with CONTEXT tokens of context for each sequence. `target`: seconds of
     its forward by rows; `draft`: of one draft step by sequences (none: there is nothing to
     forward); `host`: the host's in a step; `batches`: for some numbers of sequences, the target's
-    by rows; `padded`: the numbers of rows that forwards are padded to, rising (none: they are not);
-    `token_seconds`: for some numbers of sequences, what each further token of context takes, of the
-    target and of a draft step (none: that is not known)."""
+    by rows, or with a row each alone; `padded`: the numbers of rows that forwards are padded to,
+    rising (none: they are not); `token_seconds`: for some numbers of sequences, what each further
+    token of context takes, of the target and of a draft step (none: that is not known)."""
 
     target: Points = ()
     draft: Points = ()

@@ -54,10 +54,11 @@ def profile_at_start(
     several = profile_batches(targets, k_max, schedule) if single[1:] else {}
     plain = {n: points[0][1] for n, points in several.items()}
     left = profile_plain(targets, (n for n in in_fours(16, most) if n not in plain))
+    larger = {n: [(n, seconds)] for n, seconds in left}
     return Profile(
         target=[*single, *((n, plain[n]) for n in in_fours(16, most) if n in plain), *left],
         draft=profile_draft(drafts, k_max, most) if drafts else (),
-        batches={1: single, **several} if single[1:] else {},
+        batches={1: single, **several, **larger} if single[1:] else {},
         padded=target.padded,
         token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
     )

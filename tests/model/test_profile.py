@@ -210,6 +210,13 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     assert set(usual.batches) == {1, 4, 8, 16, 32, 64}
 
 
+def test_crowds_that_cannot_be_measured_with_guesses_are_without() -> None:
+    """Bug: what sixteen sequences take with a row each was measured, and not told as theirs."""
+    found = _profile(max_sequences=16, max_step_tokens=16).batches
+    assert dict(found[16]) == pytest.approx({16: 1.0 + 0.1 * 16})
+    assert set(found) == {1, 4, 8, 16}
+
+
 def test_batches_are_measured_up_to_the_longest_proposals() -> None:
     """Bug: of sixteen sequences five rows each were the most; beyond, where forwards grow by tiles,
     the step between the last two was taken for the slope, and rows were bought for too much."""

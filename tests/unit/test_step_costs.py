@@ -53,6 +53,26 @@ def test_what_is_looked_at_now_and_then_is_believed() -> None:
     assert curve.predict(4, 4) == pytest.approx(4e-3, rel=0.045)
 
 
+@pytest.mark.parametrize("off", [1.0, 1.02, 0.98])
+def test_a_crowd_that_was_timed_without_guesses_alone_is_believed(off: float) -> None:
+    """Bug: where forwards take a tenth of a second, one and four sequences are timed with guesses,
+    and 16 and 64 with a row each. That was passed over for the line through the former: a row of
+    each of 64 was believed to take half of what it had been seen to take. `off`: of what 36 rows
+    of four took, which lies next to 32."""
+
+    def truth(sequences: int, rows: int) -> float:
+        return 0.1 + 2e-3 * max(rows - 4, 0) + 5e-4 * sequences
+
+    batches = {n: [(n * rows, truth(n, n * rows)) for rows in (1, 2, 3, 5, 8, 9)] for n in (1, 4)}
+    batches[4][-1] = (36, off * batches[4][-1][1])
+    curve = CostCurve()
+    curve.set_profile(batches[1], batches | {n: [(n, truth(n, n))] for n in (16, 64)})
+    for sequences in (16, 32, 64):
+        assert curve.predict(sequences, sequences) == pytest.approx(truth(sequences, sequences))
+        for rows in (2 * sequences, 5 * sequences):
+            assert curve.predict(rows, sequences) == pytest.approx(truth(sequences, rows), rel=0.15)
+
+
 def test_what_changed_while_nobody_looked_is_the_machine() -> None:
     """Bug: contexts grew while the controller rested, and all of it was laid to the size that was
     seen next, which looked too dear from then on."""
