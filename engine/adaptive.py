@@ -129,8 +129,8 @@ class AdaptiveK:
             every = self._hearing.overheard(self._sequences)
             if not k:
                 rounds = _REST_OLD if self._spells.is_old else _REST
-            elif self.listens and self._guesses.tells:
-                rounds = self._hearing.interval(self._sequences) - 1
+            elif self._guesses.tells:
+                rounds = self._hearing.quiet(self._sequences)
         self._rests.begin(k, rounds, every=every)
 
     def _wake(self) -> None:

@@ -8,9 +8,9 @@ from engine.spells import Spells
 
 # Rounds in a row until the caches hold what these need, so that costs can be learnt from the next:
 _WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
-# One round in so many is listened to while guesses pay, of one sequence and of several: once all is
-# known, and when it long has been,
-_OFTEN, _SELDOM = (8, 16), (16, 32)
+# One round in so many is listened to while guesses pay, once all is known, and when it long has
+# been,
+_OFTEN, _SELDOM = 16, 32
 # but more often where that takes no more than so much of the time: to be told takes so many
 # seconds, and more for each sequence.
 _SHARE, _TOLD, _TOLD_EACH = 0.008, 2e-4, 2e-5
@@ -35,22 +35,32 @@ class Hearing:
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
         self.unlearned = 0
         self.usual = 0.0
+        self._quiet = self._told = 0  # rounds since one was told; and those that were
         self._looks = -1  # rounds with guesses that were told since one was with hindsight
 
     def play(self, *, on: bool) -> None:
         """A round, and whether it drafts."""
         self._since = self._since + 1 if on == self._on else 0
         self._on = on
+        self._quiet += 1
         self.unlearned += 1
 
     def rest(self, rounds: int) -> None:
         """So many rounds like the last."""
         self._since += rounds
+        self._quiet += rounds
         self.unlearned += rounds
 
     def wants(self, sequences: int) -> bool:
-        """Whether to be told of this round of so many sequences. While guesses pay, a few rounds
-        are enough once all is known; at K = 0 only what a round costs is news."""
+        """Whether to be told of this round of so many sequences; asked once. While guesses pay, a
+        few rounds are enough once all is known; at K = 0 only what a round costs is news."""
+        told = self._is_due(sequences)
+        if told:
+            self._quiet = 0
+            self._told += 1
+        return told
+
+    def _is_due(self, sequences: int) -> bool:
         if not self._on:
             begins = self._explore.round == "baseline" and not self._since
             return begins or self.learns_costs()
@@ -59,13 +69,16 @@ class Hearing:
         if not self._spells.is_known:
             first = self._since < _FIRST and sequences <= FEW
             new = _NEW_SEVERAL if sequences >= _SEVERAL else _NEW
-            return first or self._since % new == 0
-        return self._since % self.interval(sequences) == 0
+            return first or self._quiet >= new
+        return self._quiet >= self._interval(sequences)
 
-    def interval(self, sequences: int) -> int:
+    def quiet(self, sequences: int) -> int:
+        """Rounds like the last, once all is known, until one is told."""
+        return max(self._interval(sequences) - 1 - self._quiet, 0)
+
+    def _interval(self, sequences: int) -> int:
         """Of so many rounds with guesses one is listened to, once all is known."""
-        one, several = _SELDOM if self._spells.is_old else _OFTEN
-        most = several if sequences > 1 else one
+        most = _SELDOM if self._spells.is_old else _OFTEN
         return self._share(_TOLD + _TOLD_EACH * sequences, _SHARE, most)
 
     def overheard(self, sequences: int) -> int:
@@ -102,4 +115,4 @@ class Hearing:
                 return False
         if not self._spells.is_known or not self._on or self._explore.round != "usual":
             return True
-        return self._since % _COSTS == 0
+        return self._told % _COSTS == 0

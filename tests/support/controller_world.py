@@ -165,7 +165,10 @@ def play(controller: KController, world: World, rounds: int) -> Trace:
     for _ in range(rounds):
         k = controller.choose(Load(num_sequences=world.batch))
         seen = world.round(controller, k)
-        controller.update(seen)
+        if controller.listens:
+            controller.update(seen)
+        elif controller.overhears:
+            controller.overhear(seen.in_short())
         trace.ks.append(k)
         trace.depths.append(max(outcome.offered for outcome in seen.outcomes))
         trace.tokens += seen.tokens

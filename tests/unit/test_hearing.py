@@ -39,16 +39,15 @@ def test_what_is_new_is_heard_the_more_often_the_fewer_they_are() -> None:
 
 
 def test_what_is_known_is_heard_now_and_then() -> None:
-    """Law: one round of eight while guesses pay, of several requests one of sixteen. Bug: to be
-    told of sixteen takes a twelfth of their round, and was done for one of three on average."""
-    assert heard(1, known=True, rounds=48)[0] == 6
-    told = [heard(several, known=True, rounds=48)[0] for several in (2, FEW, 32)]
-    assert told == [3, 3, 3]
+    """Law: one round of sixteen while guesses pay. Bug: to be told of sixteen takes a twelfth of
+    their round, and was done for one of three on average."""
+    told = [heard(several, known=True, rounds=48)[0] for several in (1, 2, FEW, 32)]
+    assert told == [3, 3, 3, 3]
 
 
 def test_what_has_been_known_for_long_is_heard_half_as_often() -> None:
-    """Law: of one request one round of sixteen is enough then, of several one of 32."""
-    assert heard(1, known=True, spell=200, rounds=96)[0] == 6
+    """Law: one round of 32 is enough then; what changes is as new."""
+    assert heard(1, known=True, spell=200, rounds=96, usual=5e-4)[0] == 3
     assert heard(FEW, known=True, spell=200, rounds=96)[0] == 3
 
 
@@ -57,7 +56,7 @@ def test_long_rounds_are_heard_more_often() -> None:
     a model whose rounds take 60 ms each can be heard, of a crowd's of 20 ms one of five."""
     assert heard(1, known=True, rounds=48, usual=6e-2)[0] == 48
     assert heard(32, known=True, rounds=45, usual=2e-2)[0] == 9
-    assert heard(1, known=True, rounds=48, usual=0.0)[0] == 6  # nothing is known of it
+    assert heard(1, known=True, rounds=48, usual=0.0)[0] == 3  # nothing is known of it
 
 
 def test_the_first_rounds_without_guesses_tell_no_costs() -> None:
