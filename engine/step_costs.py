@@ -22,6 +22,7 @@ from engine.profile import CONTEXT, Points, Profile
 _Drafts = tuple[int, int]  # sequences, and steps
 _WEIGHT = 1 / 4  # that one of several steps has, by the one that is told of
 _GROUPS = 32  # more than there are
+_KEPT = 64  # batch sizes of which what the profile says is kept: of a thousand it is 100 MiB
 _FAVOUR = 0.5  # standard deviations by which sizes that are little known are taken to be cheaper
 
 
@@ -38,7 +39,7 @@ class StepCosts:
         self._padded = np.empty(0)  # rows that forwards are padded to
         self._token, self._draft_token = _by_group({})  # seconds for each token of context
         self._length = float(CONTEXT)  # tokens of a sequence when it was last told
-        # By batch size and most rows: what the profile says of them.
+        # By batch size and most rows: what the profile says of them, of the last few.
         self._profiled: dict[tuple[int, int], tuple[Array, Array]] = {}
 
     def profile(self, measured: Profile) -> None:
@@ -59,6 +60,8 @@ class StepCosts:
         """Seconds of target and host for 0 to `most` rows: as far as is known, and hopefully. More
         rows never cost less."""
         if (sequences, most) not in self._profiled:
+            if len(self._profiled) >= _KEPT:
+                del self._profiled[next(iter(self._profiled))]
             run = self._run(np.arange(most + 1.0))
             self._profiled[sequences, most] = self._target.profiled(run, sequences)
         base, places = self._profiled[sequences, most]
