@@ -37,8 +37,10 @@ class Forecast:
         self.cutting = [0.0]
         self.row = 0.0
         self._offers = dict[tuple[int, int, float, bool], tuple[list[float], float, float]]()
+        # By sequences: seconds without guesses, and see StepCosts.context.
+        self._plain = dict[int, tuple[float, float, float]]()
         self.renew(1, 0.0)  # so that what is compiled is so before the first step
-        self._context: tuple[float, float] | None = None  # see StepCosts; None: nothing was chosen
+        self._is_renewed = False  # nothing was chosen
         self.rates = [0.0]
         self.survival = []
 
@@ -47,7 +49,8 @@ class Forecast:
         known: then nothing is cut."""
         self._offers.clear()
         self._look(sequences)
-        self._context = self._costs.context(sequences)
+        self._plain = {sequences: (self.by_row[sequences], *self._costs.context(sequences))}
+        self._is_renewed = True
         self._guesses.refresh()
         self._predict(sequences, price)
 
@@ -56,17 +59,19 @@ class Forecast:
         return sequences * self.each[k][0] / self.rates[k] if self.rates[k] else 0.0
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """See KController. Contexts grow while a choice stands."""
-        if self._context is None or sequences >= len(self.by_row):
+        """See KController. While a choice stands contexts grow, and requests come and go."""
+        if not (self._is_renewed and 0 < sequences < len(self.by_row)):
             return 0.0
-        expected, each = self._context
-        seconds = self.by_row[sequences]
+        if sequences not in self._plain:
+            told, _ = self._costs.by_rows(sequences, sequences)
+            self._plain[sequences] = float(told[-1]), *self._costs.context(sequences)
+        seconds, expected, each = self._plain[sequences]
         return max(seconds + each * (context - expected), 0.5 * seconds)
 
     def estimates(self, sequences: int, k: int, reason: Reason) -> Estimates:
         """For a choice that was made of it."""
         acceptance = 1.0 - self._guesses.acceptance.rejection
-        if self._context is None:
+        if not self._is_renewed:
             return Estimates(reason=reason, acceptance=acceptance)
         rates = self.rates
         return Estimates(

@@ -14,7 +14,7 @@ from engine.configured import build_controller
 from engine.controller import FixedK, KController, Load, StepObservation
 from engine.estimates import Outcome
 from engine.exploration import PROBE_FIRST, Exploration
-from engine.profile import Profile
+from engine.profile import CONTEXT, Profile
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
 
 
@@ -565,6 +565,26 @@ def test_what_a_step_without_guesses_takes_is_known_while_guesses_pay(batch: int
     assert controller.plain_seconds(batch, 100) == pytest.approx(taken, rel=0.1)
     assert controller.plain_seconds(10_000, 100) == 0.0
     assert FixedK(4).plain_seconds(batch, 100) == 0.0
+
+
+@pytest.mark.parametrize("chosen", [16, 24, 31])
+def test_a_step_without_guesses_is_known_of_any_number_of_sequences(chosen: int) -> None:
+    """Bug: while a choice for 16 sequences stood, 31 were said to take what as many rows of 16 do,
+    a third less, and after one for 31, 16 were said to take half more."""
+
+    def taken(sequences: int, rows: int) -> float:
+        return 1e-3 + 5e-5 * rows + 2e-4 * sequences
+
+    def measured(sequences: int) -> list[tuple[int, float]]:
+        lengths = (1, 2, 3, 5, 9)
+        return [(sequences * n, taken(sequences, sequences * n)) for n in lengths]
+
+    controller = AdaptiveK(K_MAX, stops=False)
+    batches = {n: measured(n) for n in (1, 4, 16, 64)}
+    controller.profile(Profile(batches[1], [(1, 1e-4)], 1e-4, batches))
+    controller.choose(Load(chosen))
+    for n in (12, 16, 17, 31, 32):
+        assert controller.plain_seconds(n, n * CONTEXT) == pytest.approx(1e-4 + taken(n, n))
 
 
 def test_a_step_without_guesses_grows_with_the_contexts() -> None:
