@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import LayerShape
+from engine.errors import MemoryPlanError
+from engine.memory import gib
 from engine.model.huge_pages import space
 
 
@@ -54,10 +56,18 @@ class Plane:
 
 
 def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Written at once: memory that is not there is to be missed at start."""
+    """Written at once: memory that is not there is to be missed at start. Raises
+    MemoryPlanError."""
     if device.type != "cpu":
         return torch.zeros(tuple(size), dtype=dtype, device=device)
-    memory = torch.from_numpy(space(prod(size) * dtype.itemsize))
+    needed = prod(size) * dtype.itemsize
+    try:
+        memory = torch.from_numpy(space(needed))
+    except OSError as error:  # this process may have less than the machine
+        raise MemoryPlanError(
+            f"the system refuses {gib(needed)} for keys or values ({error.strerror}): lower "
+            "cache.cpu_memory_gib or raise the limits of this process"
+        ) from error
     return memory.view(dtype).view(tuple(size)).zero_()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.attention.interface import LayerShape
+from engine.errors import MemoryPlanError
 from engine.model.kv_cache import KVCache, bytes_per_token
 
 LAYERS = [LayerShape(0, 2, 8, 4), LayerShape(1, 2, 8, 4)]
@@ -14,6 +15,13 @@ LAYERS = [LayerShape(0, 2, 8, 4), LayerShape(1, 2, 8, 4)]
 def test_bytes_of_a_token_count_keys_and_values_of_every_layer() -> None:
     assert bytes_per_token(LAYERS, torch.float32) == 2 * 2 * (8 + 4) * 4
     assert bytes_per_token(LAYERS, torch.bfloat16) == 2 * 2 * (8 + 4) * 2
+
+
+def test_memory_that_is_refused_is_said_in_a_sentence() -> None:
+    """Bug: under a limit of the process that the plan does not know, a start ended in a traceback
+    and "OSError: [Errno 12] Cannot allocate memory"."""
+    with pytest.raises(MemoryPlanError, match=r"refuses .* GiB .*cache\.cpu_memory_gib"):
+        KVCache(1 << 52, 4, "cpu").add_plane("target", LAYERS, torch.float32)
 
 
 def filled() -> KVCache:
