@@ -162,6 +162,7 @@ class Allowance:
                 draft_seconds=s.propose,
                 target_seconds=s.verify,
                 host_seconds=overhead + s.schedule + s.accept + s.commit + s.emit,
+                context=sum([item.chunk.start for item in walked]),
             )
         )
 

@@ -30,7 +30,7 @@ class Load:
 
 class Overheard(NamedTuple):
     """What is kept of a step of decoding of which `update` is not told. `k`, `outcomes`,
-    `num_drafting`: of the main proposer, as in an observation. `steps`: that it drafted; 0: the
+    `num_drafting`, `context`: as in an observation. `steps`: that it drafted; 0: the
     time of drafting says nothing."""
 
     k: int
@@ -43,6 +43,7 @@ class Overheard(NamedTuple):
     draft_seconds: float
     target_seconds: float
     host_seconds: float
+    context: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -98,6 +99,7 @@ class StepObservation:
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
             host_seconds=self.host_seconds,
+            context=self.context,
         )
 
     @property

@@ -6,7 +6,7 @@ fades, so it follows a changing machine. Pure arithmetic over numbers that are p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp
 from statistics import fmean, median
 
@@ -19,6 +19,7 @@ from engine.kernels_forecast import price_rows
 from engine.part_costs import DraftCost, HostCost
 from engine.profile import CONTEXT, Points, Profile
 
+_Alike = tuple[int, int, bool]  # sequences, place of the rows, and whether there were guesses
 _Drafts = tuple[int, int]  # sequences, and steps
 _WEIGHT = 1 / 4  # that one of several steps has, by the one that is told of
 _GROUPS = 32  # more than there are
@@ -138,21 +139,34 @@ class StepCosts:
     def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
         """From steps of so many rounds. Of those alike the medians, which a step that the host took
         the processor from does not move."""
-        alike, drafts = dict[tuple[int, int, bool], list[Overheard]](), dict[_Drafts, list[float]]()
+        alike, drafts = dict[_Alike, list[Overheard]](), dict[_Drafts, list[Overheard]]()
+        last: list[Overheard] = []
         for one in heard:
+            last = [one]
             key = one.num_sequences, round(place_of(one.rows)), one.rows > one.num_sequences
             alike.setdefault(key, []).append(one)
             if one.steps:
-                drafts.setdefault((one.num_drafting, one.steps), []).append(one.draft_seconds)
+                drafts.setdefault((one.num_drafting, one.steps), []).append(one)
         each = rounds / max(sum(map(len, alike.values())), 1)
         for (sequences, _, guessed), some in alike.items():
+            self._reach_mean(some)
             count, rows = len(some), fmean([one.rows for one in some])
             target = median([one.target_seconds for one in some])
             self._learn_target(sequences, rows, target, each * count, count)
             host = median([one.host_seconds for one in some])
             self._learn_host(sequences, rows, host, _WEIGHT * count, drafted=guessed)
-        for (drafting, steps), seconds in drafts.items():
-            self._learn_draft(drafting, steps, median(seconds), _WEIGHT * len(seconds))
+        for (drafting, steps), some in drafts.items():
+            self._reach_mean(some)
+            seconds = median([one.draft_seconds for one in some])
+            self._learn_draft(drafting, steps, seconds, _WEIGHT * len(some))
+        self._reach_mean(last)
+
+    def _reach_mean(self, heard: Sequence[Overheard]) -> None:
+        """So long were their sequences: between two steps that are told they grow by dozens of
+        tokens, which are no fault of the sizes that were played."""
+        known = [one.context / one.num_sequences for one in heard if one.context is not None]
+        if known:
+            self._length = fmean(known)
 
     def _learn_target(
         self,

@@ -239,6 +239,7 @@ def test_a_step_that_nobody_is_told_of_is_overheard_in_short() -> None:
     assert (first.num_sequences, first.rows, first.steps, first.tokens) == (1, 5, 4, 3)
     assert (first.draft_seconds, first.target_seconds) == (2e-4, 3e-3)
     assert first.host_seconds == pytest.approx(1e-3 + 16e-5)
+    assert first.context == step[0].chunk.start
     told = allowance.learn(step)
     assert (second.outcomes, second.num_drafting) == (told.outcomes, told.num_drafting)
     assert (second.outcomes, second.num_drafting) == ([(4, 4, 4)], 1)

@@ -343,6 +343,28 @@ def test_the_host_takes_time_for_sequences_more_than_for_rows() -> None:
     assert host.plain(16) is None
 
 
+def test_contexts_that_grow_between_two_told_rounds_make_no_size_dearer() -> None:
+    """Bug: rounds that were overheard were taken to be as long as the last that was told of, dozens
+    of tokens before, and what these take to read was laid to the rows that were played: K = 0,
+    which is always told, looked cheaper."""
+    costs = StepCosts()
+    sizes = [(16, 4e-3), (48, 6e-3)]
+    costs.profile(Profile(sizes, batches={16: sizes}, token_seconds={16: (2e-6, 0.0)}))
+    for length in range(CONTEXT, CONTEXT + 3000, 60):
+        took = 4e-3 + 2e-6 * 16 * (length - CONTEXT)
+        costs.learn(_plain_step(16, took, 16 * length), fresh=False)
+        told = length + 60
+        longer = 2e-6 * 16 * (told - CONTEXT)
+        step = heard(2)._replace(target_seconds=6e-3 + longer, steps=0, context=16 * told)
+        costs.overhear([step] * 8, rounds=16.0)
+    costs.learn(_plain_step(16, 4e-3, 16 * CONTEXT), fresh=False)
+    found, _ = costs._target.profiled(np.array([16.0, 48.0]), 16)
+    residuals = dict(costs._target.known(16)[:, :2].tolist())
+    assert found == pytest.approx([4e-3, 6e-3])
+    assert abs(residuals[10] - residuals[13]) < 0.01
+    assert costs.context(16)[0] == 16 * CONTEXT
+
+
 def test_rows_cost_target_and_host() -> None:
     costs = StepCosts()
     costs.profile(Profile([(1, 4e-3), (64, 10.3e-3)], host=2e-4))
