@@ -83,7 +83,7 @@ def build_cache(
 
 def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
     """An empty cache of `cache.num_blocks` blocks, to be given to several engines in parts. On a
-    CPU nothing is refused here: what nobody writes takes no memory. Raises MemoryPlanError."""
+    CPU nothing is refused here but what the system refuses. Raises MemoryPlanError."""
     assert config.cache.num_blocks is not None
     if pair.target.device.type == "cuda":
         memory_plan(config, pair)
