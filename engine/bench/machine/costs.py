@@ -23,6 +23,7 @@ from engine.pair import Pair, build_cache, runner_of
 CONTEXT = 256  # tokens before the timed rows
 MOST_GUESSES = 16
 COPIED = 1 << 26  # float32 numbers: more than any cache holds
+SETTLING = 4  # forwards until a small model is in the caches again, which a copy drove it out of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ def measure_costs(
     drafts, copies = [], []
     for round_ in range(rounds + 1):  # the first one is warm-up
         seconds = []
+        for _ in range(SETTLING):
+            _forward(target, Segment([0], start, table, 1))
         for count in range(1, MOST_GUESSES + 2):
             seconds.append(_forward(target, Segment([0] * count, start, table, count)))
         drafted = 0.0
