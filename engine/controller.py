@@ -30,8 +30,8 @@ class Load:
 
 class Overheard(NamedTuple):
     """What is kept of a step of decoding of which `update` is not told. `k`, `outcomes`,
-    `num_drafting`, `context`: as in an observation. `steps`: that it drafted; 0: the
-    time of drafting says nothing."""
+    `num_drafting`, `context`: as in an observation. `steps`: that it drafted; 0: the time of
+    drafting says nothing."""
 
     k: int
     outcomes: Sequence[Outcome]

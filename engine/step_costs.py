@@ -39,7 +39,7 @@ class StepCosts:
         self._host = HostCost()
         self._padded = np.empty(0)  # rows that forwards are padded to
         self._token, self._draft_token = _by_group({})  # seconds for each token of context
-        self._length = float(CONTEXT)  # tokens of a sequence when it was last told
+        self._length = float(CONTEXT)  # tokens of a sequence when it last heard
         # By batch size and most rows: what the profile says of them, of the last few.
         self._profiled: dict[tuple[int, int], tuple[Array, Array]] = {}
 

@@ -160,12 +160,13 @@ class Trace:
         return sum(a != b for a, b in zip(self.ks, self.ks[1:], strict=False))
 
 
-def play(controller: KController, world: World, rounds: int) -> Trace:
+def play(controller: KController, world: World, rounds: int, *, all_told: bool = False) -> Trace:
+    """As the engine does, or with every round told, listened to or not."""
     trace = Trace()
     for _ in range(rounds):
         k = controller.choose(Load(num_sequences=world.batch))
         seen = world.round(controller, k)
-        if controller.listens:
+        if controller.listens or all_told:
             controller.update(seen)
         elif controller.overhears:
             controller.overhear(seen.in_short())

@@ -113,7 +113,7 @@ def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) 
     """Law: a confidence that says nothing is soon ignored, and nothing is lost by it."""
     world = World(alpha=alpha, batch=batch, row=2e-4, free=8, informed=0.0)
     controller = adaptive(world, stops=stops)
-    trace = play(controller, world, 1000)
+    trace = play(controller, world, 800, all_told=True)
     assert controller._guesses.chances.weight < 0.25
     assert trace.rate > 0.93 * world.best_rate
 
