@@ -25,9 +25,9 @@ class Record:
         self.right = [rate * trials for rate in rates]
         self.trials = [trials] * len(rates)
 
-    def add(self, grade: int, *, hit: bool) -> None:
-        self.right[grade] += hit
-        self.trials[grade] += 1.0
+    def add(self, grade: int, *, right: float, trials: float = 1.0) -> None:
+        self.right[grade] += right
+        self.trials[grade] += trials
         if self.trials[grade] > _MEMORY:
             self.right[grade] *= 0.5
             self.trials[grade] *= 0.5
@@ -43,16 +43,27 @@ class Evidence:
 
     def learn(self, run: int, *, hit: bool) -> None:
         """What became of a guess that stood on this run."""
-        grade = _grade(run)
-        self._own.add(grade, hit=hit)
-        self._everyone.add(grade, hit=hit)
+        self._add(_grade(run), right=hit)
+
+    def learn_hits(self, run: int, count: int) -> None:
+        """So many guesses in a row were right, the first of which stood on this run: `learn` of
+        each, those of the last grade together."""
+        while count and (grade := _grade(run)) < GRADES - 1:
+            self._add(grade, right=1.0)
+            run, count = grown(run), count - 1
+        if count:
+            self._add(GRADES - 1, right=count, trials=count)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
         """For each of k guesses in a row, that it and all before it are right; `before`: the chance
         that those ahead of the first are."""
         chances, survival = list[float](), before
+        known, rate = -1, 0.0
         for _ in range(k):
-            survival *= self._rate(_grade(run))
+            grade = _grade(run)
+            if grade != known:
+                known, rate = grade, self._rate(grade)
+            survival *= rate
             chances.append(survival)
             run = grown(run)
         return chances
@@ -60,6 +71,10 @@ class Evidence:
     def rate(self, run: int) -> float:
         """The chance that the first of these guesses is right."""
         return self._rate(_grade(run))
+
+    def _add(self, grade: int, *, right: float, trials: float = 1.0) -> None:
+        self._own.add(grade, right=right, trials=trials)
+        self._everyone.add(grade, right=right, trials=trials)
 
     def _rate(self, grade: int) -> float:
         elsewhere = self._everyone.right[grade] / self._everyone.trials[grade]
@@ -86,8 +101,7 @@ class Doubted(Evidence):
             told = right / accident if hit else (1 - right) / (1 - accident)
             least, most = _ODDS
             self._odds = min(max(self._odds * told, least), most)
-        self._own.add(grade, hit=hit)
-        self._everyone.add(grade, hit=hit)
+        self._add(grade, right=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
         """As Evidence; which of the two texts it is matters up to the first strong run."""

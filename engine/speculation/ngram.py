@@ -35,7 +35,7 @@ class NgramProposer(LookUp):
 
 class _Follower:
     """One sequence's place in its own past: `at` is the index of the token expected next, 0 while
-    lost; `run` tokens before it agree with the last ones."""
+    lost; `run` tokens before it agree with the last ones; `seen` tokens were looked at."""
 
     def __init__(self, n_min: int, n_max: int, everyone: Record) -> None:
         self._n_min, self._n_max = n_min, n_max
@@ -44,15 +44,15 @@ class _Follower:
         # such an index that of the one before.
         self._latest: dict[tuple[int, ...], int] = {}
         self._before = [0] * n_min
-        self._at = self._run = 0
+        self._at = self._run = self._seen = 0
 
     def next(self, seq: Sequence, k: int) -> list[int]:
         """As look_up.Follower. The suffix recurs every `period` tokens, so a continuation that runs
         into the end of the sequence goes on from its own beginning."""
-        tokens, at, period = seq.tokens, self._at, seq.num_tokens - self._at
+        tokens, at = seq.tokens, self._at
         if not at:
             return []
-        k = self._most(k)
+        k, period = self._most(k), len(tokens) - at
         return tokens[at : at + k] if k <= period else [tokens[at + i % period] for i in range(k)]
 
     def chances(self, k: int, least: float) -> list[float]:
@@ -62,31 +62,39 @@ class _Follower:
         return self._evidence.chances(self._run, self._most(k))
 
     def extend(self, seq: Sequence) -> None:
-        """As look_up.Follower."""
-        tokens, first, last = seq.tokens, len(self._before), seq.num_tokens
+        """As look_up.Follower. What is found on the way is indexed when the place is lost."""
+        tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
         if first >= last:
             return
-        self._index(tokens, first, last)
-        while self._at and first < last:
-            self._step(hit=tokens[self._at] == tokens[first])
-            first += 1
+        self._seen = last
+        if self._at:
+            self._go_on(tokens, first, last)
         if not self._at:
+            self._index(tokens, last)
             self._find(tokens)
 
     def _most(self, k: int) -> int:
         return min(k, _SHORT_LIMIT) if self._run < _SHORT else k
 
-    def _step(self, *, hit: bool) -> None:
-        """What was expected has come, or something else."""
-        self._evidence.learn(self._run, hit=hit)
-        if hit:
-            self._at, self._run = self._at + 1, self._run + 1
-        else:
+    def _go_on(self, tokens: list[int], first: int, last: int) -> None:
+        """As far as what was expected has come."""
+        at, hits, count = self._at, 0, last - first
+        while hits < count and tokens[at + hits] == tokens[first + hits]:
+            hits += 1
+        if hits:
+            self._evidence.learn_hits(self._run, hits)
+            self._at, self._run = at + hits, self._run + hits
+        if hits < count:
+            self._evidence.learn(self._run, hit=False)
             self._at = self._run = 0
 
-    def _index(self, tokens: list[int], first: int, last: int) -> None:
-        """Note the `n_min` tokens before each of the indices from `first` to before `last`."""
+    def _index(self, tokens: list[int], last: int) -> None:
+        """Note the `n_min` tokens before each of the indices up to before `last`, from the first
+        on that was not noted before."""
         size, latest, before = self._n_min, self._latest, self._before
+        first = len(before)
+        if first >= last:
+            return
         begins = [tokens[first - back : last - back] for back in range(size, 0, -1)]
         for end, gram in enumerate(zip(*begins, strict=True), first):
             before.append(latest.get(gram, 0))

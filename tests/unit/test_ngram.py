@@ -187,3 +187,29 @@ def test_what_is_too_unlikely_is_not_said() -> None:
 
 def test_nothing_to_say_has_no_chances() -> None:
     assert NgramProposer(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_text_shorter_than_the_shortest_suffix_is_looked_up_in_vain(count: int) -> None:
+    seq = sequence([7] * count)
+    proposer = NgramProposer(n_max=8, n_min=4)
+    assert guess(proposer, seq, 4) == []
+    seq.tokens += [7] * 4
+    assert guess(proposer, seq, 4) == [7] * 4
+
+
+def test_what_is_learnt_does_not_depend_on_the_lengths_of_steps() -> None:
+    """Law: a sequence looked at once in several tokens, all as expected and then not, tells the
+    same chances as one looked at after each of them."""
+    text = [1, 2, 3, *range(10, 60), 1, 2, 3, *range(10, 45), 5, 1, 2, 3, 10, 11]
+    told = []
+    for step in (1, 4):
+        proposer, seq = NgramProposer(n_max=8, n_min=2), sequence(text[:56])
+        while True:
+            proposer.forecast(seq, 8)
+            if len(seq.tokens) == len(text):
+                break
+            seq.tokens += text[len(seq.tokens) : len(seq.tokens) + step]
+        told.append(proposer.forecast(seq, 8))
+    assert told[0]
+    assert told[0] == pytest.approx(told[1])
