@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.constraint import Constraint
 from engine.messages import FinishReason, TokenLogprobs
@@ -32,15 +33,14 @@ NOTHING_LEFT = (
 )
 
 
-@dataclass(slots=True)
-class Sampled:
+class Sampled(msgspec.Struct):
     """One sampling chunk on its way through a step. `row` is its root row in the logits."""
 
     chunk: Chunk
     proposal: Proposal
     row: int
-    tokens: list[int] = field(default_factory=list)  # kept: accepted drafts, then the new token
-    path: list[int] = field(default_factory=list)  # accepted nodes, in order
+    tokens: list[int] = []  # kept: accepted drafts, then the new token
+    path: list[int] = []  # accepted nodes, in order
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
@@ -168,15 +168,15 @@ class Acceptor:
         params = seq.params
         room = self._room(seq)
         item.path = result.path
-        item.tokens = result.tokens[:room]
-        for i, token in enumerate(item.tokens):
-            is_eos = token in self._eos_ids and not params.ignore_eos
-            if is_eos or token in params.stop_token_ids:
-                item.tokens = item.tokens[: i + 1]
+        item.tokens = tokens = result.tokens[:room]
+        eos_ids = () if params.ignore_eos else self._eos_ids
+        for i, token in enumerate(tokens):
+            if token in eos_ids or token in params.stop_token_ids:
+                item.tokens = tokens[: i + 1]
                 item.finish, item.stop_token = "stop", token
                 return
             if seq.constraint is not None and _ends(seq.constraint, token):
-                item.tokens = item.tokens[: i + 1]
+                item.tokens = tokens[: i + 1]
                 if seq.constraint.error is None:
                     item.finish = "stop"
                     return
@@ -193,8 +193,11 @@ def _ends(constraint: Constraint, token: int) -> bool:
 
 def _rows(item: Sampled) -> Rows | None:
     """Those of a chain: position after position."""
-    seq, proposal = item.chunk.seq, item.proposal
-    return Rows(seq, item.row, 1 + len(proposal), len(seq.tokens)) if proposal.is_chain else None
+    proposal = item.proposal
+    if not proposal.is_chain:
+        return None
+    seq, guesses = item.chunk.seq, proposal.tokens
+    return Rows(seq, item.row, 1 + len(guesses), len(seq.tokens), guesses)
 
 
 def _asked(sampled: list[Sampled]) -> tuple[list[int], list[RowContext]]:

@@ -51,7 +51,7 @@ class ModelOutput:
         given = self._given
         if isinstance(given, Tensor):
             self._given = given = given.numpy()
-        return np.ascontiguousarray(given)
+        return given if given.flags.c_contiguous else np.ascontiguousarray(given)
 
     def of(self, rows: list[int]) -> Tensor:
         """The logits of some rows; not copied where those are all."""

@@ -211,7 +211,9 @@ def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
 
 @exactly
 def draw(logits: Any, items: Any, words: Any, tokens: Any) -> None:
-    """`tokens` int64, of row after row of all items; NOT_FINITE or UNSURE instead of some.
+    """`tokens` int64, of row after row of all items; NOT_FINITE or UNSURE instead of some. Where
+    they hold a guess before, not a negative number, and another token is drawn, it is the last of
+    its item: what is guessed behind it is not kept, whatever is drawn there.
 
     `logits` float32 `[any, vocab]`. `items` int64 `[n, 8]`: first row, how many, position of the
     first, and plain.Plain.words. `words` uint32 `[vocab]`: noise._token_words."""
@@ -219,9 +221,11 @@ def draw(logits: Any, items: Any, words: Any, tokens: Any) -> None:
     at = 0
     for i in range(len(items)):
         for j in range(items[i, 1]):
-            row = logits[items[i, 0] + j]
-            tokens[at] = _drawn(row, words, items[i], items[i, 2] + j, space, True)[0]
-            at += 1
+            row, guessed = logits[items[i, 0] + j], tokens[at + j]
+            tokens[at + j] = _drawn(row, words, items[i], items[i, 2] + j, space, True)[0]
+            if guessed >= 0 and tokens[at + j] != guessed:
+                break
+        at += items[i, 1]
 
 
 @exactly

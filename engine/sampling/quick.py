@@ -25,15 +25,19 @@ from engine.sequence import Sequence
 Floats = npt.NDArray[np.float32]
 Items = npt.NDArray[np.int64]  # of compiled code, see kernels_draws.draw
 
+_ANY = -1  # instead of a guess
+
 
 class Rows(NamedTuple):
     """Neighbouring rows of logits of one sequence; the first of them predicts `position`, each one
-    more the next."""
+    more the next. `guesses` of these tokens, but for the last: behind the first that differs from
+    what is drawn nothing is asked for. Without any, all rows are."""
 
     seq: Sequence
     first: int
     size: int
     position: int
+    guesses: Seq[int] = ()
 
 
 class QuickDraws:
@@ -54,18 +58,19 @@ class QuickDraws:
 
     def draw(self, logits: Floats, asked: Seq[Rows | None]) -> list[list[int] | None]:
         """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
-        the long way."""
+        the long way. Those behind the first that is not as guessed mean nothing."""
         found: list[list[int] | None] = [None] * len(asked)
-        places, items, count = list[tuple[int, int]](), list[int](), 0
+        places, items, wanted = list[tuple[int, int]](), list[int](), list[int]()
         for i, rows in enumerate(asked):
             plain = None if rows is None else self._processor.plain(rows.seq)
             if rows is not None and plain is not None:
-                places.append((i, rows.size))
-                items += (rows.first, rows.size, rows.position, *plain.words)
-                count += rows.size
+                _, first, size, position, guesses = rows
+                places.append((i, size))
+                items += (first, size, position, *plain.words)
+                wanted += (*guesses, 0) if guesses else [_ANY] * size
         if not places:
             return found
-        tokens = np.empty(count, np.int64)
+        tokens = np.array(wanted, np.int64)
         kernels_draws.draw(logits, _table(items, len(places)), self._words, tokens)
         drawn, at = tokens.tolist(), 0
         for i, size in places:
@@ -78,7 +83,7 @@ class QuickDraws:
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         """Of rows that anything may be asked of, UNSURE for some."""
         items, table = self._adjusted(logits, contexts)
-        tokens = np.empty(len(items), np.int64)
+        tokens = np.full(len(items), _ANY, np.int64)
         kernels_draws.draw(table, items, self._words, tokens)
         drawn: list[int] = tokens.tolist()
         return drawn

@@ -72,7 +72,7 @@ def parts(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]
 def agreements(asked: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
     """What was drawn in these rows against what is committed."""
     found, at = [], 0
-    for seq, _, count, first in asked:
+    for seq, _, count, first, _ in asked:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
         found.append(Agreement(seq, first, hits, list(leads[at : at + count])))
@@ -85,7 +85,7 @@ def _drawn(
 ) -> tuple[list[int], list[float]]:
     """Tokens and leads of these rows by the sampler, where no other way draws them."""
     rows, keys = list[int](), list[Key | None]()
-    for seq, first, count, position in asked:
+    for seq, first, count, position, _ in asked:
         rows += range(first, first + count)
         drawn = seq.params.temperature > 0
         keys += [(seq.params.seed, position + i) if drawn else None for i in range(count)]

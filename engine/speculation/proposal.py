@@ -46,7 +46,9 @@ class Proposal(msgspec.Struct, frozen=True):
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == _parents(len(self.parents))
+        parents = self.parents
+        known = _PARENTS[len(parents)] if len(parents) < len(_PARENTS) else _parents(len(parents))
+        return parents == known
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""

@@ -12,9 +12,9 @@ forward (a budget, a grammar, low confidence), even looking at the guessed token
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
 from engine.sampling.logits import RowContext
@@ -22,14 +22,13 @@ from engine.sampling.sampler import Sampler
 from engine.speculation.proposal import Proposal
 
 
-@dataclass(slots=True)
-class VerifyResult:
+class VerifyResult(msgspec.Struct):
     """One sampling chunk. `path`: accepted node indices in order; `tokens`: theirs, then exactly
     one new token. If the root's logits are not finite numbers, `finite` is False and `tokens`
     empty; if only deeper ones are not, the walk ends before them."""
 
-    path: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    path: list[int] = []
+    tokens: list[int] = []
     num_proposed: int = 0
     finite: bool = True
 
@@ -66,17 +65,14 @@ class MatchSampled:
         return results
 
 
-def walk(proposal: Proposal, drawn: Seq[int]) -> VerifyResult:
+def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative one stands for a row from which nothing could be drawn."""
     if proposal.is_chain and min(drawn) >= 0:
-        kept = 0
-        for guess in proposal.tokens[: proposal.num_candidates]:
-            if drawn[kept] != guess:
-                break
+        kept, count = 0, proposal.num_candidates
+        while kept < count and drawn[kept] == proposal.tokens[kept]:
             kept += 1
-        path, tokens = list(range(kept)), list(drawn[: kept + 1])
-        return VerifyResult(path, tokens, proposal.num_candidates)
+        return VerifyResult(list(range(kept)), drawn[: kept + 1], count)
     children: dict[tuple[int, int], int] = {}
     for node in range(proposal.num_candidates):
         children.setdefault((proposal.parents[node], proposal.tokens[node]), node)

@@ -213,3 +213,39 @@ def test_guessing_draws_with_the_same_noise(draws: QuickDraws) -> None:
     assert leads == pytest.approx(wanted[1], abs=1e-4)
     nothing = torch.full((1, VOCAB), -torch.inf)
     assert draws.guess(nothing.numpy(), [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"temperature": 1.0}], ids=str)
+@pytest.mark.parametrize("right", range(ROWS))
+def test_guesses_change_no_token_up_to_the_first_that_is_wrong(
+    fields: dict[str, Any], right: int, draws: QuickDraws
+) -> None:
+    """Law: a guess never influences a token; it only says which rows behind it are not wanted. The
+    sequence behind it in the same call is drawn as alone."""
+    generator = np.random.default_rng(right)
+    logits = (generator.standard_normal((ROWS + 2, VOCAB)) * 3).astype(np.float32)
+    seq, other = sequence(**fields), sequence(seed=9, **fields)
+    behind = Rows(other, ROWS, 2, 5)
+    [every, alone] = draws.draw(logits, [Rows(seq, 0, ROWS, 5), behind])
+    assert every is not None
+    guesses = [*every[:right], (every[right] + 1) % VOCAB, *every[right + 1 : -1]][: ROWS - 1]
+    [found, beside] = draws.draw(logits, [Rows(seq, 0, ROWS, 5, guesses), behind])
+    assert found is not None
+    assert found[: right + 1] == every[: right + 1]
+    assert beside == alone
+
+
+def test_a_row_behind_a_wrong_guess_is_not_drawn(draws: QuickDraws) -> None:
+    """Law: it may be too close to call, and nobody has to go the long way for it."""
+    seq = sequence()
+    close = torch.full((VOCAB,), -80.0)
+    noise = Sampler().noise(close[None], [(3, 6)])
+    assert noise is not None
+    close[11], close[20] = 4.0, 4.0 + float(noise[0, 11] - noise[0, 20])
+    first = torch.zeros(VOCAB)
+    first[7] = 200.0
+    logits = torch.stack([first, close]).numpy()
+    assert draws.draw(logits, [Rows(seq, 0, 2, 5, [7])]) == [None]
+    [found] = draws.draw(logits, [Rows(seq, 0, 2, 5, [8])])
+    assert found is not None
+    assert found[0] == 7
