@@ -66,14 +66,16 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
     """What the target computes in this step: each chunk's tokens, then its proposal's nodes."""
     packed = []
     for chunk, proposal in zip(plan.chunks, proposals, strict=True):
-        committed = max(prompt_rows(chunk), 1 if chunk.samples else 0)
+        seq, start, length, _ = chunk
+        guesses, end = proposal.tokens, start + length
+        committed = max(prompt_rows(chunk), int(end == len(seq.tokens)))
         packed.append(
             Segment(
-                tokens=chunk.seq.tokens[chunk.start : chunk.end] + proposal.tokens,
-                start=chunk.start,
-                blocks=chunk.seq.blocks,
-                num_logits=committed + len(proposal),
-                tail_parents=None if proposal.is_chain else proposal.parents,
+                seq.tokens[start:end] + guesses,
+                start,
+                seq.blocks,
+                committed + len(guesses),
+                None if proposal.is_chain else proposal.parents,
             )
         )
     return packed
@@ -105,15 +107,13 @@ class Acceptor:
         sampled: list[Sampled] = []
         row = 0
         for chunk, proposal in zip(plan.chunks, proposals, strict=True):
-            wanted = prompt_rows(chunk)
-            if wanted:
+            samples = chunk.samples
+            if wanted := prompt_rows(chunk):
                 _record_prompt_logprobs(chunk, output, row)
-            if not chunk.samples:
-                row += wanted
-                continue
-            row += max(wanted - 1, 0)
-            sampled.append(Sampled(chunk, proposal, row))
-            row += 1 + len(proposal)
+                row += wanted - samples
+            if samples:
+                sampled.append(Sampled(chunk, proposal, row))
+                row += 1 + len(proposal.tokens)
         if sampled:
             self.walk(sampled, output, self._quick(sampled, output))
         return sampled

@@ -240,12 +240,12 @@ class Engine:
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
         """The only place where state moves."""
-        items = {item.chunk.seq.id: item for item in sampled}
+        items = iter(sampled)  # in the order of the plan
         for chunk in plan.chunks:
-            seq, item = chunk.seq, items.get(chunk.seq.id)
-            if item is None:
+            if not chunk.samples:
                 self._scheduler.commit(chunk, [], 0)
                 continue
+            seq, item = chunk.seq, next(items)
             proposal, accepted = item.proposal, item.num_accepted
             seq.rounds += bool(item.tokens)
             seq.proposed += proposal.num_candidates

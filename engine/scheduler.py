@@ -79,7 +79,8 @@ class Scheduler:
         """
         plan = StepPlan()
         want = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
-        decoding, prompts = list[Sequence](), list[Sequence]()
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
         for seq in self.running:
             (prompts if len(seq.tokens) - seq.num_computed > 1 else decoding).append(seq)
         left = self._decode(plan, decoding, len(prompts), want)
@@ -116,10 +117,10 @@ class Scheduler:
         self, plan: StepPlan, seq: Sequence, budget: int, want: Callable[[Sequence], int]
     ) -> int:
         """Add a chunk of at most `budget` rows for a running sequence; the rows it uses."""
-        start = seq.num_computed
-        length = min(seq.num_uncomputed, budget)
+        start, total = seq.num_computed, len(seq.tokens)
+        length = min(total - start, budget)
         end = start + length
-        k = want(seq) if end == len(seq.tokens) else 0
+        k = want(seq) if end == total else 0
         if k:
             k = max(min(k, budget - length, self.room(seq) - 1), 0)
         if not self.pool.reserve(seq, end + k):
@@ -191,14 +192,15 @@ class Scheduler:
         `num_draft_computed`, but not beyond what was accepted. The counters `rounds`, `proposed`
         and `accepted` are the caller's.
         """
-        seq, pool = chunk.seq, self.pool
+        pool = self.pool
+        seq, start, length, _ = chunk
         assert seq.status == "running"
-        assert seq.num_computed == chunk.start
-        assert chunk.samples or not tokens
+        assert seq.num_computed == start
+        assert not tokens or start + length == len(seq.tokens)
         assert len(tokens) <= self.room(seq)
         seq.tokens.extend(tokens)
         total = len(seq.tokens)
-        seq.num_computed = min(chunk.end + num_accepted, total - 1)
+        seq.num_computed = min(start + length + num_accepted, total - 1)
         seq.num_draft_computed = min(seq.num_draft_computed, seq.num_computed)
         pool.publish(seq, seq.num_computed)
         pool.mark_draft_ready(seq, seq.num_draft_computed)

@@ -111,7 +111,8 @@ class CompiledDecoder:
     def suits(self, segments: Sequence[Segment]) -> bool:
         """Not too many rows, and no tree that branches."""
         few = self.takes_all_rows or sum(len(s.tokens) for s in segments) <= MOST_ROWS
-        return few and all(is_chain(s.tail_parents) for s in segments)
+        trees = [s.tail_parents for s in segments if s.tail_parents is not None]
+        return few and all(map(is_chain, trees))
 
     def __call__(self, segments: Sequence[Segment], plane: KVPlane) -> Tensor:
         """`table` as a tensor."""
@@ -141,7 +142,7 @@ class CompiledDecoder:
             np.array(tokens, dtype=np.int64), facts, tables.of(needed), block_size,
             self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
         )  # fmt: skip
-        return logits[:, : self._vocab]
+        return logits if self._columns == self._vocab else logits[:, : self._vocab]
 
     def chain(
         self,
@@ -156,7 +157,8 @@ class CompiledDecoder:
         """What follows each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape[1] == self._vocab
         assert max(rows) < len(logits)
-        items, needed = list[int](), list[tuple[Sequence[int], int]]()
+        items: list[int] = []
+        needed: list[tuple[Sequence[int], int]] = []
         for row, (blocks, position), count, (plain, _) in zip(
             rows, starts, steps, asked, strict=True
         ):

@@ -60,7 +60,9 @@ class QuickDraws:
         """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
         the long way. Those behind the first that is not as guessed mean nothing."""
         found: list[list[int] | None] = [None] * len(asked)
-        places, items, wanted = list[tuple[int, int]](), list[int](), list[int]()
+        places: list[tuple[int, int]] = []
+        items: list[int] = []
+        wanted: list[int] = []
         for i, rows in enumerate(asked):
             plain = None if rows is None else self._processor.plain(rows.seq)
             if rows is not None and plain is not None:
@@ -97,7 +99,7 @@ class QuickDraws:
     def guess(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Of all rows in order, tokens and leads as Sampler.guess tells them; None: go the long
         way."""
-        items = list[int]()
+        items: list[int] = []
         for rows in asked:
             plain = self._processor.plain(rows.seq)
             if plain is None:

@@ -73,7 +73,8 @@ class Cascade:
 
     def look_up(self, chunks: Seq[Chunk]) -> tuple[list[Proposal], list[Chunk]]:
         """What the free ones guess, and what is left to the main one: k is 0 where they did."""
-        proposals, left = list[Proposal](), list[Chunk]()
+        proposals: list[Proposal] = []
+        left: list[Chunk] = []
         for chunk in chunks:
             proposal, k = self._walk(chunk) if chunk.k else (EMPTY, 0)
             proposals.append(proposal)

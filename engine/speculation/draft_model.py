@@ -202,8 +202,11 @@ class DraftModelProposer:
         self, drafts: list[Draft], output: ModelOutput, last: Seq[int]
     ) -> tuple[list[Draft], list[int]]:
         """On the host, of those that have no other wishes than penalties; the others are left."""
-        mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
-        asked = list[tuple[Plain, Penalties | None]]()
+        mine: list[Draft] = []
+        rows: list[int] = []
+        left: list[Draft] = []
+        after: list[int] = []
+        asked: list[tuple[Plain, Penalties | None]] = []
         for draft, row in zip(drafts, last, strict=True):
             wishes = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
             if wishes is None:

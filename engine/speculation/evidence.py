@@ -57,8 +57,8 @@ class Evidence:
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
         """For each of k guesses in a row, that it and all before it are right; `before`: the chance
         that those ahead of the first are."""
-        chances, survival = list[float](), before
-        known, rate = -1, 0.0
+        chances: list[float] = []
+        survival, known, rate = before, -1, 0.0
         for _ in range(k):
             grade = _grade(run)
             if grade != known:

@@ -59,7 +59,8 @@ def judge(
 
 def parts(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:
     """The rows to judge, of those that have some, and the row behind each one's last token."""
-    asked, last = list[Rows](), list[int]()
+    asked: list[Rows] = []
+    last: list[int] = []
     row = 0
     for seq, count in zip(seqs, counts, strict=True):
         if count:
