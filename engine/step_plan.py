@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from engine.sequence import Sequence
 
@@ -26,13 +27,12 @@ class Chunk(NamedTuple):
         return self.start + self.length == len(self.seq.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """A plan can be printed, compared in a test and replayed in a bug report."""
 
-    chunks: list[Chunk] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)  # these left the queue for this step
+    chunks: list[Chunk] = []
+    preempted: list[Sequence] = []
+    admitted: list[Sequence] = []  # these left the queue for this step
 
     @property
     def num_tokens(self) -> int:

@@ -97,8 +97,8 @@ class DraftForwards:
         counts: list[int] = []
         judges = self._hears is None or self._hears()
         for draft in drafts:
-            seq = draft.seq
-            start, end = min(seq.num_draft_computed, seq.num_tokens - 1), seq.num_tokens
+            seq, end = draft.seq, len(draft.seq.tokens)
+            start = min(seq.num_draft_computed, end - 1)
             judged = judges and not draft.tokens
             counts.append(rows_to_judge(seq, start, draft.plain, len(drafts)) if judged else 0)
             tokens = seq.tokens[start:] + draft.tokens

@@ -100,7 +100,8 @@ class DraftModelProposer:
         self.agreements, self._forwards.seconds = (), 0.0
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
-            draft.follow_grammar()
+            if draft.seq.constraint is not None:
+                draft.follow_grammar()
         live = [draft for draft in drafts.values() if draft.wants_more]
         if live:
             output, counts = self._forwards.catch_up(live)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.model.compiled import Start
 from engine.sampling.noise import Key
@@ -15,16 +16,15 @@ from engine.speculation.proposal import Proposal, chain
 from engine.step_plan import Chunk
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(msgspec.Struct):
     """One sequence's proposal in the making."""
 
     seq: Sequence
     k: int
     plain: Plain | None = None  # how its tokens are drawn, if that is all that there is to it
-    tokens: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)  # one for each of `tokens`
-    forced: set[int] = field(default_factory=set)  # places in `tokens` that its grammar filled
+    tokens: list[int] = []
+    confidences: list[float] = []  # one for each of `tokens`
+    forced: set[int] = set()  # places in `tokens` that its grammar filled
     run: int = 0  # of `tokens`, how many the drafter has run
     ended: bool = False
 
@@ -61,18 +61,18 @@ class Draft:
         is_eos = token in eos_ids and not params.ignore_eos
         self.ended = is_eos or token in params.stop_token_ids
 
-    def take_chain(self, tokens: Seq[int], leads: Seq[float], eos_ids: Collection[int]) -> None:
+    def take_chain(self, tokens: list[int], leads: list[float], eos_ids: Collection[int]) -> None:
         """All that a drafter guessed in one call, up to the end; it has run all but the last."""
         params = self.seq.params
-        stops = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+        stops, eos = params.stop_token_ids, () if params.ignore_eos else eos_ids
         count = 0
         for token in tokens[: self.k]:
             if token == NOT_FINITE:
                 break
             count += 1
-            if token in stops:
+            if token in eos or token in stops:
                 break
-        self.tokens, self.confidences = list(tokens[:count]), list(leads[:count])
+        self.tokens, self.confidences = tokens[:count], leads[:count]
         self.seq.num_draft_computed += max(count - 1, 0)
         self.ended = True
 
