@@ -11,7 +11,6 @@ not be made from this configuration (an EngineError), so that starting it again 
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 from collections.abc import Callable, Iterable
@@ -36,6 +35,7 @@ from engine.messages import (
     Stop,
     Submit,
 )
+from engine.settling import settle_memory
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,7 @@ class EngineProcess:
             engine = self._make()
             if engine is None:
                 return EXIT_CANNOT_START
-            # What was built stays: let the collector never walk it in the middle of a step again.
-            gc.collect()
-            gc.freeze()
+            settle_memory()
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._send(engine.ready)
             self._serve(engine)

@@ -52,7 +52,7 @@ class Rounds:
     def _step_by_step(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
         """The host knows every guess before it is verified."""
         proposals = self._proposer.propose(plan.chunks)
-        if any([proposal.tokens for proposal in proposals]):
+        if any(proposals):
             proposals = within_grammars(plan.chunks, proposals)
             proposals = self._allowance.keep(plan.chunks, proposals)
         seconds.propose, seconds.propose_forward = lap(), self._proposer.forward_seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from engine.comparison.sizing import LONGEST
 from engine.config import QuantizationName, model_folder
 from engine.model.memory import weights_of
 from engine.pair import Pair, load_pair
+from engine.settling import settle_memory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,9 +57,7 @@ def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Compari
     encode = encoder(parsed.target)
     reply = said.size.tokens or LONGEST
     driver = Offline(pair, encode, arms=said.arms, concurrency=most, reply=reply, clock=clock)
-    # As in a server: the collector never walks what was loaded.
-    gc.collect()
-    gc.freeze()
+    settle_memory()  # as a server does
     facts = {**_facts(parsed, pair, said), "seconds": told(clock)}
     comparison = Comparison(facts=facts, arms=said.arms)
     with progress(steps(said.cells, said.arms, said.size)) as notice:

@@ -29,6 +29,7 @@ from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
 from engine.pair import Pair, load_pair
+from engine.settling import settle_memory
 
 VERBS = ("schedule", "propose", "prepare", "accept", "commit", "emit", "observe, adapt", "send")
 PROMPT = 48  # tokens
@@ -90,8 +91,7 @@ def measure(
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     inbox.bind("inproc://host")
     outbox.connect("inproc://host")
-    gc.collect()
-    gc.freeze()
+    settle_memory()
     try:
         laps = _steps(engine, _requests(engine, batch, temperature), steps, stamps, outbox)
     finally:

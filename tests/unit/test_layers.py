@@ -32,7 +32,7 @@ LEVELS = {
     "engine.speculation.evidence": 1, "engine.speculation.look_up": 1,
     "engine.speculation.cascade": 1, "engine.allowance": 1,
     "engine.threads": 1, "engine.parent": 1, "engine.memory": 1, "engine.jit": 1,
-    "engine.first_start": 1,
+    "engine.first_start": 1, "engine.settling": 1,
     "engine.attention": 2.0, "engine.model": 2.1, "engine.sampling": 2.1,
     "engine.speculation": 2.2,
     "engine.pair": 3, "engine.profiling": 3, "engine.acceptance": 3, "engine.step_metrics": 3,

@@ -21,6 +21,7 @@ from engine.bench.suite.result import (
     Size,
 )
 from engine.pair import Pair
+from engine.settling import settle_memory
 
 
 def race(
@@ -101,6 +102,7 @@ def overhead(pair: Pair, prompts: list[list[int]], size: Size, result: Result) -
         contender = EngineContender(
             f"batch {batch}", {}, pair=pair, tokens=size.tokens, sequences=batch, clock=size.clock
         )
+        settle_memory()  # as a server does
         for temperature in TEMPERATURES:
             progress(f"host overhead, batch {batch}, T={temperature:g}")
             contender.run_all(prompts[:batch], temperature=temperature, seed=SEED)
