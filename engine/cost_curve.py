@@ -142,10 +142,10 @@ class CostCurve:
         """`[some, 3]`, in order: the places that have a factor, its logarithm and its variance."""
         group = batch.bit_length()
         residuals = self._residuals.get(group, {})
-        rows = [
-            (place, residuals[place], self._doubts[group, place]) for place in sorted(residuals)
-        ]
-        return np.array(rows).reshape(-1, 3)
+        numbers: list[float] = []
+        for place in sorted(residuals):
+            numbers += (place, residuals[place], self._doubts[group, place])
+        return np.array(numbers).reshape(-1, 3)
 
     def level(self, batch: int) -> float:
         """The factor of all its sizes, machine and all."""

@@ -188,7 +188,7 @@ class Forecast:
         begin, step = self._costs.drafting(sequences)
         offered = np.array(self._guesses.acceptance.offering())
         self.row = row = self._seconds_of_a_row(sequences)
-        spent = np.array([0.0, *(begin + step * k for k in range(1, self._k_max + 1))])
+        spent = np.array([0.0, *[begin + step * k for k in range(1, self._k_max + 1)]])
         # Nothing cut; and what is worth less than half of a row, or than a row.
         worth = row * price
         bars = np.array([0.0, 0.5 * worth, worth] if price else [0.0])
@@ -210,7 +210,7 @@ class Forecast:
 
     def _seconds_of_a_row(self, sequences: int) -> float:
         last = sequences * (self._k_max + 1)
-        more = float(self.seconds[last] - self.seconds[sequences])
+        more = self.by_row[last] - self.by_row[sequences]
         return max(more, 0.0) / (last - sequences)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp
-from statistics import fmean, median
 
 import numpy as np
 
@@ -102,9 +101,9 @@ class StepCosts:
         """See price_rows: more for a round with guesses than for one without, besides what their
         rows take."""
         start, slope = self._host.line(sequences)
-        plain = self._host.plain(sequences)
-        numbers = np.array([start, slope, plain or 0.0])
-        return exp(self._target.usual) * numbers, -1 if plain is None else sequences
+        plain, slow = self._host.plain(sequences), exp(self._target.usual)
+        numbers = np.array([slow * start, slow * slope, slow * (plain or 0.0)])
+        return numbers, -1 if plain is None else sequences
 
     def drafting(self, sequences: int) -> tuple[float, float]:
         """Seconds to begin drafting, and of each step."""
@@ -139,7 +138,8 @@ class StepCosts:
     def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
         """From steps of so many rounds. Of those alike the medians, which a step that the host took
         the processor from does not move."""
-        alike, drafts = dict[_Alike, list[Overheard]](), dict[_Drafts, list[Overheard]]()
+        alike: dict[_Alike, list[Overheard]] = {}
+        drafts: dict[_Drafts, list[Overheard]] = {}
         last: list[Overheard] = []
         for one in heard:
             last = [one]
@@ -150,14 +150,14 @@ class StepCosts:
         each = rounds / max(sum(map(len, alike.values())), 1)
         for (sequences, _, guessed), some in alike.items():
             self._reach_mean(some)
-            count, rows = len(some), fmean([one.rows for one in some])
-            target = median([one.target_seconds for one in some])
+            count, rows = len(some), sum([one.rows for one in some]) / len(some)
+            target = _median([one.target_seconds for one in some])
             self._learn_target(sequences, rows, target, each * count, count)
-            host = median([one.host_seconds for one in some])
+            host = _median([one.host_seconds for one in some])
             self._learn_host(sequences, rows, host, _WEIGHT * count, drafted=guessed)
         for (drafting, steps), some in drafts.items():
             self._reach_mean(some)
-            seconds = median([one.draft_seconds for one in some])
+            seconds = _median([one.draft_seconds for one in some])
             self._learn_draft(drafting, steps, seconds, _WEIGHT * len(some))
         self._reach_mean(last)
 
@@ -166,7 +166,7 @@ class StepCosts:
         tokens, which are no fault of the sizes that were played."""
         known = [one.context / one.num_sequences for one in heard if one.context is not None]
         if known:
-            self._length = fmean(known)
+            self._length = sum(known) / len(known)
 
     def _learn_target(
         self,
@@ -209,6 +209,13 @@ class StepCosts:
         begin, step = self._draft.line(sequences)
         if not cold or seconds < begin + steps * step:
             self._draft.update(sequences, steps, seconds, weight)
+
+
+def _median(numbers: list[float]) -> float:
+    """As of the standard library, whose code is in no cache when it is needed here."""
+    numbers.sort()
+    half = len(numbers) // 2
+    return numbers[half] if len(numbers) % 2 else 0.5 * (numbers[half - 1] + numbers[half])
 
 
 def _by_group(known: Mapping[int, tuple[float, float]]) -> list[list[float]]:
