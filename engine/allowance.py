@@ -210,21 +210,19 @@ class Allowance:
     def _worth(self, seq: Sequence) -> dict[str, int]:
         """By name, how many guesses of each free proposer are worth their rows, where any are."""
         assert seq.sources is not None
-        most, bound = self._controller.k_max, seq.max_draft
-        instead = self._may_ask(seq)
-        least = self._controller.least(instead=instead)
-        if bound is not None:
-            most = min(most, bound)
+        controller, bound = self._controller, seq.max_draft
+        most = controller.k_max if bound is None else min(controller.k_max, bound)
+        instead = bound != 0 and self._main in seq.sources
+        least = controller.least(instead=instead)
+        found: dict[str, int] = {}
         if least >= NEVER or not most:
-            return {}
-        found = {}
+            return found
         for name in seq.sources:
             if name == self._main:
                 continue
-            if chances := self._free[name].forecast(seq, most, least):
-                length = self._controller.worth(chances, instead=instead)
-                if length:
-                    found[name] = length
+            chances = self._free[name].forecast(seq, most, least)
+            if chances and (length := controller.worth(chances, instead=instead)):
+                found[name] = length
         return found
 
     def _may_ask(self, seq: Sequence) -> bool:

@@ -58,14 +58,14 @@ class Evidence:
         """For each of k guesses in a row, that it and all before it are right; `before`: the chance
         that those ahead of the first are."""
         chances: list[float] = []
-        survival, known, rate = before, -1, 0.0
+        survival, grade, rate = before, -1, 0.0
         for _ in range(k):
-            grade = _grade(run)
-            if grade != known:
-                known, rate = grade, self._rate(grade)
+            if grade < GRADES - 1:  # the last one stays
+                grade = _grade(run)
+                rate = self._rate(grade)
+                run = grown(run)
             survival *= rate
             chances.append(survival)
-            run = grown(run)
         return chances
 
     def rate(self, run: int) -> float:

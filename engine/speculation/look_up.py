@@ -43,20 +43,19 @@ class LookUp:
         self._followers: dict[Sequence, Follower] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [
-            self._propose(chunk.seq, chunk.k) if chunk.k > 0 and chunk.samples else EMPTY
-            for chunk in chunks
-        ]
+        found = []
+        for chunk in chunks:
+            guesses: list[int] = []
+            if chunk.k > 0 and chunk.samples:
+                guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k)
+            found.append(chain(guesses, self.name) if guesses else EMPTY)
+        return found
 
     def forget(self, seq: Sequence) -> None:
         self._followers.pop(seq, None)
 
     def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
         return self._follow(seq).chances(k, least)
-
-    def _propose(self, seq: Sequence, k: int) -> Proposal:
-        tokens = self._follow(seq).next(seq, k)
-        return chain(tokens, self.name) if tokens else EMPTY
 
     def _follow(self, seq: Sequence) -> Follower:
         follower = self._followers.get(seq)
