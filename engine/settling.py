@@ -7,6 +7,7 @@ import gc
 from pathlib import Path
 
 _HUGE_PAGE = 1 << 21  # bytes
+_LEAST = 2 * _HUGE_PAGE  # of a stretch: to ask takes some 5 ms of each, and there are many
 _COLLAPSE = 25  # of Linux's madvise, since 6.1
 _MAPS = Path("/proc/self/maps")
 
@@ -26,5 +27,5 @@ def settle_memory() -> None:
             first, last = (int(end, 16) for end in span.split("-"))
             first += -first % _HUGE_PAGE
             size = last // _HUGE_PAGE * _HUGE_PAGE - first
-            if size > 0:  # what it cannot do it leaves as it is
+            if size >= _LEAST:  # what it cannot do it leaves as it is
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE)
