@@ -99,6 +99,7 @@ class AdaptiveK:
         changed = size != self._size or self._anew
         self._before, self._now = self._now, None if self._rests.k else 0
         self._guesses.chances.restart()
+        self._ahead.company.go()
         if not changed and self._rests.go():
             self.listens = self.looks_back = False
             self.overhears = self._rests.is_overheard
@@ -239,7 +240,11 @@ class AdaptiveK:
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """The length with the most expected tokens per second for the batch, whose other sequences
         do as last chosen."""
-        return self._ahead.worth(survival, self._sequences, self._k, self._price, instead=instead)
+        most = self._ahead.worth(survival, self._sequences, self._k, self._price, instead=instead)
+        if most and not self._k:
+            self._ahead.company.serve()
+            self.overhears |= self._ahead.company.is_heard and self._hearing.is_warm
+        return most
 
     def least(self, *, instead: bool) -> float:
         """A first guess that is less likely is worth nothing, whatever comes behind it."""

@@ -126,7 +126,7 @@ class CostCurve:
         correction = self.usual + self._levels.get(group, 0.0)
         residuals = self._residuals.get(group)
         if residuals:
-            correction += _interpolated(residuals, place_of(size * _scale(batch)))
+            correction += _interpolated(residuals, _place(size, batch))
         found = [(weight, curve.at(size * each)) for curve, each, weight in self._near(batch)]
         base = sum(weight * seconds for weight, seconds in found)
         base = max(base, 0.5 * found[0][1])
@@ -136,7 +136,7 @@ class CostCurve:
         """What the profile says of them, and where each stands: the same until the next one."""
         found = [(weight, curve.many(sizes * each)) for curve, each, weight in self._near(batch)]
         base = sum((weight * seconds for weight, seconds in found), np.zeros(len(sizes)))
-        return np.maximum(base, 0.5 * found[0][1]), _places(sizes * _scale(batch))
+        return np.maximum(base, 0.5 * found[0][1]), _places(sizes, batch)
 
     def known(self, batch: int) -> Array:
         """`[some, 3]`, in order: the places that have a factor, its logarithm and its variance."""
@@ -165,7 +165,7 @@ class CostCurve:
         the group and this size is settled by how much is known of each (a Kalman filter without the
         covariance): of a size seen for the first time nearly all; later a slow spell does not make
         the other sizes look good. A size not seen for long may have become another."""
-        group, place = batch.bit_length(), round(place_of(size * _scale(batch)))
+        group, place = batch.bit_length(), round(_place(size, batch))
         self._rounds += rounds
         unseen = self._rounds - self._seen.get((group, place), self._rounds)
         self._seen[group, place] = self._rounds
@@ -228,8 +228,23 @@ def place_of(size: float) -> float:
     return size if size <= 8 else 8.0 + 2.0 * log2(size / 8.0)
 
 
-def _places(sizes: Array) -> Array:
-    return np.where(sizes <= 8, sizes, 8.0 + 2.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
+def _place(size: float, batch: int) -> float:
+    """Of a size in a batch. One row more than a row for each may begin another tile of the
+    products, and work that no row needed before: such a size has no factor of the former's."""
+    place = place_of(size * _scale(batch))
+    return max(place, _plain_place(batch) + 1.0) if size > batch else place
+
+
+def _plain_place(batch: int) -> float:
+    """Of a row for each."""
+    return place_of(1 << batch.bit_length() - 1)
+
+
+def _places(sizes: Array, batch: int) -> Array:
+    """`_place` of each."""
+    rows = sizes * _scale(batch)
+    places = np.where(rows <= 8, rows, 8.0 + 2.0 * np.log2(np.maximum(rows, 8.0) / 8.0))
+    return np.where(sizes > batch, np.maximum(places, _plain_place(batch) + 1.0), places)
 
 
 def _interpolated(table: dict[int, float], key: float) -> float:

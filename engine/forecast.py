@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import log2
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from engine.step_costs import StepCosts
 
 _TRUST = 16.0  # rounds seen that count as much as the prediction
 _KEEP = 0.5 ** (1 / 32)  # what the last round still counts
+_MANY = 64  # sequences served at once, until it is known how many are
+_COMPANY, _FORGETS = 4, 2.0 ** (1 / 256)  # rounds that tell; and that make it twice as many again
 
 
 class Forecast:
@@ -36,7 +39,8 @@ class Forecast:
         self.survival = list[float]()
         self.cutting = [0.0]
         self.row = 0.0
-        self._offers = dict[tuple[int, int, float, bool], tuple[list[float], float, float]]()
+        self._offers = dict[tuple[int, int, float, bool, int], tuple[list[float], float, float]]()
+        self.company = Company()
         # By sequences: seconds without guesses, and see StepCosts.context.
         self._plain = dict[int, tuple[float, float, float]]()
         self.renew(1, 0.0)  # so that what is compiled is so before the first step
@@ -149,7 +153,7 @@ class Forecast:
         present one: two steps that differ by one sequence's rows differ by less than is known of
         either. The same until the next `renew`, since in a crowd it is asked several times a
         step."""
-        asked = sequences, k, price, instead
+        asked = sequences, k, price, instead, 0 if k else self.company.num
         if asked not in self._offers:
             tokens, rows = self.each[k]
             seconds = self._rows_of_one(sequences, sequences * rows)
@@ -165,15 +169,21 @@ class Forecast:
         return self._offers[asked]
 
     def _rows_of_one(self, sequences: int, rows: float) -> list[float]:
-        """Seconds that no, one, two and more guesses for one sequence add to a step of so many."""
+        """Seconds that no, one, two and more guesses for one sequence add to a step of so many.
+        Where nobody else guesses, the first of them may make the step another kind; that is shared
+        by those who usually guess at once."""
         if sequences == 1:
             most = min(self._k_max, len(self.by_row) - 2)
             return [self.by_row[1 + length] - self.by_row[1] for length in range(most + 1)]
-        last = len(self.by_row) - 1
+        last, begin = len(self.by_row) - 1, 0.0
         high = min(round(rows) + sequences, last)
-        low = min(max(round(rows) - sequences, sequences), high - 1)
+        low = min(max(round(rows) - sequences, sequences + 1), high - 1)
         row = (self.by_row[high] - self.by_row[low]) / (high - low)
-        return [row * length for length in range(min(self._k_max, last - sequences) + 1)]
+        if rows <= sequences:
+            first = self.by_row[sequences + 1] - self.by_row[sequences]
+            begin = max(first - row, 0.0) / min(self.company.num, sequences)
+        most = min(self._k_max, last - sequences)
+        return [0.0, *(begin + row * length for length in range(1, most + 1))]
 
     def _drafting(self, sequences: int, k: int) -> float:
         begin, step = self._costs.drafting(sequences)
@@ -212,6 +222,35 @@ class Forecast:
         last = sequences * (self._k_max + 1)
         more = self.by_row[last] - self.by_row[sequences]
         return max(more, 0.0) / (last - sequences)
+
+
+class Company:
+    """How many sequences look-ups serve in a round in which they serve any and nobody else guesses.
+    Once none are worth it nothing more is learnt: the number is forgotten. `is_heard`: whether to
+    overhear such a round, since few are."""
+
+    def __init__(self) -> None:
+        self.num = _MANY  # a power of two, since what depends on it is kept
+        self._mean = float(_MANY)
+        self._served = self._rounds = 0  # in this round; and rounds with any
+        self.is_heard = False
+
+    def serve(self) -> None:
+        """One more in this round."""
+        self._served += 1
+        self.is_heard = self._rounds % _COMPANY == 0
+
+    def go(self) -> None:
+        """The next round."""
+        if self._served:
+            self._mean += (self._served - self._mean) / _COMPANY
+            self._rounds += 1
+            self._served, self.is_heard = 0, False
+        elif self._mean >= _MANY:
+            return
+        else:
+            self._mean *= _FORGETS
+        self.num = 1 << round(log2(self._mean))
 
 
 class Pace:
