@@ -35,7 +35,7 @@ _REST, _REST_OLD = 23, 47  # rounds between two that are looked at, at K = 0; wh
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _TOGETHER = 4  # rounds that are learnt from at once
-_CUTS = 0.01  # gain in tokens per second below which leaving guesses out is not worth its own time
+_CUTS = 0.02  # gain in tokens per second below which leaving guesses out is not worth its own time
 
 
 class AdaptiveK:
@@ -68,7 +68,7 @@ class AdaptiveK:
         self._anew = False  # choose at once
         self._rests = Rests()
         self._spells = Spells()
-        self._hearing = Hearing(self._spells, self._explore)
+        self._hearing = Hearing(self._spells, self._explore, stops=stops)
         self._lessons = Lessons(self._guesses, self._costs, stops=stops)
         self._cuts = True  # whether guesses are left out
         self._price = 0.0  # tokens per second: what a second is worth
@@ -152,7 +152,8 @@ class AdaptiveK:
         gain = rates[self._k] / rates[0] - 1.0
         # A draft that is one call makes as many guesses as K says, however sure it is.
         varies = self._stops and self._guesses.tells
-        match self._explore.while_on(self._usual, gain=gain, varies=varies):
+        slow = self._costs.slow(self._sequences)
+        match self._explore.while_on(self._usual, gain=gain, varies=varies, slow=slow):
             case "baseline":
                 self.reason = "baseline"
                 return 0
@@ -184,7 +185,8 @@ class AdaptiveK:
             self._explore.restart(sequences.bit_length())
             self._price = 0.0
             self._pace.restart()
-        self._ahead.renew(sequences, self._price)
+        self._ahead.renew(sequences, self._price, on=self._k > 0)
+        self._ahead.stay(self._explore.staying.part, on=self._k > 0)
         rates = self._ahead.rates
         best = max(range(len(rates)), key=rates.__getitem__)
         if best and not self._k and not changed and rates[best] < _CLEAR * rates[0]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from engine.staying import ROUNDS as LONG
+from engine.staying import Staying
+
 PROBE_FIRST, PROBE_LAST = 16, 48  # at K = 0 before a probe, at least: the first, later ones
 _TRIAL_EVERY = 8  # one look in so many is a trial, the first at a batch size included
 _TRIAL_ROUNDS = 3  # in the first of them the drafter has to catch up
@@ -40,6 +43,7 @@ class Exploration:
         self._size = self._wait = 0  # rounds at K > 0 until a baseline
         self._waits: dict[int, int] = {}  # by size: the wait when it was left
         self._dearer: dict[int, float] = {}  # by size: see _DEARER, averaged over its baselines
+        self.staying = Staying()
         self.restart(0)
 
     def restart(self, size: int) -> None:
@@ -50,6 +54,7 @@ class Exploration:
         else:
             self._waits.pop(size, None)
         self._size = size
+        self.staying.restart(size)
         self._interval = PROBE_FIRST  # rounds at K = 0 before a probe or a trial
         self._wait = max(self._waits.get(size, 0) // 2, _BASELINE_FIRST)
         self._idle = 0  # rounds at K = 0 since one of these
@@ -73,6 +78,7 @@ class Exploration:
         """What this round is, while K is 0. `alone`: there is one sequence, which may as well go on
         once it guesses: all its looks are trials."""
         self._debts.work_off(seconds)
+        self.staying.go(1, on=False)
         self._idle += 1
         self.round = "usual"
         if self._left:
@@ -86,17 +92,21 @@ class Exploration:
                 self.round = "probe"
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float, varies: bool, slow: float = 1.0) -> Round:
         """What this round is, while guesses pay. `gain`: their speed-up less 1, i.e. the seconds
         that each second with them saves. `varies`: proposals differ in length by themselves, so
-        that K need not."""
+        that K need not. `slow`: see Staying.is_due."""
         self._gain = gain
         self._debts.work_off(seconds, self._earned())
+        self.staying.go(1, on=True)
         self._alike += 1
         self._since += 1
         self.round = "usual"
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
+        elif self.staying.is_due(gain, slow) and not self._debts.others:
+            self.staying.begin()
+            self.round, self._length, self._left = "baseline", LONG, LONG - 1
         elif self._since >= self._wait and not self._debts.others:
             self._begin_baseline(gain)
         elif self._alike >= self._apart and not varies:
@@ -119,6 +129,7 @@ class Exploration:
 
     def rest(self, rounds: int, seconds: float, *, on: bool = False) -> None:
         """So many rounds like the last in which nothing is tried."""
+        self.staying.go(rounds, on=on)
         if on:
             self._alike += rounds
             self._since += rounds
@@ -130,6 +141,23 @@ class Exploration:
     def _earned(self) -> float:
         """By how many rounds' shares a round at K > 0 works debts off."""
         return 1.0 + _SHARE_OF_GAIN / _SHARE * max(self._gain, 0.0)
+
+    @property
+    def _gone(self) -> int:
+        """Rounds of this baseline before this one."""
+        return self._length - 1 - self._left
+
+    @property
+    def is_long_baseline(self) -> bool:
+        """Whether this round is one of a long baseline, behind as many as others have."""
+        long = self.round == "baseline" and self._length >= LONG
+        return long and self._gone >= _BASELINE_ROUNDS
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what this round of a long baseline takes is."""
+        long = self.round == "baseline" and self._length >= LONG
+        return long and self.staying.wanted(self._gone)
 
     @property
     def is_single_baseline(self) -> bool:
@@ -170,7 +198,11 @@ class Exploration:
     ) -> None:
         """The round is; `asked`: somebody was asked for a guess; `seconds`: that it took; `lost`:
         of these, beyond those in which its tokens come in usual rounds, of `usual` seconds each."""
-        if self.round == "baseline" and self._length > 1:
+        if self.is_wanted:
+            if self.staying.add(self._gone, seconds):
+                self._length += LONG
+                self._left += LONG
+        elif self.round == "baseline" and 1 < self._length < LONG:
             self._time(seconds)
         if self.round != "usual":
             self._debts.add(self.round, lost, most=_MOST_OWED * usual)

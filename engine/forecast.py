@@ -48,15 +48,23 @@ class Forecast:
         self.rates = [0.0]
         self.survival = []
 
-    def renew(self, sequences: int, price: float) -> None:
+    def renew(self, sequences: int, price: float, *, on: bool = False) -> None:
         """Look at guesses and costs anew. `price`: tokens that a second is worth, 0 if that is not
-        known: then nothing is cut."""
+        known: then nothing is cut. `on`: whether K > 0 is played."""
         self._offers.clear()
-        self._look(sequences)
+        self._look(sequences, on=on)
         self._plain = {sequences: (self.by_row[sequences], *self._costs.context(sequences))}
         self._is_renewed = True
         self._guesses.refresh()
         self._predict(sequences, price)
+
+    def stay(self, part: float, *, on: bool) -> None:
+        """At K = 0 a round takes such a part of its time once it stays; with guesses, which are
+        `on` now or not, all have what is left of the caches."""
+        if on:
+            self.rates[0] /= part
+        else:
+            self.rates[1:] = [part * rate for rate in self.rates[1:]]
 
     def usual_seconds(self, sequences: int, k: int) -> float:
         """Expected of a round with `k` draft steps; 0 where no rate is known."""
@@ -189,9 +197,11 @@ class Forecast:
         begin, step = self._costs.drafting(sequences)
         return begin + k * step if sequences else 0.0
 
-    def _look(self, sequences: int) -> None:
+    def _look(self, sequences: int, *, on: bool) -> None:
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
         self.seconds, self._hope = self._costs.by_rows(sequences, most)
+        if on:  # baselines look at K = 0 in any case: it needs no hope, and would be chosen for it
+            self._hope[: sequences + 1] = self.seconds[: sequences + 1]
         self.by_row: list[float] = self.seconds.tolist()
 
     def _predict(self, sequences: int, price: float) -> None:

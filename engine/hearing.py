@@ -14,6 +14,9 @@ _OFTEN, _SELDOM = 16, 32
 # but more often where that takes no more than so much of the time: to be told takes so many
 # seconds, and more for each sequence.
 _SHARE, _TOLD, _TOLD_EACH = 0.008, 2e-4, 2e-5
+_RARER = (
+    2  # times as rarely where drafting cannot stop: what is overheard tells all but confidences
+)
 # And of the rounds in which nothing is due one in so many is overheard, in the same way; at K = 0,
 # where all of them are alike and nothing is gained, half as often.
 _SHORT, _SHORT_SHARE, _SHORT_TOLD, _SHORT_EACH = 3, 0.004, 1e-5, 3e-6
@@ -30,7 +33,9 @@ class Hearing:
     rounds since one told what it costs; whoever learns from one sets it to 0. `usual`: seconds of
     a round, as of the last choice."""
 
-    def __init__(self, spells: Spells, explore: Exploration) -> None:
+    def __init__(self, spells: Spells, explore: Exploration, *, stops: bool = True) -> None:
+        """`stops`: see AdaptiveK."""
+        self._rarer = 1 if stops else _RARER
         self._spells, self._explore = spells, explore
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
         self.unlearned = 0
@@ -63,7 +68,7 @@ class Hearing:
     def _is_due(self, sequences: int) -> bool:
         if not self._on:
             begins = self._explore.round == "baseline" and not self._since
-            return begins or self.learns_costs()
+            return begins or self._explore.is_wanted or self.learns_costs()
         if self._explore.round != "usual":
             return True
         if not self._spells.is_known:
@@ -78,8 +83,8 @@ class Hearing:
 
     def _interval(self, sequences: int) -> int:
         """Of so many rounds with guesses one is listened to, once all is known."""
-        most = _SELDOM if self._spells.is_old else _OFTEN
-        return self._share(_TOLD + _TOLD_EACH * sequences, _SHARE, most)
+        most = self._rarer * (_SELDOM if self._spells.is_old else _OFTEN)
+        return self._share(_TOLD + _TOLD_EACH * sequences, _SHARE / self._rarer, most)
 
     def overheard(self, sequences: int) -> int:
         """Of so many rounds in which nothing is due one is overheard."""
@@ -109,6 +114,8 @@ class Hearing:
         if self._on:
             if self._explore.round == "trial" and self._since < _WARM_ON:
                 return False
+        elif self._explore.is_long_baseline:
+            return False
         elif not self._explore.is_single_baseline:
             warm = _WARM_CROWD if self._explore.is_crowd_baseline else _WARM
             if self._since < warm:

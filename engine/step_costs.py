@@ -77,6 +77,10 @@ class StepCosts:
         """Tokens of it that `by_rows` expects, and the target's seconds for each."""
         return sequences * self._length, self._token[sequences.bit_length()]
 
+    def slow(self, sequences: int) -> float:
+        """Times what the profile says that the target takes of late."""
+        return self._target.level(sequences)
+
     def _beyond(self, sequences: int) -> float:
         """Tokens of context that the profile had not: what they take hardly depends on rows."""
         return sequences * (self._length - CONTEXT)

@@ -29,7 +29,9 @@ from engine.pair import Pair, shared_cache
 
 LONGEST_PROMPT = 128  # tokens; of longer ones the end is taken
 FIRST = 1  # tokens that are enough to see the first
-TURN = 0.04  # seconds, about: long enough for an arm's data to be in the caches again
+# Seconds of a turn, about: so long that an arm is measured as it serves alone. Behind another one a
+# round of 16 streams takes twice its time, and a hundred rounds until its data lies in the caches.
+TURN = 2.0
 _BLOCK = 16  # tokens
 
 Encode = Callable[[str], list[int]]

@@ -95,7 +95,7 @@ class NoExploration(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Never()
-        self._hearing = Hearing(self._spells, self._explore)
+        self._hearing = Hearing(self._spells, self._explore, stops=stops)
 
 
 class OnlyProbes(AdaptiveK):
@@ -104,7 +104,7 @@ class OnlyProbes(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Probes()
-        self._hearing = Hearing(self._spells, self._explore)
+        self._hearing = Hearing(self._spells, self._explore, stops=stops)
 
 
 class NoOptimism(_OtherCosts):
@@ -118,7 +118,7 @@ class _Never(Exploration):
     def while_off(self, seconds: float, *, alone: bool) -> Round:
         return "usual"
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float, varies: bool, slow: float = 1.0) -> Round:
         return "usual"
 
 
@@ -129,7 +129,7 @@ class _Probes(Exploration):
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float, varies: bool, slow: float = 1.0) -> Round:
         return "usual"
 
 

@@ -29,6 +29,8 @@ def play(controller: AdaptiveK, draft: float, rounds: int = 1) -> int:
         seen = StepObservation(BATCH, rows, k, tokens, outcomes, k * draft, TARGET, 0.0)
         if controller.listens:
             controller.update(seen)
+        elif controller.overhears:
+            controller.overhear(seen.in_short())
     return guessed
 
 

@@ -1,0 +1,108 @@
+"""How much cheaper K = 0 becomes when it stays.
+
+What a batch reads in a round without guesses may just fit the caches of a processor that it does
+not fit with guesses: then a few rounds at K = 0 cost what the others leave of the caches, and only
+after a hundred of them what K = 0 costs by itself. That is no matter of how many rows a step has,
+so it is no part of those costs: it is measured now and then in a long baseline. That nothing is to
+be found counts as much as one of them does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, inf, log
+from statistics import median
+
+ROUNDS = 64  # of a long baseline; as many more while they get cheaper
+_SHOWN = 8  # of these the first but one, and the last, that are compared
+_STRETCHES = 4  # at most
+_FIRST, _AGAIN, _MOST = 48, 96, 8192  # rounds with guesses before the first, a second, and others
+_FORGETS = 4096  # rounds at K = 0 after which half of what was found counts
+_GAIN = 0.6  # of guesses: where they gain more it could hardly be made up for
+_DEARER = 1.1  # more says that the machine became slower meanwhile, and nothing else
+_SLOW = 1.3  # times their seconds at start: where steps take less there is nothing to find
+_FALLS, _MATTERS = 0.95, 0.85  # less is cheaper than before; and more may be noise in the end
+
+
+@dataclass(slots=True)
+class _Size:
+    logs: float = 0.0  # sum over baselines of the logarithm of Staying.part
+    count: int = 0  # of them
+    wait: int = _FIRST  # rounds with guesses until the next
+    gone: int = 0  # of these; at K = 0 since something was found
+
+    @property
+    def part(self) -> float:
+        found = exp(self.logs / (self.count + 1))
+        return found if found < _MATTERS else 1.0
+
+
+class Staying:
+    """`go` once a round. Where a long baseline `is_due`, `begin` one, and `add` the seconds of its
+    rounds that are `wanted`. A size is the bit length of the number of sequences."""
+
+    def __init__(self) -> None:
+        self._sizes = {0: _Size()}
+        self._now = self._sizes[0]
+        self._early: list[float] = []
+        self._late: list[float] = []
+        self._least = inf  # seconds at the end of a stretch
+
+    def restart(self, size: int) -> None:
+        """Another batch size; what was being measured is over."""
+        self._now = self._sizes.setdefault(size, _Size())
+
+    def go(self, rounds: int, *, on: bool) -> None:
+        """So many rounds, with guesses or without."""
+        now = self._now
+        if on or now.part < 1.0:
+            now.gone += rounds
+        if not on and now.gone >= _FORGETS:
+            now.logs, now.gone = 0.5 * now.logs, 0
+
+    @property
+    def part(self) -> float:
+        """Of the seconds that a round at K = 0 takes among others, those that it takes when it
+        stays: 1 where these are about as many."""
+        return self._now.part
+
+    def is_due(self, gain: float, slow: float) -> bool:
+        """Whether to begin a long baseline, while guesses gain so much and steps take so many times
+        what they took when they were profiled, a size at a time."""
+        return self._now.gone >= self._now.wait and gain < _GAIN and slow > _SLOW
+
+    def begin(self) -> None:
+        self._early, self._late, self._least = [], [], inf
+        self._now.gone = 0
+
+    @staticmethod
+    def wanted(gone: int) -> bool:
+        """Whether to be told what a round of it takes, `gone` rounds after its first."""
+        return 0 < gone <= _SHOWN or gone % ROUNDS >= ROUNDS - _SHOWN
+
+    def add(self, gone: int, seconds: float) -> bool:
+        """What it took. Whether it goes on for as many rounds again. The last one concludes."""
+        if gone <= _SHOWN:
+            self._early.append(seconds)
+            return False
+        self._late.append(seconds)
+        if gone % ROUNDS < ROUNDS - 1 or not self._early:
+            return False
+        early, now = max(median(self._early), 1e-9), median(self._late)
+        falls = now < _FALLS * min(self._least, early)
+        self._least, self._late = min(self._least, now), []
+        if falls and gone < _STRETCHES * ROUNDS - 1:
+            return True
+        self._conclude(self._least / early)
+        return False
+
+    def _conclude(self, found: float) -> None:
+        now = self._now
+        if found > _DEARER:
+            now.wait = _AGAIN
+            return
+        now.logs, now.count = now.logs + log(min(found, 1.0)), now.count + 1
+        if now.part < 1.0:
+            now.wait = _MOST
+        else:
+            now.wait = _AGAIN if found < _MATTERS else min(4 * now.wait, _MOST)
