@@ -278,7 +278,11 @@ class AdaptiveK:
         if seen.outcomes:
             self._drafted = seen.k > 0 and not probe
         self._explore.over(
-            asked=seen.k > 0, seconds=seen.seconds, lost=self._lost(seen), usual=self._usual
+            asked=seen.k > 0,
+            seconds=seen.seconds,
+            lost=self._lost(seen),
+            usual=self._usual,
+            plain=seen.num_sequences if seen.is_decode and not seen.k else 0,
         )
         if probe and changed:
             self._explore.suspect()

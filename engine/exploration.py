@@ -194,12 +194,19 @@ class Exploration:
         return self.asks and not self._left
 
     def over(
-        self, *, asked: bool, seconds: float = 0.0, lost: float = 0.0, usual: float = 0.0
+        self,
+        *,
+        asked: bool,
+        seconds: float = 0.0,
+        lost: float = 0.0,
+        usual: float = 0.0,
+        plain: int = 0,
     ) -> None:
         """The round is; `asked`: somebody was asked for a guess; `seconds`: that it took; `lost`:
-        of these, beyond those in which its tokens come in usual rounds, of `usual` seconds each."""
+        of these, beyond those in which its tokens come in usual rounds, of `usual` seconds each;
+        `plain`: sequences that it decoded, if it did that alone."""
         if self.is_wanted:
-            if self.staying.add(self._gone, seconds):
+            if self.staying.add(self._gone, seconds, plain):
                 self._length += LONG
                 self._left += LONG
         elif self.round == "baseline" and 1 < self._length < LONG:

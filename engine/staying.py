@@ -14,7 +14,7 @@ from math import exp, inf, log
 from statistics import median
 
 ROUNDS = 64  # of a long baseline; as many more while they get cheaper
-_SHOWN = 8  # of these the first but one, and the last, that are compared
+_SHOWN, _ENOUGH = 8, 4  # of these the first but one, and the last, that are compared; at least
 _STRETCHES = 4  # at most
 _FIRST, _AGAIN, _MOST = 48, 96, 8192  # rounds with guesses before the first, a second, and others
 _FORGETS = 4096  # rounds at K = 0 after which half of what was found counts
@@ -47,6 +47,7 @@ class Staying:
         self._early: list[float] = []
         self._late: list[float] = []
         self._least = inf  # seconds at the end of a stretch
+        self._sequences = 0  # of the first that was added
 
     def restart(self, size: int) -> None:
         """Another batch size; what was being measured is over."""
@@ -72,23 +73,26 @@ class Staying:
         return self._now.gone >= self._now.wait and gain < _GAIN and slow > _SLOW
 
     def begin(self) -> None:
-        self._early, self._late, self._least = [], [], inf
-        self._now.gone = 0
+        """It may be cut short or tell nothing: then, too, the next one comes later."""
+        self._early, self._late, self._least, self._sequences = [], [], inf, 0
+        self._now.gone, self._now.wait = 0, min(4 * self._now.wait, _MOST)
 
     @staticmethod
     def wanted(gone: int) -> bool:
         """Whether to be told what a round of it takes, `gone` rounds after its first."""
         return 0 < gone <= _SHOWN or gone % ROUNDS >= ROUNDS - _SHOWN
 
-    def add(self, gone: int, seconds: float) -> bool:
-        """What it took. Whether it goes on for as many rounds again. The last one concludes."""
-        if gone <= _SHOWN:
-            self._early.append(seconds)
+    def add(self, gone: int, seconds: float, sequences: int = 1) -> bool:
+        """What it took, of so many sequences; 0: of something else than decoding without guesses,
+        which tells nothing. Whether it goes on for as many rounds again. The last one concludes."""
+        self._sequences = self._sequences or sequences
+        if sequences and abs(sequences - self._sequences) * _SHOWN <= self._sequences:
+            (self._early if gone <= _SHOWN else self._late).append(seconds)
+        if gone <= _SHOWN or gone % ROUNDS < ROUNDS - 1:
             return False
-        self._late.append(seconds)
-        if gone % ROUNDS < ROUNDS - 1 or not self._early:
+        if min(len(self._early), len(self._late)) < _ENOUGH:
             return False
-        early, now = max(median(self._early), 1e-9), median(self._late)
+        early, now = (max(median(some), 1e-9) for some in (self._early, self._late))
         falls = now < _FALLS * min(self._least, early)
         self._least, self._late = min(self._least, now), []
         if falls and gone < _STRETCHES * ROUNDS - 1:
@@ -99,10 +103,10 @@ class Staying:
     def _conclude(self, found: float) -> None:
         now = self._now
         if found > _DEARER:
-            now.wait = _AGAIN
+            now.wait = max(now.wait // 2, _AGAIN)  # twice what it was
             return
         now.logs, now.count = now.logs + log(min(found, 1.0)), now.count + 1
         if now.part < 1.0:
             now.wait = _MOST
-        else:
-            now.wait = _AGAIN if found < _MATTERS else min(4 * now.wait, _MOST)
+        elif found < _MATTERS:
+            now.wait = _AGAIN
