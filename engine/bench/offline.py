@@ -1,11 +1,12 @@
 """The comparison on engines in this process: one for each arm, over one loaded pair.
 
-The arms of a round run abreast: each in turn makes some tokens, a few hundredths of a second's, and
-its clock stands still while others have theirs. So whatever makes a machine slower for a second
-does so for all of them alike. Every engine has seen nothing but its own arm's traffic, cell after
-cell, like that of a server in that mode; all read the same weights, each has its own prefix cache
-and blocks of its own, in turns with the others', in one KV cache. Where memory lies makes it faster
-or slower by up to 15 % for as long as the process lives, so it must be alike for all.
+The arms of a round run abreast: each in turn makes some two seconds' tokens, and its clock stands
+still while others have theirs. So whatever makes a machine slower for some seconds does so for all
+of them alike; a round that takes an arm no longer is one turn of each, in any order. Every engine
+has seen nothing but its own arm's traffic, cell after cell, like that of a server in that mode; all
+read the same weights, each has its own prefix cache and blocks of its own, in turns with the
+others', in one KV cache. Where memory lies makes it faster or slower by up to 15 % for as long as
+the process lives, so it must be alike for all.
 """
 
 from __future__ import annotations
