@@ -186,7 +186,10 @@ class AdaptiveK:
             self._price = 0.0
             self._pace.restart()
         self._ahead.renew(sequences, self._price, on=self._k > 0)
-        self._ahead.stay(self._explore.staying.part, on=self._k > 0)
+        staying = self._explore.staying
+        if not self._k:
+            staying.judge(self._ahead.rates[0], self._spells.turned)
+        self._ahead.stay(staying.part, on=self._k > 0)
         rates = self._ahead.rates
         best = max(range(len(rates)), key=rates.__getitem__)
         if best and not self._k and not changed and rates[best] < _CLEAR * rates[0]:
@@ -195,6 +198,8 @@ class AdaptiveK:
             best = max(range(1, len(rates)), key=rates.__getitem__)
         if (best > 0) != (self._k > 0):
             known = self._spells.turn()
+            if not best:
+                staying.turn(self._pace.blend(rates[self._k]))
             self._explore.turned(back=best > 0 and known)
             self._pace.restart()
         self._k = best

@@ -70,8 +70,10 @@ class Exploration:
         self._looks, self._idle = _TRIAL_EVERY, self._interval
 
     def forgive(self) -> None:
-        """A spell in which nothing was tried paid for all."""
+        """A spell in which nothing was tried paid for all, and others chose what was played."""
         self._debts = _Debts()
+        self.staying = Staying()
+        self.staying.restart(self._size)
         self._waits.clear()
 
     def while_off(self, seconds: float, *, alone: bool) -> Round:

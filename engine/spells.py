@@ -54,6 +54,11 @@ class Spells:
         self._same = self._turned = self._fresh = 0
 
     @property
+    def turned(self) -> int:
+        """Rounds since K > 0 was chosen after K = 0, or the other way round."""
+        return self._turned
+
+    @property
     def is_known(self) -> bool:
         """Whether it is known what the batch does and costs."""
         return self._turned >= _KNOWN

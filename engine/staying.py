@@ -4,7 +4,8 @@ What a batch reads in a round without guesses may just fit the caches of a proce
 not fit with guesses: then a few rounds at K = 0 cost what the others leave of the caches, and only
 after a hundred of them what K = 0 costs by itself. That is no matter of how many rows a step has,
 so it is no part of those costs: it is measured now and then in a long baseline. That nothing is to
-be found counts as much as one of them does.
+be found counts as much as one of them does; and where K = 0 is played for it and is no faster than
+guesses were, it is no more believed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ _SHOWN, _ENOUGH = 8, 4  # of these the first but one, and the last, that are com
 _STRETCHES = 4  # at most
 _FIRST, _AGAIN, _MOST = 48, 96, 8192  # rounds with guesses before the first, a second, and others
 _FORGETS = 4096  # rounds at K = 0 after which half of what was found counts
+_SETTLED = 96  # rounds at K = 0 after which it is judged
 _GAIN = 0.6  # of guesses: where they gain more it could hardly be made up for
 _DEARER = 1.1  # more says that the machine became slower meanwhile, and nothing else
 _SLOW = 1.3  # times their seconds at start: where steps take less there is nothing to find
-_FALLS, _MATTERS = 0.95, 0.85  # less is cheaper than before; and more may be noise in the end
+_FALLS, _MATTERS = 0.95, 0.75  # less is cheaper than before; and more may be noise in the end
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class _Size:
     count: int = 0  # of them
     wait: int = _FIRST  # rounds with guesses until the next
     gone: int = 0  # of these; at K = 0 since something was found
+    left_at: float = 0.0  # tokens per second with guesses, until K = 0 is judged by it
 
     @property
     def part(self) -> float:
@@ -66,6 +69,20 @@ class Staying:
         """Of the seconds that a round at K = 0 takes among others, those that it takes when it
         stays: 1 where these are about as many."""
         return self._now.part
+
+    def turn(self, rate: float) -> None:
+        """K = 0 is chosen, where guesses made so many tokens per second."""
+        self._now.left_at = rate if self.part < 1.0 else 0.0
+
+    def judge(self, rate: float, rounds: int) -> None:
+        """After so many rounds at K = 0 it makes so many tokens per second. If that is no more than
+        guesses made, what was found was noise."""
+        now = self._now
+        if not now.left_at or rounds < _SETTLED:
+            return
+        if rate < now.left_at:
+            now.logs, now.wait, now.gone = 0.0, _MOST, 0
+        now.left_at = 0.0
 
     def is_due(self, gain: float, slow: float) -> bool:
         """Whether to begin a long baseline, while guesses gain so much and steps take so many times

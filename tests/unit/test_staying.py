@@ -165,6 +165,28 @@ def test_the_oftener_it_is_found_the_more_it_is_believed() -> None:
     assert found(1.0, 0.5, 3) == pytest.approx(0.5**0.75)
 
 
+def doubted(rate: float) -> float:
+    """After K = 0 was played for it, where guesses made a thousand tokens a second."""
+    staying = Staying()
+    staying.restart(5)
+    staying.begin()
+    for gone in range(2 * ROUNDS):
+        if staying.wanted(gone):
+            staying.add(gone, 1.0 if gone < ROUNDS // 2 else 0.3)
+    staying.turn(1000.0)
+    staying.judge(rate, 50)
+    assert staying.part < 1.0
+    staying.judge(rate, 100)
+    return staying.part
+
+
+def test_where_k_0_is_no_faster_it_is_not_believed() -> None:
+    """Bug: a slow moment of the machine kept four streams at K = 0, where K = 2 makes a sixth more,
+    through half of a grid."""
+    assert doubted(950.0) == 1.0
+    assert doubted(1200.0) == pytest.approx(0.3**0.5)
+
+
 def test_at_k_0_it_is_forgotten() -> None:
     """Law: what was found keeps K at 0, where nothing else can be found, so half of it goes."""
     staying = Staying()
