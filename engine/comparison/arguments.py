@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.arguments import Parser, lists_of, names_of, number, whole
@@ -15,6 +14,7 @@ from engine.picture import check_results
 
 MODES = "off,1,2,3,4,6,auto"
 TEMPERATURES = (0.0, 1.0)
+AT_ONCE, CORNERS = (1, 4, 16, 32), (1, 32)  # requests; of the small grid
 MOST_AT_ONCE = 256
 MOST_TOKENS = 4096
 MOST_ROUNDS = 1000
@@ -51,7 +51,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     add("--kinds", type=names_of(KINDS), default=None, metavar="KIND,KIND,...",
         help=f"of text, default {','.join(KINDS)}")  # fmt: skip
     add("--prompts", metavar="FILE", help="your own prompts instead, one a line, or *.jsonl")
-    add("--concurrency", type=lists_of(whole(1, MOST_AT_ONCE)), default=(1, 4, 16, 32),
+    add("--concurrency", type=lists_of(whole(1, MOST_AT_ONCE)),
         metavar="N,N,...", help="requests at a time (1,4,16,32)")  # fmt: skip
     add("--temperatures", type=lists_of(number(0, 2)), metavar="T,T,...",
         help="default 0,1")  # fmt: skip
@@ -74,7 +74,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
     check_results(parsed.json, parsed.plot, reads=reads)
     _refuse(parsed)
     quick = parsed.quick
-    counts = list(dict.fromkeys(parsed.concurrency))
+    counts = list(dict.fromkeys(parsed.concurrency or (CORNERS if quick else AT_ONCE)))
     size = Size(
         rounds=parsed.rounds or (2 if quick else 3),
         tokens=parsed.tokens,
@@ -93,7 +93,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
     used = {part.kind for cell in chosen for part in cell.parts}
     return Settings(
         arms=parse_arms(modes if parsed.modes is None else parsed.modes),
-        cells=tuple(_few(chosen) if quick else chosen),
+        cells=tuple(chosen),
         pools={kind: pools.get(kind) or pool(kind) for kind in sorted(used)},
         size=size,
         json=parsed.json,
@@ -112,19 +112,8 @@ def _refuse(parsed: argparse.Namespace) -> None:
 def _pools(parsed: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:
     """Prompts of the user by kind, and the kinds of the grid."""
     if parsed.prompts is None:
-        return {}, list(parsed.kinds or (("code",) if parsed.mixed else KINDS))
+        usual = ("code",) if parsed.mixed else ("code", RANDOM) if parsed.quick else KINDS
+        return {}, list(parsed.kinds or usual)
     if parsed.kinds is not None:
         raise ConfigError("--kinds is for the built-in prompts, and --prompts names others")
     return {FROM_FILE: read_prompts(parsed.prompts)}, [FROM_FILE]
-
-
-def _few(chosen: Sequence[Cell]) -> list[Cell]:
-    """The corners of the grid."""
-    counts = {cell.concurrency for cell in chosen}
-    kinds = {cell.parts[0].kind for cell in chosen} & {"code", RANDOM, FROM_FILE}
-    return [
-        cell
-        for cell in chosen
-        if cell.concurrency in (min(counts), max(counts))
-        and (not kinds or cell.parts[0].kind in kinds)
-    ]

@@ -305,6 +305,10 @@ def test_the_quick_grid_is_small() -> None:
     assert {cell.concurrency for cell in said.cells} == {1, 32}
     assert {cell.parts[0].kind for cell in said.cells} == {"code", "random"}
     assert said.size.rounds == 1
+    given = ["--quick", "--kinds", "code,json", "--concurrency", "1,2,4"]
+    said = settings(build_parser("x").parse_args(given))  # bug: JSON was left out, and 2
+    assert {cell.concurrency for cell in said.cells} == {1, 2, 4}
+    assert {cell.parts[0].kind for cell in said.cells} == {"code", "json"}
     whole = settings(build_parser("x").parse_args([]))
     assert len(whole.cells) == 4 * 2 * 4
     assert all(len(pool) >= 16 for pool in whole.pools.values())
