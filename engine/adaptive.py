@@ -258,8 +258,9 @@ class AdaptiveK:
         return self._ahead.least(self._sequences, self._k, self._price, instead=instead)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """At the costs of the last choice."""
-        return self._ahead.plain_seconds(sequences, context)
+        """At the costs of the last choice; what K = 0 takes when it stays, as in the rates."""
+        part = self._explore.staying.part if self._k else 1.0
+        return part * self._ahead.plain_seconds(sequences, context)
 
     # -- afterwards --------------------------------------------------------------------------------
 

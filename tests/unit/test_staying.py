@@ -68,6 +68,20 @@ def test_what_k_0_takes_when_it_stays_is_found() -> None:
     assert caches.tokens / caches.seconds > 0.93 * BATCH / WARM
 
 
+def test_what_is_told_of_k_0_is_what_it_takes_when_it_stays() -> None:
+    """Bug: seconds that K = 0 would have taken, of which the metrics' speed-up is made, were those
+    among rounds with guesses, and the rates those of K = 0 when it stays."""
+    controller = adaptive()
+    Caches(helps=False).play(controller, 100)
+    now = controller._explore.staying._now
+    now.logs, now.count = -0.6, 1  # three quarters of the seconds, by one baseline
+    controller._plan(BATCH, changed=False)
+    assert controller._k == 1
+    plain = controller.plain_seconds(BATCH, BATCH * 100)
+    assert BATCH / plain == pytest.approx(BATCH / COLD / controller._explore.staying.part, rel=0.02)
+    assert BATCH / plain == pytest.approx(controller._ahead.rates[0], rel=0.02)
+
+
 def test_where_nothing_is_found_guesses_go_on() -> None:
     """Law: on a machine that is merely slower than it was at start it costs next to nothing."""
     caches, controller = Caches(helps=False), adaptive()
