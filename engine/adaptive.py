@@ -65,6 +65,8 @@ class AdaptiveK:
         self._before: int | None = None  # guesses drafted in the last round, if that is known
         self._now: int | None = None  # and in this one
         self._sequences, self._size = 1, -1  # of the last choice; and its power of two
+        self._stretch = 0  # of the last choice, see StepCosts.stretch
+        self._stretches = set[tuple[int, int]]()  # that were seen, each with the size
         self._anew = False  # choose at once
         self._rests = Rests()
         self._spells = Spells()
@@ -108,7 +110,11 @@ class AdaptiveK:
         self._wake()
         self._sequences = sequences
         self._spells.go()
+        self._face(load)
+        self._stretch_to(size, changed=changed)
         if changed or self._spells.is_due(on=self._k > 0, crowd=sequences > FEW):
+            self._take_in()
+            self._face(load)
             self._plan(sequences, changed=changed)
             self._size, self._anew = size, False
         k = self._while_on() if self._k else self._while_off()
@@ -118,6 +124,24 @@ class AdaptiveK:
         self.overhears = self._hearing.is_warm and (k > 0 or self.reason == "off")
         self._rest(k)
         return k
+
+    def _face(self, load: Load) -> None:
+        """What is told of steps is of shorter sequences, or of others."""
+        if load.length is not None and (length := load.length()):
+            self._costs.face(length)
+
+    def _stretch_to(self, size: int, *, changed: bool) -> None:
+        """Where contexts become as long that other costs hold, choose at once; the first time, look
+        soon, too, as at another batch size."""
+        stretch = self._costs.stretch(self._sequences, self._stretch)
+        if stretch != self._stretch and not changed:
+            self._spells.call()
+            self._pace.restart()
+            self._price = 0.0
+            if (size, stretch) not in self._stretches:
+                self._explore.restart(size)
+        self._stretch = stretch
+        self._stretches.add((size, stretch))
 
     def _rest(self, k: int) -> None:
         """Once all is known, nothing is due for some rounds."""
@@ -132,6 +156,9 @@ class AdaptiveK:
                 rounds = _REST_OLD if self._spells.is_old else _REST
             elif self._guesses.tells:
                 rounds = self._hearing.quiet(self._sequences)
+        if rounds:
+            grow = self._costs.left(self._sequences, self._stretch) / self._ahead.each[k][0]
+            rounds = int(max(min(rounds, grow), 0.0))
         self._rests.begin(k, rounds, every=every)
 
     def _wake(self) -> None:
@@ -178,7 +205,6 @@ class AdaptiveK:
 
     def _plan(self, sequences: int, *, changed: bool) -> None:
         """Choose anew."""
-        self._take_in()
         self._spells.choose()
         if changed:
             self._spells.resize(self._size, sequences.bit_length())

@@ -6,7 +6,7 @@ passed in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -23,9 +23,11 @@ _SMALL = 4  # one row of a prompt in so many rows hardly shows
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the next step faces: how many sequences will sample in it."""
+    """What the next step faces: how many sequences will sample in it, and how many tokens each of
+    them has on average, for who asks: to count them takes time. None where that is not known."""
 
     num_sequences: int
+    length: Callable[[], float] | None = None
 
 
 class Overheard(NamedTuple):

@@ -228,8 +228,8 @@ class Engine:
     def _schedule(self, seconds: StepSeconds, lap: Stopwatch) -> StepPlan:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         if running or waiting:  # a step that only tells of ends is no batch of another size
-            load = Load(min(len(running) + len(waiting), self._max_sequences))
-            self._allowance.begin(load, running)
+            num = min(len(running) + len(waiting), self._max_sequences)
+            self._allowance.begin(Load(num, self._scheduler.mean_length), running)
         seconds.schedule = self._overhead.chose(lap())
         plan = self._scheduler.schedule(self._allowance.want)
         for seq in plan.preempted:

@@ -27,6 +27,9 @@ _TIMES = 9  # its size, to which a curve is drawn that was measured in a single 
 _MEMORY = 24  # rounds whose mean slowness is the usual one
 
 
+_Group = tuple[int, int]  # the bit length of a batch, and its stretch
+
+
 class Curve:
     """Seconds by size, linear between measured points and beyond the last. A single point is a flat
     curve."""
@@ -80,6 +83,10 @@ class CostCurve:
     in that group (`place_of`), interpolated where none was seen. Corrections are logarithms. Within
     a group what has as many rows a sequence is alike: 31 sequences of a row are no 16 of two.
 
+    `stretch`: of the batch at hand. Where contexts make steps dearer, batches of one size are
+    several groups: what a step reads fits the caches up to some length, at K = 0 up to a larger one
+    than with guesses. A new one is taken to be as the nearest of that size.
+
     `slowness`: of the machine, as of the last measurement; heat and neighbours change it by tenths
     within some rounds. `usual`: its mean of late, at which seconds are predicted: that of a single
     moment says little of the steps ahead.
@@ -98,15 +105,18 @@ class CostCurve:
             below = next(reversed(self._curves.values()), None)
             self._curves[batch] = Curve(own if below is None or own[1:] else _like(below, own[0]))
         self.slowness = self.usual = 0.0
+        self.stretch = 0
         self._restless = _NEW_MACHINE  # variance of the slowness
-        self._right = set[tuple[int, int]]()  # residuals whose last error was no outlier
+        self._right = set[tuple[_Group, int]]()  # residuals whose last error was no outlier
         self._far = 0.0  # the error of the last one that then had one; 0: none since has been right
-        self._levels: dict[int, float] = {}  # by group
-        self._level_doubts: dict[int, float] = {}  # variances of these
-        self._residuals: dict[int, dict[int, float]] = {}  # by group, then place
-        self._doubts: dict[tuple[int, int], float] = {}  # variance of a residual
+        self._levels: dict[_Group, float] = {}  # by group
+        self._level_doubts: dict[_Group, float] = {}  # variances of these
+        self._residuals: dict[_Group, dict[int, float]] = {}  # by group, then place
+        self._doubts: dict[tuple[_Group, int], float] = {}  # variance of a residual
         self._rounds = 0.0  # gone by so far
-        self._seen: dict[tuple[int, int], float] = {}  # of these, when a residual was learnt last
+        self._seen: dict[
+            tuple[_Group, int], float
+        ] = {}  # of these, when a residual was learnt last
 
     def _near(self, batch: int) -> list[tuple[Curve, float, float]]:
         """The curves that tell of a batch; of each, how many of its rows one of the batch stands
@@ -120,9 +130,26 @@ class CostCurve:
         few, many = self._curves[low], self._curves[high]
         return [(few, low / batch, 1.0 - share), (many, high / batch, share)]
 
+    def _group(self, batch: int) -> _Group:
+        group = batch.bit_length(), self.stretch
+        if group not in self._levels:
+            known = [other for other in self._levels if other[0] == group[0]]
+            if known:
+                self._inherit(group, min(known, key=lambda other: abs(other[1] - group[1])))
+        return group
+
+    def _inherit(self, group: _Group, other: _Group) -> None:
+        """What is known of the other holds of this one until it is seen not to."""
+        self._levels[group] = self._levels[other]
+        self._level_doubts[group] = self._level_doubts[other]
+        self._residuals[group] = dict(self._residuals[other])
+        for place in self._residuals[other]:
+            self._doubts[group, place] = NEW
+            self._seen[group, place] = self._rounds
+
     def predict(self, size: float, batch: int, more: float = 0.0) -> float:
         """Seconds; `more`: beyond the curve's, before it is corrected."""
-        group = batch.bit_length()
+        group = self._group(batch)
         correction = self.usual + self._levels.get(group, 0.0)
         residuals = self._residuals.get(group)
         if residuals:
@@ -140,7 +167,7 @@ class CostCurve:
 
     def known(self, batch: int) -> Array:
         """`[some, 3]`, in order: the places that have a factor, its logarithm and its variance."""
-        group = batch.bit_length()
+        group = self._group(batch)
         residuals = self._residuals.get(group, {})
         numbers: list[float] = []
         for place in sorted(residuals):
@@ -149,7 +176,7 @@ class CostCurve:
 
     def level(self, batch: int) -> float:
         """The factor of all its sizes, machine and all."""
-        return exp(self.usual + self._levels.get(batch.bit_length(), 0.0))
+        return exp(self.usual + self._levels.get(self._group(batch), 0.0))
 
     def update(
         self,
@@ -165,7 +192,7 @@ class CostCurve:
         the group and this size is settled by how much is known of each (a Kalman filter without the
         covariance): of a size seen for the first time nearly all; later a slow spell does not make
         the other sizes look good. A size not seen for long may have become another."""
-        group, place = batch.bit_length(), round(_place(size, batch))
+        group, place = self._group(batch), round(_place(size, batch))
         self._rounds += rounds
         unseen = self._rounds - self._seen.get((group, place), self._rounds)
         self._seen[group, place] = self._rounds
@@ -196,7 +223,7 @@ class CostCurve:
         else:
             self._rounds += rounds
 
-    def _jumped(self, group: int, place: int, error: float) -> bool:
+    def _jumped(self, group: _Group, place: int, error: float) -> bool:
         """Whether the machine has become another: a size that was right the last time is far off,
         and what is seen next is so on the same side."""
         here = group, place

@@ -48,6 +48,11 @@ class Scheduler:
         seq.status = "waiting"
         insort_right(self.waiting, seq, key=_priority)
 
+    def mean_length(self) -> float:
+        """Tokens of a running sequence; 0 if there is none."""
+        running = self.running
+        return sum([len(seq.tokens) for seq in running]) / len(running) if running else 0.0
+
     def abort(self, ids: Iterable[str]) -> list[Sequence]:
         """End the sequences with these ids; unknown ones are ignored, since an abort may cross a
         finish on the wire."""

@@ -7,7 +7,7 @@ fades, so it follows a changing machine. Pure arithmetic over numbers that are p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp
+from math import exp, inf, log
 
 import numpy as np
 
@@ -23,6 +23,9 @@ _Drafts = tuple[int, int]  # sequences, and steps
 _WEIGHT = 1 / 4  # that one of several steps has, by the one that is told of
 _GROUPS = 32  # more than there are
 _KEPT = 64  # batch sizes of which what the profile says is kept: of a thousand it is 100 MiB
+# Contexts that make a step without guesses so many times dearer are of another class, which is left
+# by such a part of the next.
+_STRETCH, _HELD = 1.3, 0.25
 _FAVOUR = 0.5  # standard deviations by which sizes that are little known are taken to be cheaper
 
 
@@ -38,7 +41,9 @@ class StepCosts:
         self._host = HostCost()
         self._padded = np.empty(0)  # rows that forwards are padded to
         self._token, self._draft_token = _by_group({})  # seconds for each token of context
-        self._length = float(CONTEXT)  # tokens of a sequence when it last heard
+        # Tokens of a sequence: in what it heard last, and in the step ahead.
+        self._length = self._ahead = float(CONTEXT)
+        self._bases: dict[int, float] = {}  # by batch size: what the profile says of K = 0
         # By batch size and most rows: what the profile says of them, of the last few.
         self._profiled: dict[tuple[int, int], tuple[Array, Array]] = {}
 
@@ -46,6 +51,7 @@ class StepCosts:
         """As KController.profile. Without draft points (nothing to forward) a draft step is cheap
         until it is seen to be otherwise."""
         self._profiled.clear()
+        self._bases.clear()
         self._padded = np.array(measured.padded, dtype=float)
         self._token, self._draft_token = _by_group(measured.token_seconds)
         if measured.target:
@@ -65,25 +71,51 @@ class StepCosts:
             run = self._run(np.arange(most + 1.0))
             self._profiled[sequences, most] = self._target.profiled(run, sequences)
         base, places = self._profiled[sequences, most]
+        self._stretch(sequences, self._ahead)
         seconds, hope = np.empty(most + 1), np.empty(most + 1)
         price_rows(
             base, places, self._target.known(sequences), self._target.level(sequences),
-            self._token[sequences.bit_length()] * self._beyond(sequences), _FAVOUR, NEW,
+            self._token[sequences.bit_length()] * _beyond(sequences, self._ahead), _FAVOUR, NEW,
             *self._host_seconds(sequences), seconds, hope,
         )  # fmt: skip
         return seconds, hope
 
     def context(self, sequences: int) -> tuple[float, float]:
         """Tokens of it that `by_rows` expects, and the target's seconds for each."""
-        return sequences * self._length, self._token[sequences.bit_length()]
+        return sequences * self._ahead, self._token[sequences.bit_length()]
 
     def slow(self, sequences: int) -> float:
         """Times what the profile says that the target takes of late."""
+        self._stretch(sequences, self._ahead)
         return self._target.level(sequences)
 
-    def _beyond(self, sequences: int) -> float:
-        """Tokens of context that the profile had not: what they take hardly depends on rows."""
-        return sequences * (self._length - CONTEXT)
+    def stretch(self, sequences: int, held: int) -> int:
+        """Into which class contexts bring a step; `held` until that is clearly left."""
+        place = self._place(sequences, self._ahead)
+        return held if -_HELD < place - held < 1.0 + _HELD else int(place)
+
+    def left(self, sequences: int, held: int) -> float:
+        """Tokens that each sequence may grow by until it leaves that class."""
+        dearer = self._base(sequences) * (_STRETCH ** (held + 1.0 + _HELD) - 1.0)
+        token = self._token[sequences.bit_length()] * sequences
+        return CONTEXT + dearer / token - self._ahead if token else inf
+
+    def _stretch(self, sequences: int, length: float) -> None:
+        self._target.stretch = int(self._place(sequences, length))
+
+    def _place(self, sequences: int, length: float) -> float:
+        """Among these classes, by what the profile says."""
+        more = self._token[sequences.bit_length()] * max(_beyond(sequences, length), 0.0)
+        return log(1.0 + more / self._base(sequences)) / log(_STRETCH)
+
+    def _base(self, sequences: int) -> float:
+        """Seconds of a row of each, as the profile says."""
+        if sequences not in self._bases:
+            if len(self._bases) >= _KEPT:
+                self._bases.clear()
+            base, _ = self._target.profiled(self._run(np.array([float(sequences)])), sequences)
+            self._bases[sequences] = float(base[0])
+        return self._bases[sequences]
 
     def _run(self, rows: Array) -> Array:
         """Rows that a forward runs for so many: those that fill it up cost as much as others."""
@@ -113,7 +145,7 @@ class StepCosts:
         """Seconds to begin drafting, and of each step."""
         sequences = max(sequences, 1)
         begin, step = self._draft.line(sequences)
-        more = self._draft_token[sequences.bit_length()] * self._beyond(sequences)
+        more = self._draft_token[sequences.bit_length()] * _beyond(sequences, self._ahead)
         step = max(step + more, 0.5 * step)
         slow = exp(self._target.usual)
         return slow * begin, slow * step
@@ -137,7 +169,7 @@ class StepCosts:
     def reach(self, seen: StepObservation) -> None:
         """So long are its sequences by now."""
         if seen.context is not None and seen.num_sequences:
-            self._length = seen.context / seen.num_sequences
+            self._length = self._ahead = seen.context / seen.num_sequences
 
     def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
         """From steps of so many rounds. Of those alike the medians, which a step that the host took
@@ -170,7 +202,11 @@ class StepCosts:
         tokens, which are no fault of the sizes that were played."""
         known = [one.context / one.num_sequences for one in heard if one.context is not None]
         if known:
-            self._length = sum(known) / len(known)
+            self._length = self._ahead = sum(known) / len(known)
+
+    def face(self, length: float) -> None:
+        """So long are the sequences of the step ahead, whatever was heard of others."""
+        self._ahead = length
 
     def _learn_target(
         self,
@@ -184,7 +220,8 @@ class StepCosts:
     ) -> None:
         if len(self._padded):
             rows = float(self._run(np.array([rows]))[0])
-        more = self._token[sequences.bit_length()] * self._beyond(sequences)
+        more = self._token[sequences.bit_length()] * _beyond(sequences, self._length)
+        self._stretch(sequences, self._length)
         if cold:
             self._target.lower(rows, sequences, seconds, rounds, more)
         else:
@@ -208,11 +245,16 @@ class StepCosts:
     def _learn_draft(
         self, sequences: int, steps: int, seconds: float, weight: float = 1.0, *, cold: bool = False
     ) -> None:
-        more = steps * self._draft_token[sequences.bit_length()] * self._beyond(sequences)
+        more = steps * self._draft_token[sequences.bit_length()] * _beyond(sequences, self._length)
         seconds = max(exp(-self._target.slowness) * seconds - more, 0.0)
         begin, step = self._draft.line(sequences)
         if not cold or seconds < begin + steps * step:
             self._draft.update(sequences, steps, seconds, weight)
+
+
+def _beyond(sequences: int, length: float) -> float:
+    """Tokens of context that the profile had not: what they take hardly depends on rows."""
+    return sequences * (length - CONTEXT)
 
 
 def _median(numbers: list[float]) -> float:

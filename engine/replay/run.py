@@ -131,7 +131,8 @@ class Player:
         timed, costs, controller = self._timed, self.costs, self._controller
         timed.seconds = 0.0
         context = sum(live.request.context + live.position for live in batch)
-        k: int = timed(controller.choose, Load(len(batch)))
+        load = Load(len(batch), lambda: context / max(len(batch), 1))
+        k: int = timed(controller.choose, load)
         reason: str = controller.reason
         sampling, prompt = self.plan(batch, k, begin)
         drafted = self.draft(sampling, k, begin)

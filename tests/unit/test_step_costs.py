@@ -357,12 +357,11 @@ def test_contexts_that_grow_between_two_told_rounds_make_no_size_dearer() -> Non
         longer = 2e-6 * 16 * (told - CONTEXT)
         step = heard(2)._replace(target_seconds=6e-3 + longer, steps=0, context=16 * told)
         costs.overhear([step] * 8, rounds=16.0)
-    costs.learn(_plain_step(16, 4e-3, 16 * CONTEXT), fresh=False)
-    found, _ = costs._target.profiled(np.array([16.0, 48.0]), 16)
-    residuals = dict(costs._target.known(16)[:, :2].tolist())
-    assert found == pytest.approx([4e-3, 6e-3])
-    assert abs(residuals[10] - residuals[13]) < 0.01
-    assert costs.context(16)[0] == 16 * CONTEXT
+        found, _ = costs._target.profiled(np.array([16.0, 48.0]), 16)
+        residuals = dict(costs._target.known(16)[:, :2].tolist())
+        assert found == pytest.approx([4e-3, 6e-3])
+        assert abs(residuals[10] - residuals[13]) < 0.01
+    assert costs.context(16)[0] == 16 * told
 
 
 def test_rows_cost_target_and_host() -> None:
