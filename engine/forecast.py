@@ -177,20 +177,24 @@ class Forecast:
         return self._offers[asked]
 
     def _rows_of_one(self, sequences: int, rows: float) -> list[float]:
-        """Seconds that no, one, two and more guesses for one sequence add to a step of so many.
-        Where nobody else guesses, the first of them may make the step another kind; that is shared
-        by those who usually guess at once."""
-        if sequences == 1:
-            most = min(self._k_max, len(self.by_row) - 2)
-            return [self.by_row[1 + length] - self.by_row[1] for length in range(most + 1)]
+        """Seconds that no, one, two and more guesses for one sequence add to a step of so many: its
+        share of what they add if all have as many, since a step grows by tiles, and by a second
+        look at the context of who has more rows than attention takes at once. Where nobody else
+        guesses, the first of them may make the step another kind; that is shared by those who
+        usually guess at once."""
+        most = min(self._k_max, (len(self.by_row) - 1) // sequences - 1)
+        if sequences == 1 or rows > sequences:
+            plain = self.by_row[sequences]
+            return [
+                (self.by_row[sequences * (1 + length)] - plain) / sequences
+                for length in range(most + 1)
+            ]
         last, begin = len(self.by_row) - 1, 0.0
         high = min(round(rows) + sequences, last)
         low = min(max(round(rows) - sequences, sequences + 1), high - 1)
         row = (self.by_row[high] - self.by_row[low]) / (high - low)
-        if rows <= sequences:
-            first = self.by_row[sequences + 1] - self.by_row[sequences]
-            begin = max(first - row, 0.0) / min(self.company.num, sequences)
-        most = min(self._k_max, last - sequences)
+        first = self.by_row[sequences + 1] - self.by_row[sequences]
+        begin = max(first - row, 0.0) / min(self.company.num, sequences)
         return [0.0, *(begin + row * length for length in range(1, most + 1))]
 
     def _drafting(self, sequences: int, k: int) -> float:
