@@ -32,6 +32,7 @@ _CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimate
 _DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
 _MORE = 3  # rounds with a neighbour after the first, to overhear
 _REST, _REST_OLD = 23, 47  # rounds between two that are looked at, at K = 0; when that is old
+_NEAR = 8  # and at least, however near contexts are to another class: they may stay there for long
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _TOGETHER = 4  # rounds that are learnt from at once
@@ -158,7 +159,7 @@ class AdaptiveK:
                 rounds = self._hearing.quiet(self._sequences)
         if rounds:
             grow = self._costs.left(self._sequences, self._stretch) / self._ahead.each[k][0]
-            rounds = int(max(min(rounds, grow), 0.0))
+            rounds = int(min(rounds, max(grow, _NEAR)))
         self._rests.begin(k, rounds, every=every)
 
     def _wake(self) -> None:

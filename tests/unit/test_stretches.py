@@ -117,3 +117,34 @@ def test_it_chooses_anew_as_soon_as_lengths_are_others() -> None:
     short, long = _play(controller, [CONTEXT] * 60), _play(controller, [_LONG] * 60)
     assert sum(k == 0 for k in short[2:]) >= 52
     assert sum(k > 0 for k in long[50:]) >= 8
+
+
+def _border() -> float:
+    """A length at which 16 sequences leave the first class."""
+    costs = StepCosts()
+    costs.profile(_profile())
+    costs.face(CONTEXT)
+    return CONTEXT + costs.left(16, 0)
+
+
+def _told(length: float) -> int:
+    """Rounds of 2000 that it was told of, where no guess is right."""
+    controller = AdaptiveK(2, stops=False)
+    controller.profile(_profile())
+    told = 0
+    for _ in range(2000):
+        step = _step(controller.choose(Load(16, lambda: length)), round(length), 16)
+        if controller.listens:
+            told += 1
+            controller.update(step)
+        elif controller.overhears:
+            controller.overhear(step.in_short())
+    assert controller.reason in ("off", "probe", "trial")
+    return told
+
+
+def test_lengths_that_stay_just_below_a_border_are_no_news() -> None:
+    """Bug: where requests came and went and were some tokens too short for the next class all the
+    time, K = 0 never rested: 2700 of 3000 rounds were told instead of 95."""
+    told = [_told(_border() - below) for below in (60.0, 6.0, 2.0, 0.5)]
+    assert max(told) < 5 * told[0]
