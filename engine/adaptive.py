@@ -316,6 +316,7 @@ class AdaptiveK:
             lost=self._lost(seen),
             usual=self._usual,
             plain=seen.num_sequences if seen.is_decode and not seen.k else 0,
+            context=seen.context or 0,
         )
         if probe and changed:
             self._explore.suspect()

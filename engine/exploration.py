@@ -203,12 +203,13 @@ class Exploration:
         lost: float = 0.0,
         usual: float = 0.0,
         plain: int = 0,
+        context: int = 0,
     ) -> None:
         """The round is; `asked`: somebody was asked for a guess; `seconds`: that it took; `lost`:
         of these, beyond those in which its tokens come in usual rounds, of `usual` seconds each;
-        `plain`: sequences that it decoded, if it did that alone."""
+        `plain`: sequences that it decoded, if it did that alone; `context`: see Staying.add."""
         if self.is_wanted:
-            if self.staying.add(self._gone, seconds, plain):
+            if self.staying.add(self._gone, seconds, plain, context):
                 self._length += LONG
                 self._left += LONG
         elif self.round == "baseline" and 1 < self._length < LONG:

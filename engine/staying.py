@@ -51,6 +51,7 @@ class Staying:
         self._late: list[float] = []
         self._least = inf  # seconds at the end of a stretch
         self._sequences = 0  # of the first that was added
+        self._context = 0  # of those that were added, the most
 
     def restart(self, size: int) -> None:
         """Another batch size; what was being measured is over."""
@@ -91,7 +92,8 @@ class Staying:
 
     def begin(self) -> None:
         """It may be cut short or tell nothing: then, too, the next one comes later."""
-        self._early, self._late, self._least, self._sequences = [], [], inf, 0
+        self._early, self._late, self._least = [], [], inf
+        self._sequences = self._context = 0
         self._now.gone, self._now.wait = 0, min(4 * self._now.wait, _MOST)
 
     @staticmethod
@@ -99,11 +101,11 @@ class Staying:
         """Whether to be told what a round of it takes, `gone` rounds after its first."""
         return 0 < gone <= _SHOWN or gone % ROUNDS >= ROUNDS - _SHOWN
 
-    def add(self, gone: int, seconds: float, sequences: int = 1) -> bool:
-        """What it took, of so many sequences; 0: of something else than decoding without guesses,
-        which tells nothing. Whether it goes on for as many rounds again. The last one concludes."""
-        self._sequences = self._sequences or sequences
-        if sequences and abs(sequences - self._sequences) * _SHOWN <= self._sequences:
+    def add(self, gone: int, seconds: float, sequences: int = 1, context: int = 0) -> bool:
+        """What it took, of so many sequences with so many tokens of context among them (0: that is
+        not known); 0 sequences: of something else than decoding without guesses, which tells
+        nothing. Whether it goes on for as many rounds again. The last one concludes."""
+        if sequences and self._is_alike(sequences, context):
             (self._early if gone <= _SHOWN else self._late).append(seconds)
         if gone <= _SHOWN or gone % ROUNDS < ROUNDS - 1:
             return False
@@ -116,6 +118,16 @@ class Staying:
             return True
         self._conclude(self._least / early)
         return False
+
+    def _is_alike(self, sequences: int, context: int) -> bool:
+        """Whether it is a round of as many sequences as the first, and their contexts are no
+        shorter than they were: they get longer, and where long texts end and others begin, less is
+        read."""
+        self._sequences = self._sequences or sequences
+        self._context = max(self._context, context)
+        other = abs(sequences - self._sequences) * _SHOWN > self._sequences
+        shorter = 0 < context < self._context * (1 - 1 / _SHOWN)
+        return not (other or shorter)
 
     def _conclude(self, found: float) -> None:
         now = self._now

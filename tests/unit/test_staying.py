@@ -152,6 +152,19 @@ def test_fewer_sequences_tell_nothing() -> None:
     assert staying.part == 1.0
 
 
+@pytest.mark.parametrize(("last", "part"), [(100, 1.0), (200, 0.5**0.5), (400, 0.5**0.5)])
+def test_shorter_texts_tell_nothing(last: int, part: float) -> None:
+    """Bug: 16 texts that ended in a long baseline and were followed by short ones made what K = 0
+    reads less: it was taken to cost a third when it stays, and was played where guesses gain."""
+    staying = Staying()
+    staying.restart(5)
+    staying.begin()
+    for gone in filter(staying.wanted, range(2 * ROUNDS)):
+        early = gone < ROUNDS // 2
+        staying.add(gone, 1.0 if early else 0.5, BATCH, BATCH * (200 if early else last))
+    assert staying.part == pytest.approx(part)
+
+
 def found(first: float, last: float, times: int) -> float:
     """After so many baselines of which the first rounds and the last ones took so long."""
     staying = Staying()
