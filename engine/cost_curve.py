@@ -21,6 +21,7 @@ _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 # in a round unseen.
 _NOISE, NEW, _NEW_GROUP, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
 _BURST, _BURSTS, _SETTLING = 3e-4, 5e-2, 6e-5
+_APART, _REACH = 1e-2, 3  # of what differs from one stretch to the next; and those that tell of one
 _RECENT = 48  # rounds unseen in which it does nothing: else those of a size that is played go up as
 # the machine's slowness goes down
 _TIMES = 9  # its size, to which a curve is drawn that was measured in a single point
@@ -28,6 +29,7 @@ _MEMORY = 24  # rounds whose mean slowness is the usual one
 
 
 _Group = tuple[int, int]  # the bit length of a batch, and its stretch
+_Table = dict[int, tuple[float, float]]  # by place, the logarithm of a factor and its variance
 
 
 class Curve:
@@ -85,7 +87,8 @@ class CostCurve:
 
     `stretch`: of the batch at hand. Where contexts make steps dearer, batches of one size are
     several groups: what a step reads fits the caches up to some length, at K = 0 up to a larger one
-    than with guesses. A new one is taken to be as the nearest of that size.
+    than with guesses. What a size takes in one of them is told by all, the less the farther they
+    are and the longer it was not seen there.
 
     `slowness`: of the machine, as of the last measurement; heat and neighbours change it by tenths
     within some rounds. `usual`: its mean of late, at which seconds are predicted: that of a single
@@ -114,9 +117,8 @@ class CostCurve:
         self._residuals: dict[_Group, dict[int, float]] = {}  # by group, then place
         self._doubts: dict[tuple[_Group, int], float] = {}  # variance of a residual
         self._rounds = 0.0  # gone by so far
-        self._seen: dict[
-            tuple[_Group, int], float
-        ] = {}  # of these, when a residual was learnt last
+        self._seen: dict[tuple[_Group, int], float] = {}  # when a residual was learnt last
+        self._tables: dict[_Group, _Table] = {}
 
     def _near(self, batch: int) -> list[tuple[Curve, float, float]]:
         """The curves that tell of a batch; of each, how many of its rows one of the batch stands
@@ -135,25 +137,50 @@ class CostCurve:
         if group not in self._levels:
             known = [other for other in self._levels if other[0] == group[0]]
             if known:
-                self._inherit(group, min(known, key=lambda other: abs(other[1] - group[1])))
+                nearest = min(known, key=lambda other: abs(other[1] - group[1]))
+                self._levels[group] = self._levels[nearest]
+                self._level_doubts[group] = self._level_doubts[nearest]
         return group
 
-    def _inherit(self, group: _Group, other: _Group) -> None:
-        """What is known of the other holds of this one until it is seen not to."""
-        self._levels[group] = self._levels[other]
-        self._level_doubts[group] = self._level_doubts[other]
-        self._residuals[group] = dict(self._residuals[other])
-        for place in self._residuals[other]:
-            self._doubts[group, place] = NEW
-            self._seen[group, place] = self._rounds
+    def _table(self, group: _Group) -> _Table:
+        """What is known of its sizes by all stretches of that batch size."""
+        if group not in self._tables:
+            size, stretch = group
+            near = [
+                (other, abs(other[1] - stretch))
+                for other in self._residuals
+                if other[0] == size and abs(other[1] - stretch) <= _REACH
+            ]
+            self._tables[group] = self._joined(group, near)
+        return self._tables[group]
+
+    def _joined(self, group: _Group, near: list[tuple[_Group, int]]) -> _Table:
+        found: dict[int, tuple[float, float]] = {}  # sums of weights and of weighted corrections
+        for other, far in near:
+            level = self._levels[other]
+            for place, residual in self._residuals[other].items():
+                doubt = self._doubts[other, place]
+                if far:
+                    doubt = min(doubt + self._aged(other, place), NEW) + _APART * far
+                sums, corrections = found.get(place, (0.0, 0.0))
+                found[place] = sums + 1.0 / doubt, corrections + (level + residual) / doubt
+        own = self._levels.get(group, 0.0)
+        return {
+            place: (corrections / sums - own, min(1.0 / sums, NEW))
+            for place, (sums, corrections) in found.items()
+        }
+
+    def _aged(self, group: _Group, place: int) -> float:
+        """A size not seen for long may have become another, by such a variance."""
+        unseen = self._rounds - self._seen.get((group, place), self._rounds)
+        return _SETTLING * max(unseen - _RECENT, 0.0)
 
     def predict(self, size: float, batch: int, more: float = 0.0) -> float:
         """Seconds; `more`: beyond the curve's, before it is corrected."""
         group = self._group(batch)
         correction = self.usual + self._levels.get(group, 0.0)
-        residuals = self._residuals.get(group)
-        if residuals:
-            correction += _interpolated(residuals, _place(size, batch))
+        if table := self._table(group):
+            correction += _interpolated(table, _place(size, batch))
         found = [(weight, curve.at(size * each)) for curve, each, weight in self._near(batch)]
         base = sum(weight * seconds for weight, seconds in found)
         base = max(base, 0.5 * found[0][1])
@@ -167,11 +194,10 @@ class CostCurve:
 
     def known(self, batch: int) -> Array:
         """`[some, 3]`, in order: the places that have a factor, its logarithm and its variance."""
-        group = self._group(batch)
-        residuals = self._residuals.get(group, {})
+        table = self._table(self._group(batch))
         numbers: list[float] = []
-        for place in sorted(residuals):
-            numbers += (place, residuals[place], self._doubts[group, place])
+        for place in sorted(table):
+            numbers += (place, *table[place])
         return np.array(numbers).reshape(-1, 3)
 
     def level(self, batch: int) -> float:
@@ -194,10 +220,12 @@ class CostCurve:
         the other sizes look good. A size not seen for long may have become another."""
         group, place = self._group(batch), round(_place(size, batch))
         self._rounds += rounds
-        unseen = self._rounds - self._seen.get((group, place), self._rounds)
-        self._seen[group, place] = self._rounds
-        settled = _SETTLING * max(unseen - _RECENT, 0.0)
-        doubt = min(self._doubts.get((group, place), NEW) + settled, NEW)
+        self._tables.clear()
+        table = self._table(group)
+        residual, doubt = table.get(place, (0.0, NEW))
+        doubt = min(doubt + self._aged(group, place), NEW)
+        if place not in table and table:
+            residual = _interpolated(table, place)
         level = self._level_doubts.get(group, _NEW_GROUP)
         restless = max(min(self._restless + _BURST * rounds, _BURSTS), self._restless)
         usual = log(self.predict(size, batch, more))
@@ -208,8 +236,9 @@ class CostCurve:
             error = min(max(error, -_OUTLIER), _OUTLIER)
         share = 1.0 / (doubt + level + restless + _NOISE / count)
         residuals = self._residuals.setdefault(group, {})
-        residual = _interpolated(residuals, place) if residuals else 0.0
         residuals[place] = residual + doubt * share * error
+        self._seen[group, place] = self._rounds
+        self._tables.clear()
         self._levels[group] = self._levels.get(group, 0.0) + level * share * error
         self._doubts[group, place] = doubt * (1.0 - doubt * share)
         self._level_doubts[group] = level * (1.0 - level * share)
@@ -274,13 +303,14 @@ def _places(sizes: Array, batch: int) -> Array:
     return np.where(sizes > batch, np.maximum(places, _plain_place(batch) + 1.0), places)
 
 
-def _interpolated(table: dict[int, float], key: float) -> float:
+def _interpolated(table: _Table, key: float) -> float:
     """The value at `key`, between its neighbours', or the nearest one's."""
     if key in table:
-        return table[int(key)]
+        return table[int(key)][0]
     below = max((k for k in table if k < key), default=None)
     above = min((k for k in table if k > key), default=None)
     if below is None or above is None:
-        return table[next(k for k in (below, above) if k is not None)]
+        return table[next(k for k in (below, above) if k is not None)][0]
     share = (key - below) / (above - below)
-    return table[below] + share * (table[above] - table[below])
+    low, high = table[below][0], table[above][0]
+    return low + share * (high - low)
