@@ -122,7 +122,9 @@ class AdaptiveK:
         self._hearing.play(on=k > 0)
         self.listens = self._hearing.wants(sequences)
         self.looks_back = self.listens and self._hearing.looks_back(behind=not self._drafted)
-        self.overhears = self._hearing.is_warm and (k > 0 or self.reason == "off")
+        self.overhears = self._hearing.is_warm and (
+            k > 0 or (self.reason == "off" and self._hearing.is_settled)
+        )
         self._rest(k)
         return k
 
@@ -139,7 +141,7 @@ class AdaptiveK:
             self._spells.call()
             self._pace.restart()
             self._price = 0.0
-            if (size, stretch) not in self._stretches:
+            if self._k and (size, stretch) not in self._stretches:
                 self._explore.restart(size)
         self._stretch = stretch
         self._stretches.add((size, stretch))
@@ -335,7 +337,9 @@ class AdaptiveK:
         if seen.is_decode and seen.num_sequences and not hears and self._hearing.learns_costs():
             rounds, self._hearing.unlearned = self._hearing.unlearned, 0
         fresh = self._drafted and not self.looks_back
-        return Lesson(seen, outcomes, self._before, rounds, fresh, cold=self._explore.is_cold)
+        plain = not seen.k and self._explore.round == "usual"
+        cold = self._explore.is_cold or (plain and not self._hearing.is_settled)
+        return Lesson(seen, outcomes, self._before, rounds, fresh, cold=cold)
 
     def _take_in(self) -> bool:
         """Learn from what was told. Whether guesses fare in another way than they did."""

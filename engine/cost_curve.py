@@ -29,7 +29,8 @@ _MEMORY = 24  # rounds whose mean slowness is the usual one
 
 
 _Group = tuple[int, int]  # the bit length of a batch, and its stretch
-_Table = dict[int, tuple[float, float]]  # by place, the logarithm of a factor and its variance
+# By place the logarithm of a factor, the variance of what was seen of that, and its own here.
+_Table = dict[int, tuple[float, float, float]]
 
 
 class Curve:
@@ -145,30 +146,28 @@ class CostCurve:
     def _table(self, group: _Group) -> _Table:
         """What is known of its sizes by all stretches of that batch size."""
         if group not in self._tables:
-            size, stretch = group
-            near = [
-                (other, abs(other[1] - stretch))
-                for other in self._residuals
-                if other[0] == size and abs(other[1] - stretch) <= _REACH
-            ]
-            self._tables[group] = self._joined(group, near)
+            own = self._residuals.get(group, {})
+            doubts = ((place, self._doubts[group, place]) for place in own)
+            table = {place: (own[place], doubt, doubt) for place, doubt in doubts}
+            for other in self._residuals:
+                far = abs(other[1] - group[1])
+                if other[0] == group[0] and 0 < far <= _REACH:
+                    self._join(table, other, far, self._levels.get(group, 0.0))
+            self._tables[group] = table
         return self._tables[group]
 
-    def _joined(self, group: _Group, near: list[tuple[_Group, int]]) -> _Table:
-        found: dict[int, tuple[float, float]] = {}  # sums of weights and of weighted corrections
-        for other, far in near:
-            level = self._levels[other]
-            for place, residual in self._residuals[other].items():
-                doubt = self._doubts[other, place]
-                if far:
-                    doubt = min(doubt + self._aged(other, place), NEW) + _APART * far
-                sums, corrections = found.get(place, (0.0, 0.0))
-                found[place] = sums + 1.0 / doubt, corrections + (level + residual) / doubt
-        own = self._levels.get(group, 0.0)
-        return {
-            place: (corrections / sums - own, min(1.0 / sums, NEW))
-            for place, (sums, corrections) in found.items()
-        }
+    def _join(self, table: _Table, other: _Group, far: int, own: float) -> None:
+        """Add what another stretch tells, so far away, to a table of one with that level."""
+        more = self._levels[other] - own
+        for place, residual in self._residuals[other].items():
+            seen = self._doubts[other, place]
+            doubt = min(seen + self._aged(other, place), NEW) + _APART * far
+            if place not in table:
+                table[place] = more + residual, seen, min(doubt, NEW)
+                continue
+            known, told, sure = table[place]
+            known += (more + residual - known) * sure / (sure + doubt)
+            table[place] = known, told * seen / (told + seen), sure * doubt / (sure + doubt)
 
     def _aged(self, group: _Group, place: int) -> float:
         """A size not seen for long may have become another, by such a variance."""
@@ -197,7 +196,7 @@ class CostCurve:
         table = self._table(self._group(batch))
         numbers: list[float] = []
         for place in sorted(table):
-            numbers += (place, *table[place])
+            numbers += (place, *table[place][:2])
         return np.array(numbers).reshape(-1, 3)
 
     def level(self, batch: int) -> float:
@@ -222,7 +221,7 @@ class CostCurve:
         self._rounds += rounds
         self._tables.clear()
         table = self._table(group)
-        residual, doubt = table.get(place, (0.0, NEW))
+        residual, _, doubt = table.get(place, (0.0, NEW, NEW))
         doubt = min(doubt + self._aged(group, place), NEW)
         if place not in table and table:
             residual = _interpolated(table, place)

@@ -27,6 +27,7 @@ _CLOSE, _FAR = 0.2, 0.4  # gains: errors of the costs could make up the one, har
 _DEARER = 0.08  # part of a baseline's first round that its last ones do without: one is too few
 _MOST_OWED = 10.0  # usual rounds: no debt grows beyond their time
 
+Slow = tuple[float, float]
 Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
 
 
@@ -94,10 +95,12 @@ class Exploration:
                 self.round = "probe"
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool, slow: float = 1.0) -> Round:
+    def while_on(
+        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
+    ) -> Round:
         """What this round is, while guesses pay. `gain`: their speed-up less 1, i.e. the seconds
         that each second with them saves. `varies`: proposals differ in length by themselves, so
-        that K need not. `slow`: see Staying.is_due."""
+        that K need not. `slow`: see StepCosts.slow."""
         self._gain = gain
         self._debts.work_off(seconds, self._earned())
         self.staying.go(1, on=True)
@@ -106,7 +109,7 @@ class Exploration:
         self.round = "usual"
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
-        elif self.staying.is_due(gain, slow) and not self._debts.others:
+        elif self.staying.is_due(gain, *slow, crowd=self.is_crowd) and not self._debts.others:
             self.staying.begin()
             self.round, self._length, self._left = "baseline", LONG, LONG - 1
         elif self._since >= self._wait and not self._debts.others:
@@ -123,7 +126,7 @@ class Exploration:
         close, dearer = gain < _CLOSE, self._begins_dearer()
         self.round, self._length = "baseline", 1
         if self._wait > _BASELINE_FIRST and (close or (dearer and gain <= _FAR)):
-            self._length = _BASELINE_ROUNDS_CROWD if self._size > _CROWD else _BASELINE_ROUNDS
+            self._length = _BASELINE_ROUNDS_CROWD if self.is_crowd else _BASELINE_ROUNDS
             self._left = self._length - 1
         most = _BASELINE_LATER * (2 if gain > _FAR and dearer else 1)
         most = _BASELINE_CLOSE if close else most
@@ -171,6 +174,11 @@ class Exploration:
         """Whether this round takes longer than its like do once they are played: little of what it
         needs is in the caches. What is found of a baseline is taken to hold of looks, too."""
         return (self.is_single_baseline or self.asks) and self._begins_dearer()
+
+    @property
+    def is_crowd(self) -> bool:
+        """Whether the batch is."""
+        return self._size > _CROWD
 
     @property
     def is_crowd_baseline(self) -> bool:

@@ -21,6 +21,7 @@ _RARER = (
 # where all of them are alike and nothing is gained, half as often.
 _SHORT, _SHORT_SHARE, _SHORT_TOLD, _SHORT_EACH = 3, 0.004, 1e-5, 3e-6
 _SHORT_OFF, _SHORT_SHARE_OFF = 8, 0.002
+_SETTLED = 24  # rounds at K = 0 until what a crowd reads is in the caches as far as it fits
 _NEW, _NEW_SEVERAL = 2, 4  # of a batch that is new; of `_SEVERAL` sequences
 _FIRST = 8  # rounds of which each is, but of a crowd
 _SEVERAL = 4  # and more tell in a round what one tells in as many
@@ -101,6 +102,11 @@ class Hearing:
     def is_warm(self) -> bool:
         """Whether a round like this one costs what its like usually do."""
         return self._since >= (_WARM_ON if self._on else _WARM)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a round without guesses takes what it does when these have stayed away."""
+        return not self._explore.is_crowd or (not self._on and self._since >= _SETTLED)
 
     def looks_back(self, *, behind: bool) -> bool:
         """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer

@@ -20,7 +20,7 @@ _STRETCHES = 4  # at most
 _FIRST, _AGAIN, _MOST = 48, 96, 8192  # rounds with guesses before the first, a second, and others
 _FORGETS = 4096  # rounds at K = 0 after which half of what was found counts
 _SETTLED = 96  # rounds at K = 0 after which it is judged
-_GAIN = 0.6  # of guesses: where they gain more it could hardly be made up for
+_GAIN, _LITTLE = 0.5, 0.25  # of guesses: where they gain more it could hardly be made up for
 _DEARER = 1.1  # more says that the machine became slower meanwhile, and nothing else
 _SLOW = 1.3  # times their seconds at start: where steps take less there is nothing to find
 _FALLS, _MATTERS = 0.95, 0.75  # less is cheaper than before; and more may be noise in the end
@@ -85,10 +85,15 @@ class Staying:
             now.logs, now.wait, now.gone = 0.0, _MOST, 0
         now.left_at = 0.0
 
-    def is_due(self, gain: float, slow: float) -> bool:
+    def is_due(self, gain: float, slow: float, grown: float = 1.0, *, crowd: bool = False) -> bool:
         """Whether to begin a long baseline, while guesses gain so much and steps take so many times
-        what they took when they were profiled, a size at a time."""
-        return self._now.gone >= self._now.wait and gain < _GAIN and slow > _SLOW
+        what they took when they were profiled, a size at a time. A first one of a crowd is due,
+        too, where they take so many times as long as those of short contexts, and guesses gain
+        little: most of what it reads may be context."""
+        now = self._now
+        if crowd and now.wait == _FIRST and gain < _LITTLE:
+            slow = max(slow, grown)
+        return now.gone >= now.wait and gain < _GAIN and slow > _SLOW
 
     def begin(self) -> None:
         """It may be cut short or tell nothing: then, too, the next one comes later."""

@@ -84,10 +84,13 @@ class StepCosts:
         """Tokens of it that `by_rows` expects, and the target's seconds for each."""
         return sequences * self._ahead, self._token[sequences.bit_length()]
 
-    def slow(self, sequences: int) -> float:
-        """Times what the profile says that the target takes of late."""
+    def slow(self, sequences: int) -> tuple[float, float]:
+        """Times what the profile says that the target takes of late: what it says of contexts as
+        they are, and as they were then."""
         self._stretch(sequences, self._ahead)
-        return self._target.level(sequences)
+        slow = self._target.level(sequences)
+        more = self._token[sequences.bit_length()] * _beyond(sequences, self._ahead)
+        return slow, slow * (1.0 + more / self._base(sequences))
 
     def stretch(self, sequences: int, held: int) -> int:
         """Into which class contexts bring a step; `held` until that is clearly left."""

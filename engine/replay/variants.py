@@ -12,7 +12,7 @@ from types import MappingProxyType
 from engine.adaptive import AdaptiveK
 from engine.confidence import Array
 from engine.controller import Confidences, KController, Overheard, StepObservation
-from engine.exploration import Exploration, Round
+from engine.exploration import Exploration, Round, Slow
 from engine.forecast import Forecast
 from engine.hearing import Hearing
 from engine.lessons import Lessons
@@ -118,7 +118,9 @@ class _Never(Exploration):
     def while_off(self, seconds: float, *, alone: bool) -> Round:
         return "usual"
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool, slow: float = 1.0) -> Round:
+    def while_on(
+        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
+    ) -> Round:
         return "usual"
 
 
@@ -129,7 +131,9 @@ class _Probes(Exploration):
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool, slow: float = 1.0) -> Round:
+    def while_on(
+        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
+    ) -> Round:
         return "usual"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.adaptive import AdaptiveK
@@ -148,3 +150,29 @@ def test_lengths_that_stay_just_below_a_border_are_no_news() -> None:
     time, K = 0 never rested: 2700 of 3000 rounds were told instead of 95."""
     told = [_told(_border() - below) for below in (60.0, 6.0, 2.0, 0.5)]
     assert max(told) < 5 * told[0]
+
+
+def test_what_was_learnt_since_is_known_of_other_lengths() -> None:
+    """Bug: a class was taken to cost what the nearest did when it was first reached, and stayed so:
+    K = 0, found to be much cheaper once it stayed, was as dear as ever where texts got longer, and
+    sixteen streams went back to guesses there, time and again."""
+    costs = StepCosts()
+    costs.profile(_profile())
+    medium = CONTEXT + 120
+    for length in (CONTEXT, medium):  # both are seen with guesses, and K = 0 once in passing
+        for _ in range(20):
+            costs.learn(_step(2, length, 24), fresh=False)
+    costs.learn(replace(_step(0, medium, 16), target_seconds=7e-3), fresh=False)
+    before = _believed(costs, medium)
+    for _ in range(60):
+        costs.learn(replace(_step(0, CONTEXT, 16), target_seconds=2.5e-3), fresh=False)
+        costs.learn(_step(2, CONTEXT, 24), fresh=False)
+    assert _believed(costs, CONTEXT) == pytest.approx(2.5 / 7, rel=0.25)
+    assert _believed(costs, medium) < 0.9 * before
+
+
+def _believed(costs: StepCosts, length: int) -> float:
+    """Seconds of K = 0 by those that the profile's machine with K = 2 takes."""
+    costs.face(length)
+    seconds, _ = costs.by_rows(16, 48)
+    return float((seconds[16] - 1e-4) / (seconds[48] - 1e-4))
