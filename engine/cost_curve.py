@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from math import exp, log, log2
+from math import exp, inf, log, log2
 
 import numpy as np
 
@@ -150,21 +150,23 @@ class CostCurve:
             doubts = ((place, self._doubts[group, place]) for place in own)
             table = {place: (own[place], doubt, doubt) for place, doubt in doubts}
             for other in self._residuals:
-                far = abs(other[1] - group[1])
-                if other[0] == group[0] and 0 < far <= _REACH:
-                    self._join(table, other, far, self._levels.get(group, 0.0))
+                if other[0] == group[0] and 0 < abs(other[1] - group[1]) <= _REACH:
+                    self._join(table, group, other)
             self._tables[group] = table
         return self._tables[group]
 
-    def _join(self, table: _Table, other: _Group, far: int, own: float) -> None:
-        """Add what another stretch tells, so far away, to a table of one with that level."""
-        more = self._levels[other] - own
+    def _join(self, table: _Table, group: _Group, other: _Group) -> None:
+        """Add what another stretch tells to a group's table."""
+        far = abs(other[1] - group[1])
+        more = self._levels[other] - self._levels.get(group, 0.0)
         for place, residual in self._residuals[other].items():
             seen = self._doubts[other, place]
             doubt = min(seen + self._aged(other, place), NEW) + _APART * far
             if place not in table:
                 table[place] = more + residual, seen, min(doubt, NEW)
                 continue
+            if self._seen.get((group, place), -inf) >= self._seen.get((other, place), -inf):
+                continue  # it was in what this one was learnt from: told twice it would weigh twice
             known, told, sure = table[place]
             known += (more + residual - known) * sure / (sure + doubt)
             table[place] = known, told * seen / (told + seen), sure * doubt / (sure + doubt)
@@ -213,10 +215,10 @@ class CostCurve:
         count: int = 1,
     ) -> None:
         """Learn from one measurement, so many rounds after the last, or from the mean of `count` of
-        them. What it says of the machine,
-        the group and this size is settled by how much is known of each (a Kalman filter without the
-        covariance): of a size seen for the first time nearly all; later a slow spell does not make
-        the other sizes look good. A size not seen for long may have become another."""
+        them. What it says of the machine, the group and this size is settled by how much is known
+        of each (a Kalman filter without the covariance): of a size seen for the first time nearly
+        all; later a slow spell does not make the other sizes look good. A size not seen for long
+        may have become another."""
         group, place = self._group(batch), round(_place(size, batch))
         self._rounds += rounds
         self._tables.clear()

@@ -171,6 +171,21 @@ def test_what_was_learnt_since_is_known_of_other_lengths() -> None:
     assert _believed(costs, medium) < 0.9 * before
 
 
+def test_what_other_lengths_told_weighs_once() -> None:
+    """Bug: each lesson of a length was mixed anew with what its neighbours had told before it.
+    Where K = 0 fits the caches at one length alone it was told 4 per cent too dear there and 4 too
+    cheap at the next, however long they were played (10 and 9 where steps differ by 5)."""
+    costs = StepCosts()
+    costs.profile(_profile())
+    took = {CONTEXT: 4e-3, CONTEXT + 120: 6.5e-3}
+    for length, plain in [*took.items()] * 4:
+        for _ in range(100):
+            costs.learn(replace(_step(0, length, 16), target_seconds=plain), fresh=False)
+            costs.learn(_step(2, length, 24), fresh=False)
+    for length, plain in took.items():
+        assert _believed(costs, length) == pytest.approx(plain / _took(48, length), rel=0.01)
+
+
 def _believed(costs: StepCosts, length: int) -> float:
     """Seconds of K = 0 by those that the profile's machine with K = 2 takes."""
     costs.face(length)
