@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from engine.arguments import Parser, exit_code
+from engine.arguments import Parser, exit_code, whole
 from engine.bench.machine.found import KS, measure
 from engine.bench.machine.found import card as machine_card
 from engine.bench.options import add_pair, pair_config, set_threads
@@ -30,6 +30,7 @@ from engine.bench.suite.contenders import (
 from engine.bench.suite.json_replies import json_tasks, structured
 from engine.bench.suite.measures import concurrency, overhead, progress, race
 from engine.bench.suite.prediction import prediction
+from engine.bench.suite.reading import reading_lines, reading_of
 from engine.bench.suite.result import (
     ADAPTIVE,
     CONCURRENT,
@@ -65,6 +66,10 @@ def build_parser() -> Parser:
         "--only", choices=["json", "prediction", "transformers"],
         help="one part, and its lines of the card alone; transformers: code and prose, T=0 and T=1",
     )  # fmt: skip
+    parser.add_argument(
+        "--tokens", type=whole(16, 4096), metavar="N",
+        help=f"of each reply ({Size.tokens}; {QUICK.tokens} with --quick)",
+    )  # fmt: skip
     add_pair(parser)
     add_clock(parser)
     return parser
@@ -73,16 +78,17 @@ def build_parser() -> Parser:
 def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     size = replace(QUICK if parsed.quick else Size(), clock=clock_of(parsed))
+    size = replace(size, tokens=parsed.tokens or size.tokens)
     set_threads(parsed.threads)
     if parsed.only is not None:
         return alone(parsed, size)
-    result = whole(parsed, size)
+    result = everything(parsed, size)
     print(card(result))
     print(result.as_json())
     return 0 if result.lossless else 1
 
 
-def whole(parsed: argparse.Namespace, size: Size) -> Result:
+def everything(parsed: argparse.Namespace, size: Size) -> Result:
     """The whole benchmark. Raises EngineError."""
     pair = load_pair(pair_config(parsed))
     prompts = held_out_prompts(model_folder(parsed.target, "target"), CONCURRENT)
@@ -129,9 +135,9 @@ def alone(parsed: argparse.Namespace, size: Size) -> int:
 
 
 def beside_transformers(
-    parsed: argparse.Namespace, pair: Pair, size: Size, whole: Result
+    parsed: argparse.Namespace, pair: Pair, size: Size, sums: Result
 ) -> list[str]:
-    """The race for code and for prose; texts are counted in `whole`."""
+    """The race for code and for prose; texts are counted in `sums`."""
     contenders = build_contenders(parsed, pair, size)
     lines = []
     kinds: tuple[Literal["code", "prose"], ...] = ("code", "prose")
@@ -141,8 +147,9 @@ def beside_transformers(
         part = Result(facts={})
         race(contenders, prompts, size, part)
         lines += [f"{kind}, {size.prompts} replies of {size.tokens} tokens", *rate_lines(part)]
-        whole.texts_compared += part.texts_compared
-        whole.texts_equal += part.texts_equal
+        lines += reading_lines(part, reading_of(pair, size.clock))
+        sums.texts_compared += part.texts_compared
+        sums.texts_equal += part.texts_equal
     return lines
 
 
