@@ -22,6 +22,7 @@ _RARER = (
 _SHORT, _SHORT_SHARE, _SHORT_TOLD, _SHORT_EACH = 3, 0.004, 1e-5, 3e-6
 _SHORT_OFF, _SHORT_SHARE_OFF = 8, 0.002
 _SETTLED = 24  # rounds at K = 0 until what a crowd reads is in the caches as far as it fits
+_BRIEF = 48  # and in spells so brief, one soon after the other, in which it is seen not to stay
 _NEW, _NEW_SEVERAL = 2, 4  # of a batch that is new; of `_SEVERAL` sequences
 _FIRST = 8  # rounds of which each is, but of a crowd
 _SEVERAL = 4  # and more tell in a round what one tells in as many
@@ -39,6 +40,7 @@ class Hearing:
         self._rarer = 1 if stops else _RARER
         self._spells, self._explore = spells, explore
         self._on, self._since = False, 0  # whether the last round drafted; rounds since it changed
+        self._brief = 0  # at K = 0 for its own sake, since the last spell of _SETTLED rounds
         self.unlearned = 0
         self.usual = 0.0
         self._quiet = self._told = 0  # rounds since one was told; and those that were
@@ -48,6 +50,10 @@ class Hearing:
         """A round, and whether it drafts."""
         self._since = self._since + 1 if on == self._on else 0
         self._on = on
+        if self._since >= _SETTLED:
+            self._brief = 0
+        elif not on and self._explore.round == "usual":
+            self._brief += 1
         self._quiet += 1
         self.unlearned += 1
 
@@ -105,8 +111,10 @@ class Hearing:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a round without guesses takes what it does when these have stayed away."""
-        return not self._explore.is_crowd or (not self._on and self._since >= _SETTLED)
+        """Whether a round without guesses takes what it does when these have stayed away, or as
+        long as they do where they come and go all the time, as with a batch of two sizes."""
+        stays = not self._on and self._since >= _SETTLED
+        return not self._explore.is_crowd or stays or self._brief >= _BRIEF
 
     def looks_back(self, *, behind: bool) -> bool:
         """Of a round that is told, whether the drafter's hindsight is, which makes drafting dearer

@@ -99,3 +99,27 @@ def test_of_hindsight_some_told_rounds_tell() -> None:
     found = [hearing.looks_back(behind=False) for _ in range(8)]
     assert found == [False, False, False, True] * 2
     assert hearing.looks_back(behind=True)
+
+
+def test_where_a_crowd_never_stays_without_guesses_it_is_heard_as_it_is() -> None:
+    """Bug: a batch that went to and fro between 15 and 16, one with guesses and one without, never
+    stayed at K = 0 for the 24 rounds after which these are more than a bound: that K = 0 had become
+    dearer was not learnt, and guesses that paid stayed off."""
+    explore = Exploration()
+    explore.restart(5)
+    hearing = Hearing(Spells(), explore)
+    settled = 0
+    for _ in range(40):
+        hearing.play(on=False)
+        settled += hearing.is_settled
+        hearing.play(on=True)
+    assert settled == 0
+    for _ in range(40):
+        hearing.play(on=False)
+        settled += hearing.is_settled
+        hearing.play(on=True)
+    assert settled > 20
+    for _ in range(30):
+        hearing.play(on=True)
+    hearing.play(on=False)
+    assert not hearing.is_settled
