@@ -4,6 +4,7 @@ no loop over an array keeps its sums in registers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -48,6 +49,25 @@ def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]
 def multiplies_pairs() -> bool:
     """Whether this processor has the instruction for pairs of bfloat16."""
     return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+
+
+# Whether float32 arithmetic makes more products a second than that instruction does: on all
+# processors that have it but AMD's.
+SLOW_PAIRS = not llvmlite.binding.get_host_cpu_name().startswith("znver")
+
+
+def each_count(builder: Any, count: Any, most: int, emit: Callable[[int], None]) -> None:
+    """Code of its own for each count from 1 to `most`."""
+    end = builder.append_basic_block("counted")
+    blocks = [builder.append_basic_block(f"count.{n}") for n in range(1, most + 1)]
+    choice = builder.switch(count, blocks[-1])
+    for n, block in enumerate(blocks, 1):
+        if n < most:
+            choice.add_case(ir.Constant(count.type, n), block)
+        builder.position_at_end(block)
+        emit(n)
+        builder.branch(end)
+    builder.position_at_end(end)
 
 
 class Emit:
