@@ -25,30 +25,35 @@ _one, _two, _three, _four, _five = (weighing(rows) for rows in range(1, VALUE_RO
 @fast
 def attend(
     parts: Any, queries: Any, keys: Any, values: Any, slots: Any, count: Any, scaling: Any,
-    space: Any, out: Any,
+    then: Any, space: Any, out: Any,
 ) -> None:  # fmt: skip
     """One head of up to ROWS_AT_ONCE rows that follow one another in a sequence. `queries` and
     `out` words `[rows, dim / 2]`; `keys` and `values` words `[slots, dim / 2]`, of which the first
     row sees `slots[:count]`, each next one more. `slots` and the `space` reach to a multiple of
-    LANES that all rows' keys fit in; `parts` is a tuple of `dim / 32` numbers."""
+    LANES that all rows' keys fit in; `parts` is a tuple of `dim / 32` numbers. `then`: keys, slots
+    and number of those that are read next, which are asked for."""
     scores, shares, totals, sums = space
     rows, last, width = len(queries), count + len(queries) - 1, shares.shape[1]
     shape = (rows, queries.strides[0] // 4, count, width)
     if rows == 1:
-        _score_one(parts, queries, shape, keys, slots, scores, totals)
+        _score_one(parts, queries, shape, keys, values, slots, scores, totals)
     elif rows == 2:
-        _score_two(parts, queries, shape, keys, slots, scores, totals)
+        _score_two(parts, queries, shape, keys, values, slots, scores, totals)
     else:
-        _score(parts, queries, shape, keys, slots, scores, totals)
+        _score(parts, queries, shape, keys, values, slots, scores, totals)
     for row in range(rows):
         end = count + row
         totals[row] = _softmax(scores[row, :end], totals[row], scaling, shares[row])
         shares[row, end : last + 1] = 0
-    first = 0
+    first, (next_keys, next_slots, ahead) = 0, then
     while first < rows:
         left = rows - first
         some = left if left <= VALUE_ROWS else (left + 1) // 2
-        _some(some, parts, shares[first:], width, values, slots, last, sums[first:])
+        ahead = ahead if first == 0 else 0
+        _some(
+            some, parts, shares[first:], width, values, slots, last, next_keys, next_slots, ahead,
+            sums[first:],
+        )  # fmt: skip
         first += some
     for row in range(rows):
         scale, halves = np.float32(1) / totals[row], out[row].view(np.uint16)
@@ -58,18 +63,19 @@ def attend(
 
 @fast
 def _some(
-    rows: Any, parts: Any, shares: Any, width: Any, values: Any, slots: Any, count: Any, sums: Any
-) -> None:
+    rows: Any, parts: Any, shares: Any, width: Any, values: Any, slots: Any, count: Any, keys: Any,
+    then: Any, left: Any, sums: Any,
+) -> None:  # fmt: skip
     if rows == 1:
-        _one(parts, shares, width, values, slots, count, sums)
+        _one(parts, shares, width, values, slots, count, keys, then, left, sums)
     elif rows == 2:
-        _two(parts, shares, width, values, slots, count, sums)
+        _two(parts, shares, width, values, slots, count, keys, then, left, sums)
     elif rows == 3:
-        _three(parts, shares, width, values, slots, count, sums)
+        _three(parts, shares, width, values, slots, count, keys, then, left, sums)
     elif rows == 4:
-        _four(parts, shares, width, values, slots, count, sums)
+        _four(parts, shares, width, values, slots, count, keys, then, left, sums)
     else:
-        _five(parts, shares, width, values, slots, count, sums)
+        _five(parts, shares, width, values, slots, count, keys, then, left, sums)
 
 
 @fast

@@ -1,11 +1,11 @@
 """Products of a few rows in bfloat16, for processors that multiply pairs of it (AVX512_BF16).
 
-One instruction takes a pair of inputs for sixteen outputs and adds to float32 sums. AMD's processors
-start one a cycle, twice as many products as float32 arithmetic does; Intel's one in two cycles, and
-two of float32's in each (Emerald Rapids at 2.9 GHz: 43 and 91 thousand million products a second).
-There pairs are taken apart into float32, which is exact. Rows are rounded to bfloat16 first, as
-everywhere in that precision. A row's sums run over the inputs in order whoever its neighbours are,
-so its result is the same to the bit in any company.
+One instruction takes a pair of inputs for sixteen outputs and adds to float32 sums. On AMD's
+processors it makes twice as many products a second as float32 arithmetic, on Intel's half as many
+(Emerald Rapids at 2.9 GHz: 43 and 91 thousand million): there pairs are taken apart into float32,
+which is exact. Rows are rounded to bfloat16 first, as everywhere in that precision. A row's sums
+run over the inputs in order whoever its neighbours are, so its result is the same to the bit in any
+company.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def padded(outputs: int) -> int:
 def _by_pairs(
     typing: Any, count: Any, x: Any, pairs: Any, words: Any, y: Any, stride: Any
 ) -> Any:  # fmt: skip
-    """`PANEL` outputs of up to ROWS_AT_ONCE rows. `x` rows of `pairs` words each; `words` one panel;
-    `y` float32, rows `stride` apart."""
+    """`PANEL` outputs of up to ROWS_AT_ONCE rows. `x` rows of `pairs` words each; `words` one
+    panel; `y` float32, rows `stride` apart."""
     return _panel((count, x, pairs, words, y, stride), _add_pairs)
 
 

@@ -68,14 +68,27 @@ def by_vectors(
     row = 0
     while row < len(packed):
         rows = _following(facts, row, ROWS_AT_ONCE)
+        mine, count = slots[facts[row, 0]], facts[row, 1] + 1
         for head in range(heads):
             first, last, shared = head * half, (head + 1) * half, head * kv_heads // heads
+            then = _next(facts, slots, keys, row, rows, heads, head)
             kernels_attention.attend(
                 parts, queries[row : row + rows, first:last], keys[shared], values[shared],
-                slots[facts[row, 0]], facts[row, 1] + 1, scaling, space,
-                out[row : row + rows, first:last],
+                mine, count, scaling, then, space, out[row : row + rows, first:last],
             )  # fmt: skip
         row += rows
+
+
+@fast
+def _next(facts: Any, slots: Any, keys: Any, row: Any, rows: Any, heads: Any, head: Any) -> Any:
+    """Keys, slots and number of those that are read behind a head's."""
+    after, kv_heads = row + rows, len(keys)
+    if head + 1 < heads:
+        now, then = head * kv_heads // heads, (head + 1) * kv_heads // heads
+        return keys[then], slots[facts[row, 0]], (facts[row, 1] + rows) * int(then != now)
+    if after < len(facts):
+        return keys[0], slots[facts[after, 0]], facts[after, 1] + 1
+    return keys[0], slots[0], 0
 
 
 @fast

@@ -2,7 +2,8 @@
 `engine.model.kernels_attention`, which puts them together.
 
 Scores: sixteen keys at a time, whose sixteen partial sums each are added up by halves. Values: two
-neighbouring keys make a pair with their weights.
+neighbouring keys make a pair with their weights. Blocks lie anywhere, which no processor foresees:
+while keys are multiplied their values are asked for, and with these the next head's keys.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numba.extending import intrinsic
 
 from engine.attention.vectors import FLOATS, INTS, LANES, PAIRS, pointers
 from engine.model.kernels_bfloat16 import multiply_add, spread
+from engine.model.kernels_tiles import Tiles
 
 ROWS_AT_ONCE = 8
 VALUE_ROWS = 5  # rows that share a reading of the values
@@ -31,15 +33,15 @@ def scoring(rows: int | None) -> Any:
 
     @intrinsic  # type: ignore[misc]
     def scores(
-        typing: Any, parts: Any, queries: Any, shape: Any, keys: Any, slots: Any, out: Any,
-        largest: Any,
+        typing: Any, parts: Any, queries: Any, shape: Any, keys: Any, values: Any, slots: Any,
+        out: Any, largest: Any,
     ) -> Any:  # fmt: skip
-        """`queries` and `keys` words; `out` float32 `[rows, width]`, of which row i is -inf from
-        `count + i` on; `largest` `[rows]`. `shape`: rows, words from one query to the next, count,
-        width. `slots` int64 may be read up to the next multiple of LANES, where `out` may be
-        written. `parts` is a tuple of as many numbers as a head has vectors, so that each width has
-        code of its own."""
-        signature = types.void(parts, queries, shape, keys, slots, out, largest)
+        """`queries`, `keys` and `values` words; `out` float32 `[rows, width]`, of which row i is
+        -inf from `count + i` on; `largest` `[rows]`. `shape`: rows, words from one query to the
+        next, count, width. `slots` int64 may be read up to the next multiple of LANES, where `out`
+        may be written. `parts` is a tuple of as many numbers as a head has vectors, so that each
+        width has code of its own."""
+        signature = types.void(parts, queries, shape, keys, values, slots, out, largest)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             _, queries, shape, *arrays = pointers(context, builder, signature, args)
@@ -56,10 +58,10 @@ def scoring(rows: int | None) -> Any:
 
 def _emit_scores(builder: Any, vectors: int, arrays: Any, sizes: Any) -> None:
     """Sixteen keys after sixteen for all rows: they come from memory once."""
-    queries, keys, slots, out, largest = arrays
+    queries, keys, values, slots, out, largest = arrays
     rows, stride, count, width = sizes
     kind = count.type
-    keys = builder.bitcast(keys, INTS.as_pointer())
+    keys, values = (builder.bitcast(plane, INTS.as_pointer()) for plane in (keys, values))
     best = cgutils.alloca_once(builder, FLOATS, size=ROWS_AT_ONCE)
     for row in range(ROWS_AT_ONCE):
         builder.store(_LOWEST, builder.gep(best, [ir.Constant(kind, row)]))
@@ -67,6 +69,8 @@ def _emit_scores(builder: Any, vectors: int, arrays: Any, sizes: Any) -> None:
     with cgutils.for_range(builder, _divided(builder, last, LANES)) as loop:
         first = builder.mul(loop.index, ir.Constant(kind, LANES))
         places = _places(builder, vectors, slots, first)
+        for place in places:
+            _ask_for(builder, vectors, values, place)
         with cgutils.for_range(builder, rows) as each:
             row = each.index
             query = builder.gep(queries, [builder.mul(row, stride)])
@@ -98,6 +102,13 @@ def _places(builder: Any, vectors: int, slots: Any, first: Any) -> list[Any]:
         slot = builder.load(builder.gep(slots, [at]))
         found.append(builder.mul(slot, ir.Constant(first.type, vectors)))
     return found
+
+
+def _ask_for(builder: Any, vectors: int, plane: Any, place: Any) -> None:
+    """A key or its values. Until their turn comes more is read than the first cache holds."""
+    tiles = Tiles(builder)
+    for line in range(vectors):
+        tiles.fetch(tiles.place(plane, place, line), near=False)
 
 
 def _products(builder: Any, vectors: int, query: Any, keys: Any, places: Any) -> list[Any]:
@@ -146,17 +157,17 @@ def weighing(rows: int) -> Any:
     @intrinsic  # type: ignore[misc]
     def weigh(
         typing: Any, parts: Any, shares: Any, width: Any, values: Any, slots: Any, count: Any,
-        out: Any,
+        keys: Any, then: Any, left: Any, out: Any,
     ) -> Any:  # fmt: skip
         """`out` float32 `[rows, dim]`: sums of `values` by `shares`, bfloat16 `[rows, width]`;
-        `parts` as above."""
-        signature = types.void(parts, shares, width, values, slots, count, out)
+        `parts` as above. `keys[then[:left]]` are asked for, as far as there are `count` of them."""
+        signature = types.void(parts, shares, width, values, slots, count, keys, then, left, out)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             given = pointers(context, builder, signature, args)
-            _, shares, width, values, slots, count, out = given
-            size = (len(signature.args[0]), rows)
-            _emit_values(builder, size, (shares, values, slots, out), width, count)
+            _, shares, width, values, slots, count, keys, then, left, out = given
+            size, ahead = (len(signature.args[0]), rows), (keys, then, left)
+            _emit_values(builder, size, (shares, values, slots, out), width, count, ahead)
             return context.get_dummy_value()
 
         return signature, generate
@@ -164,7 +175,7 @@ def weighing(rows: int) -> Any:
     return weigh
 
 
-def _emit_values(builder: Any, size: Any, arrays: Any, width: Any, count: Any) -> None:
+def _emit_values(builder: Any, size: Any, arrays: Any, width: Any, count: Any, ahead: Any) -> None:
     """A few vectors of all values after the others, if their sums do not fit the registers."""
     (vectors, rows), (shares, values, slots, out) = size, arrays
     shares, values = (
@@ -175,7 +186,8 @@ def _emit_values(builder: Any, size: Any, arrays: Any, width: Any, count: Any) -
     most = max(SUMS // (2 * rows), 1)
     for first in range(0, vectors, most):
         parts = range(first, min(first + most, vectors))
-        sums = _weigh(builder, (vectors, rows, parts), (shares, values, slots), half, count)
+        arrays, more = (shares, values, slots), None if first else ahead
+        sums = _weigh(builder, (vectors, rows, parts), arrays, half, count, more)
         for row in range(rows):
             for part, both in zip(parts, sums[row], strict=True):
                 for i, vector in enumerate(_in_order(builder, [builder.load(s) for s in both])):
@@ -183,7 +195,7 @@ def _emit_values(builder: Any, size: Any, arrays: Any, width: Any, count: Any) -
                     builder.store(vector, builder.gep(out, [at]), align=4)
 
 
-def _weigh(builder: Any, size: Any, pointers: Any, half: Any, count: Any) -> Any:
+def _weigh(builder: Any, size: Any, pointers: Any, half: Any, count: Any, ahead: Any) -> Any:
     """By row and part, two vectors of sums in the order of `_paired`."""
     (vectors, rows, parts), (shares, values, slots) = size, pointers
     kind, zero = count.type, ir.Constant(FLOATS, None)
@@ -193,6 +205,8 @@ def _weigh(builder: Any, size: Any, pointers: Any, half: Any, count: Any) -> Any
     ]
     with cgutils.for_range(builder, _divided(builder, count, 2)) as loop:
         first = builder.mul(loop.index, ir.Constant(kind, 2))
+        if ahead is not None:
+            _ask_for_keys(builder, vectors, ahead, first)
         bases = []
         for i in range(2):
             slot = builder.load(builder.gep(slots, [builder.add(first, ir.Constant(kind, i))]))
@@ -209,6 +223,17 @@ def _weigh(builder: Any, size: Any, pointers: Any, half: Any, count: Any) -> Any
                 for total, pair in zip(totals, two, strict=True):
                     builder.store(multiply_add(builder, builder.load(total), share, pair), total)
     return sums
+
+
+def _ask_for_keys(builder: Any, vectors: int, ahead: Any, first: Any) -> None:
+    """Two of those that come next, if there are two more."""
+    keys, slots, left = ahead
+    keys, kind = builder.bitcast(keys, INTS.as_pointer()), first.type
+    last = builder.add(first, ir.Constant(kind, 1))
+    with builder.if_then(builder.icmp_signed("<", last, left)):
+        for at in (first, last):
+            slot = builder.load(builder.gep(slots, [at]))
+            _ask_for(builder, vectors, keys, builder.mul(slot, ir.Constant(kind, vectors)))
 
 
 def _paired(builder: Any, two: list[Any]) -> list[Any]:

@@ -139,8 +139,9 @@ def test_attention_is_exact_where_it_can_be_said() -> None:
             query = torch.randn(rows, dim).bfloat16().view(torch.uint32).numpy()
             out = np.zeros_like(query)
             kernels_attention.attend(
-                (0,) * (dim // 32), query, keys, values, slots, count, np.float32(1), space, out
-            )
+                (0,) * (dim // 32), query, keys, values, slots, count, np.float32(1),
+                (keys, slots, 20), space, out,
+            )  # fmt: skip
             found = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16).float()
             for row in range(rows):
                 expected = numbers[slots[: count + row]].float().mean(0)

@@ -1,0 +1,67 @@
+"""Products of rows in bfloat16 by pairs and by their halves: which of the two a processor takes is
+a matter of speed, so both are tested wherever there are pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.vectors import multiplies_pairs
+from engine.model import kernels_bfloat16
+from engine.model.kernels_bfloat16 import ROWS_AT_ONCE, pack, padded
+
+pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")
+
+WAYS = {"pairs": kernels_bfloat16.by_pairs, "halves": kernels_bfloat16.by_halves}
+
+
+def rows_of(count: int, inputs: int) -> torch.Tensor:
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count)).bfloat16()
+
+
+def product(way: str, rows: torch.Tensor, words: Any, outputs: int) -> torch.Tensor:
+    found = np.full((len(rows), padded(outputs)), np.nan, dtype=np.float32)
+    WAYS[way](rows.contiguous().view(torch.uint32).numpy(), words, found)
+    return torch.from_numpy(found)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 2), (32, 34), (70, 192), (64, 6)])
+def test_it_is_the_product(way: str, outputs: int, inputs: int) -> None:
+    """Law: any number of rows, also more than go at once, by any weights; missing outputs are 0."""
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+    words = pack(weight)
+    for count in (*range(1, ROWS_AT_ONCE + 3), 3 * ROWS_AT_ONCE + 1):
+        rows = rows_of(count, inputs)
+        found = product(way, rows, words, outputs)
+        expected = rows.double() @ weight.double().T
+        torch.testing.assert_close(found[:, :outputs].double(), expected, rtol=1e-5, atol=1e-5)
+        assert not found[:, outputs:].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_is_the_same_to_the_bit_in_any_company(way: str) -> None:
+    """Law: a row's sums run over the inputs in order, however many rows go with it."""
+    words, rows = pack(rows_of(96, 576)), rows_of(41, 576)
+    expected = product(way, rows, words, 96)
+    for size in range(1, ROWS_AT_ONCE + 4):
+        for first in range(0, len(rows), size):
+            found = product(way, rows[first : first + size], words, 96)
+            assert torch.equal(found, expected[first : first + size]), (size, first)
+
+
+def test_halves_are_exact() -> None:
+    """Law: taking a pair apart loses nothing: products of numbers whose sums are exact are exact,
+    smallest and largest ones of bfloat16 too."""
+    numbers = [3.3895e38, -3.3895e38, 1.1755e-38, -0.0, 1.0, 1.0078125, float("inf"), -3.5]
+    for i, number in enumerate(numbers):
+        rows = torch.zeros(1, 32).bfloat16()
+        rows[0, 3 + i] = number
+        weight = torch.zeros(32, 32).bfloat16()
+        weight[5, 3 + i] = 1.0
+        found = product("halves", rows, pack(weight), 32)
+        expected = rows[0, 3 + i].float()
+        assert found[0, 5] == expected
