@@ -65,23 +65,24 @@ def _by_pairs(
 ) -> Any:  # fmt: skip
     """`PANEL` outputs of up to ROWS_AT_ONCE rows. `x` rows of `pairs` words each; `words` one
     panel; `y` float32, rows `stride` apart."""
-    return _panel((count, x, pairs, words, y, stride), _add_pairs)
+    return for_panels((count, x, pairs, words, y, stride), _reads_words, _add_pairs)
 
 
 @intrinsic  # type: ignore[misc]
 def _by_halves(
     typing: Any, count: Any, x: Any, pairs: Any, words: Any, y: Any, stride: Any
 ) -> Any:  # fmt: skip
-    """The same of rows of `2 * pairs` float32 each; the next weights are asked for."""
-    return _panel((count, x, pairs, words, y, stride), _add_halves)
+    """The same of rows of `2 * pairs` float32 each."""
+    return for_panels((count, x, pairs, words, y, stride), _reads_words, add_halves)
 
 
-def _panel(kinds: tuple[Any, ...], add: Any) -> Any:
-    """Signature and code of an intrinsic: for each count of rows code of its own."""
+def for_panels(kinds: tuple[Any, ...], reads: Any, add: Any) -> Any:
+    """Signature and code of an intrinsic: for each count of rows code of its own. `reads` makes a
+    function of a panel that answers the words of a pair of inputs, which `add` multiplies."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        count, x, pairs, words, y, stride = pointers(context, builder, signature, args)
-        words = builder.bitcast(words, INTS.as_pointer())
+        count, x, pairs, weights, y, stride = pointers(context, builder, signature, args)
+        words_of = reads(builder, weights, pairs)
 
         def emit(rows: int) -> None:
             zero = ir.Constant(FLOATS, None)
@@ -90,7 +91,7 @@ def _panel(kinds: tuple[Any, ...], add: Any) -> Any:
                 for _ in range(rows)
             ]
             with cgutils.for_range(builder, pairs) as loop:
-                add(builder, sums, (x, words), loop.index, pairs)
+                add(builder, sums, x, words_of(loop.index), loop.index, pairs)
             _store(builder, sums, y, stride)
 
         each_count(builder, count, ROWS_AT_ONCE, emit)
@@ -99,10 +100,22 @@ def _panel(kinds: tuple[Any, ...], add: Any) -> Any:
     return types.void(*kinds), generate
 
 
-def _add_pairs(builder: Any, sums: Any, arrays: Any, pair: Any, pairs: Any) -> None:
-    x, words = arrays
-    _ask_for(builder, words, pair)
-    weights = [builder.bitcast(raw, PAIRS) for raw in _weights(builder, words, pair)]
+def _reads_words(builder: Any, words: Any, _: Any) -> Any:
+    """The next ones are asked for."""
+    words, tiles = builder.bitcast(words, INTS.as_pointer()), Tiles(builder)
+
+    def read(pair: Any) -> list[Any]:
+        first = builder.mul(pair, ir.Constant(pair.type, VECTORS))
+        for vector in range(VECTORS):
+            tiles.fetch(tiles.place(words, first, _AHEAD * VECTORS + vector))
+        places = [builder.add(first, ir.Constant(pair.type, vector)) for vector in range(VECTORS)]
+        return [builder.load(builder.gep(words, [at]), align=4) for at in places]
+
+    return read
+
+
+def _add_pairs(builder: Any, sums: Any, x: Any, words: Any, pair: Any, pairs: Any) -> None:
+    weights = [builder.bitcast(raw, PAIRS) for raw in words]
     for row, totals in enumerate(sums):
         at = builder.add(builder.mul(pairs, ir.Constant(pair.type, row)), pair)
         factor = builder.bitcast(spread(builder, builder.load(builder.gep(x, [at]))), PAIRS)
@@ -111,12 +124,13 @@ def _add_pairs(builder: Any, sums: Any, arrays: Any, pair: Any, pairs: Any) -> N
             builder.store(added, total)
 
 
-def _add_halves(builder: Any, sums: Any, arrays: Any, pair: Any, pairs: Any) -> None:
-    (x, words), emit = arrays, Emit(builder)
-    _ask_for(builder, words, pair)
-    raw = _weights(builder, words, pair)
+def add_halves(builder: Any, sums: Any, x: Any, words: Any, pair: Any, pairs: Any) -> None:
+    emit = Emit(builder)
     low, high = (ir.Constant(INTS, [n] * LANES) for n in (LANES, 0xFFFF0000))
-    halves = [builder.shl(each, low) for each in raw], [builder.and_(each, high) for each in raw]
+    halves = (
+        [builder.shl(each, low) for each in words],
+        [builder.and_(each, high) for each in words],
+    )
     width = builder.mul(pairs, ir.Constant(pair.type, 2))
     for half, weights in enumerate(halves):
         column = emit.at(pair, 0, 2, half)
@@ -125,19 +139,6 @@ def _add_halves(builder: Any, sums: Any, arrays: Any, pair: Any, pairs: Any) -> 
             factor = emit.spread(x, at)
             for total, weight in zip(totals, weights, strict=True):
                 emit.add_product(total, factor, weight)
-
-
-def _weights(builder: Any, words: Any, pair: Any) -> list[Any]:
-    """A panel's words of one pair of inputs."""
-    first = builder.mul(pair, ir.Constant(pair.type, VECTORS))
-    places = [builder.add(first, ir.Constant(pair.type, vector)) for vector in range(VECTORS)]
-    return [builder.load(builder.gep(words, [at]), align=4) for at in places]
-
-
-def _ask_for(builder: Any, words: Any, pair: Any) -> None:
-    tiles, first = Tiles(builder), builder.mul(pair, ir.Constant(pair.type, VECTORS))
-    for vector in range(VECTORS):
-        tiles.fetch(tiles.place(words, first, _AHEAD * VECTORS + vector))
 
 
 def _store(builder: Any, sums: Any, y: Any, stride: Any) -> None:
@@ -205,9 +206,7 @@ def by_halves(x: Any, words: Any, y: Any) -> None:
     """The same, with pairs taken apart."""
     rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
     parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
-    apart = np.empty((rows, 2 * pairs), np.float32)
-    for row in range(rows):
-        _take_apart(x[row], apart[row].view(np.uint64))
+    apart = taken_apart(x)
     for panel in range(words.shape[0]):
         mine, first = words[panel], panel * PANEL
         row = 0
@@ -218,12 +217,17 @@ def by_halves(x: Any, words: Any, y: Any) -> None:
 
 
 @fast
-def _take_apart(pairs: Any, out: Any) -> None:
-    """Pairs of bfloat16 to pairs of float32."""
+def taken_apart(x: Any) -> Any:
+    """Pairs of bfloat16 as pairs of float32."""
+    rows, pairs = x.shape
+    found = np.empty((rows, 2 * pairs), np.float32)
     low, high = np.uint64(0xFFFF), np.uint64(0xFFFF0000)
-    for i in range(len(pairs)):
-        pair = np.uint64(pairs[i])
-        out[i] = (pair & low) << np.uint64(16) | (pair & high) << np.uint64(32)
+    for row in range(rows):
+        mine, out = x[row], found[row].view(np.uint64)
+        for i in range(pairs):
+            pair = np.uint64(mine[i])
+            out[i] = (pair & low) << np.uint64(16) | (pair & high) << np.uint64(32)
+    return found
 
 
 @fast

@@ -1,10 +1,11 @@
-"""Products with weights of eight bits, for processors that multiply tiles of bfloat16 (AMX): for
-drafts, whose steps are the reading of their weights and whose guesses need not be exact.
+"""Products with weights of eight bits, for drafts, whose steps are the reading of their weights and
+whose guesses need not be exact. For processors that multiply tiles of bfloat16 (AMX), and for those
+that take its pairs apart (`engine.model.kernels_bfloat16`).
 
 A weight is a sign, three bits of exponent and four of mantissa; the exponent counts from the least
 that its output needs, so no number is multiplied afterwards. Four instructions make 32 weights
-bfloat16 again, from where on products are those of `engine.model.kernels_tiles`: a row is the same
-to the bit in any company.
+bfloat16 again, from where on products are those of sixteen bits: a row is the same to the bit in
+any company.
 """
 
 from __future__ import annotations
@@ -19,9 +20,17 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from engine.attention.vectors import INTS, LANES, WIDE, Emit, pointers
+from engine.attention.vectors import INTS, LANES, SLOW_PAIRS, WIDE, Emit, pointers
 from engine.jit import HAS_TILES, fast
-from engine.model.kernels_bfloat16 import PANEL, padded, product_of_pairs
+from engine.model.kernels_bfloat16 import (
+    PANEL,
+    ROWS_AT_ONCE,
+    add_halves,
+    for_panels,
+    padded,
+    product_of_pairs,
+    taken_apart,
+)
 from engine.model.kernels_tiles import (
     ROWS,
     SIDE,
@@ -46,8 +55,8 @@ _AHEAD = 2048  # bytes
 
 
 def suits(inputs: int) -> bool:
-    """Whether there are tiles here, and weights of so many inputs are whole ones."""
-    return HAS_TILES and inputs % (2 * SIDE) == 0
+    """Whether they are faster here, and weights of so many inputs are whole tiles."""
+    return (HAS_TILES or SLOW_PAIRS) and inputs % (2 * SIDE) == 0
 
 
 def pack(weight: Tensor) -> Codes:
@@ -134,20 +143,62 @@ def _bases(builder: Any, codes: Any, pairs: Any) -> list[Any]:
 def _unpack(builder: Any, codes: Any, space: Any, start: Any, bases: list[Any]) -> None:
     """A tile's height of a panel's codes, from `start` on, to words in `space`."""
     emit, tiles = Emit(builder), Tiles(builder)
-    shift, mask = (ir.Constant(_SHORTS, [n] * 2 * LANES) for n in (3, 0x83F8))
     for line in range(2 * SIDE):
         at = builder.add(start, ir.Constant(WIDE, line * LANES))
         if line % 2 == 0:
             tiles.fetch(tiles.place(codes, at, _AHEAD // 2))
-        wide = builder.sext(emit.load(codes, at, _BYTES), _SHORTS)
-        numbers = builder.and_(builder.shl(wide, shift), mask)
-        words = builder.bitcast(builder.add(numbers, bases[line % 2]), INTS)
-        emit.store(words, space, at)
+        emit.store(_words(builder, codes, at, bases[line % 2]), space, at)
+
+
+def _words(builder: Any, codes: Any, at: Any, base: Any) -> Any:
+    """Two inputs' weights of sixteen outputs."""
+    shift, mask = (ir.Constant(_SHORTS, [n] * 2 * LANES) for n in (3, 0x83F8))
+    wide = builder.sext(Emit(builder).load(codes, at, _BYTES), _SHORTS)
+    numbers = builder.and_(builder.shl(wide, shift), mask)
+    return builder.bitcast(builder.add(numbers, base), INTS)
+
+
+@intrinsic  # type: ignore[misc]
+def _by_halves(
+    typing: Any, count: Any, x: Any, pairs: Any, codes: Any, y: Any, stride: Any
+) -> Any:  # fmt: skip
+    """As that of `kernels_bfloat16`, `codes` one panel of `pack`."""
+    return for_panels((count, x, pairs, codes, y, stride), _reads_codes, add_halves)
+
+
+def _reads_codes(builder: Any, codes: Any, pairs: Any) -> Any:
+    """As `kernels_bfloat16._reads_words`."""
+    bases, tiles = _bases(builder, codes, pairs), Tiles(builder)
+
+    def read(pair: Any) -> list[Any]:
+        first = builder.mul(pair, ir.Constant(WIDE, PANEL))
+        tiles.fetch(tiles.place(codes, first, _AHEAD // 2))
+        places = [builder.add(first, ir.Constant(WIDE, half * LANES)) for half in range(_BASES)]
+        return [_words(builder, codes, at, base) for at, base in zip(places, bases, strict=True)]
+
+    return read
 
 
 @fast
 def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     """As `kernels_bfloat16.product_of_pairs`, with codes of `pack`."""
+    if HAS_TILES:
+        _by_tiles(x, codes, y)
+        return
+    rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
+    parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    apart = taken_apart(x)
+    for panel in range(codes.shape[0]):
+        mine, first = codes[panel], panel * PANEL
+        row = 0
+        for part in range(parts, 0, -1):
+            some = (rows - row + part - 1) // part
+            _by_halves(some, apart[row], pairs, mine, y[row, first:], stride)
+            row += some
+
+
+@fast
+def _by_tiles(x: Any, codes: Any, y: Any) -> None:
     rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
     if rows == 0:
         return

@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.attention.vectors import multiplies_pairs
 from engine.config import DraftModelConfig, DraftQuantizationName
-from engine.jit import HAS_TILES
 from engine.model.batch import Segment
 from engine.model.kernels_bfloat16 import PANEL
-from engine.model.kernels_codes import pack, product_of_codes
+from engine.model.kernels_codes import pack, product_of_codes, suits
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.runner import ModelRunner
 from tests.support import tiny
 
-needs_tiles = pytest.mark.skipif(not HAS_TILES, reason="the processor has no AMX")
+needs_codes = pytest.mark.skipif(
+    not (multiplies_pairs() and suits(32)), reason="this processor reads sixteen bits as fast"
+)
 EIGHT: dict[str, Any] = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
 
 
@@ -69,7 +71,7 @@ def test_what_is_zero_does_not_add_up() -> None:
     assert float(decoded(pack(weight), 32)[:, 2:].sum(1).abs().max()) == 0.0
 
 
-@needs_tiles
+@needs_codes
 @pytest.mark.parametrize("inputs", [32, 64, 96, 256])
 def test_a_product_is_that_of_the_weights_that_the_codes_stand_for(inputs: int) -> None:
     """Law: to the rounding of float32 sums, for any number of rows, and a row is the same to the
@@ -99,7 +101,7 @@ def logits_of(loaded: Any) -> Tensor:
     return runner.forward([Segment(list(range(3, 20)), 0, list(range(8)), 17)]).logits
 
 
-@needs_tiles
+@needs_codes
 def test_a_draft_has_them_unless_it_is_told_not_to(tmp_path: Path) -> None:
     """Law: `auto`, the default of drafts, halves the packed copy; `none` keeps all bits. What the
     one computes is near what the other does, and not the same."""
@@ -114,7 +116,7 @@ def test_a_draft_has_them_unless_it_is_told_not_to(tmp_path: Path) -> None:
     assert 0.0 < worst < 0.1
 
 
-@needs_tiles
+@needs_codes
 @pytest.mark.parametrize("shape", [{"hidden_size": 52}, {"intermediate_size": 48}])
 def test_widths_that_are_no_whole_tiles_keep_all_bits(
     shape: dict[str, Any], tmp_path: Path
