@@ -37,7 +37,8 @@ from engine.model.kernels_tiles import SIDE, Tiles, product_of_tiles
 VECTORS = 2  # in a panel: ten rows' sums fill most of the registers
 PANEL = LANES * VECTORS
 ROWS_AT_ONCE = 10  # beyond, compiled code runs out of registers
-_AHEAD = 32  # pairs of inputs whose weights are asked for before their turn
+# Pairs of inputs whose weights are asked for before their turn, to the second cache and the first.
+_FAR, _NEAR = 64, 8
 
 Words = npt.NDArray[np.uint32]
 
@@ -107,7 +108,8 @@ def _reads_words(builder: Any, words: Any, _: Any) -> Any:
     def read(pair: Any) -> list[Any]:
         first = builder.mul(pair, ir.Constant(pair.type, VECTORS))
         for vector in range(VECTORS):
-            tiles.fetch(tiles.place(words, first, _AHEAD * VECTORS + vector))
+            tiles.fetch(tiles.place(words, first, _FAR * VECTORS + vector), near=False)
+            tiles.fetch(tiles.place(words, first, _NEAR * VECTORS + vector))
         places = [builder.add(first, ir.Constant(pair.type, vector)) for vector in range(VECTORS)]
         return [builder.load(builder.gep(words, [at]), align=4) for at in places]
 
