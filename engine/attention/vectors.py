@@ -111,11 +111,15 @@ class Emit:
 
     def add_product(self, total: Any, left: Any, right: Any) -> None:
         """`*total` += `left` * `right`, the factors given as integer vectors."""
+        self.builder.store(self.added(self.builder.load(total), left, right), total)
+
+    def added(self, before: Any, left: Any, right: Any) -> Any:
+        """`before` + `left` * `right`, as above."""
         kind = PAIRS if self.pairs else FLOATS
         factors = [self.builder.bitcast(x, kind) for x in (left, right)]
-        before = self.builder.load(total)
-        order = [before, *factors] if self.pairs else [*factors, before]
-        self.builder.store(self.builder.call(self._add, order), total)
+        return self.builder.call(
+            self._add, [before, *factors] if self.pairs else [*factors, before]
+        )
 
     def larger(self, one: Any, other: Any) -> Any:
         most = self.function(f"llvm.maxnum.v{LANES}f32", FLOATS, [FLOATS] * 2)

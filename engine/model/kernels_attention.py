@@ -3,7 +3,8 @@
 A row's result is a function of its query and of its keys and values in order: the same to the bit
 whoever shares the forward, in whatever blocks they lie. Sums are over products of pairs, as in
 `engine.model.kernels_bfloat16`. Rows of one sequence share what is read; a key that a row must not
-see has no score and weight zero. Weights are rounded.
+see has no score and weight zero. Weights are rounded
+where pairs are multiplied.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.attention.vectors import SLOW_PAIRS
 from engine.jit import fast
-from engine.model.kernels_pages import VALUE_ROWS, scoring, weighing
 from engine.model.kernels_rows import exp
+from engine.model.kernels_scores import scoring
+from engine.model.kernels_values import VALUE_ROWS, weighing
 
 DIMS = (32, 64, 96, 128)  # of a head
 
@@ -80,12 +83,12 @@ def _some(
 
 @fast
 def _softmax(scores: Any, largest: Any, scaling: Any, shares: Any) -> Any:
-    """bfloat16 without the division by the sum, which is answered."""
+    """Without the division by the sum, which is answered."""
     total = np.float32(0)
     for i in range(len(scores)):
         share = exp((scores[i] - largest) * scaling)
         total += share
-        shares[i] = rounded(share)
+        shares[i] = share if SLOW_PAIRS else rounded(share)
     return total
 
 

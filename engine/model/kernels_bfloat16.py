@@ -127,20 +127,21 @@ def _add_pairs(builder: Any, sums: Any, x: Any, words: Any, pair: Any, pairs: An
 
 
 def add_halves(builder: Any, sums: Any, x: Any, words: Any, pair: Any, pairs: Any) -> None:
-    emit = Emit(builder)
-    low, high = (ir.Constant(INTS, [n] * LANES) for n in (LANES, 0xFFFF0000))
-    halves = (
-        [builder.shl(each, low) for each in words],
-        [builder.and_(each, high) for each in words],
-    )
+    emit, halves = Emit(builder), [halves_of(builder, each) for each in words]
     width = builder.mul(pairs, ir.Constant(pair.type, 2))
-    for half, weights in enumerate(halves):
+    for half, weights in enumerate(zip(*halves, strict=True)):
         column = emit.at(pair, 0, 2, half)
         for row, totals in enumerate(sums):
             at = builder.add(builder.mul(width, ir.Constant(pair.type, row)), column)
             factor = emit.spread(x, at)
             for total, weight in zip(totals, weights, strict=True):
                 emit.add_product(total, factor, weight)
+
+
+def halves_of(builder: Any, words: Any) -> list[Any]:
+    """Bits of the first and the second number of each pair in float32."""
+    low, high = (ir.Constant(INTS, [n] * LANES) for n in (LANES, 0xFFFF0000))
+    return [builder.shl(words, low), builder.and_(words, high)]
 
 
 def _store(builder: Any, sums: Any, y: Any, stride: Any) -> None:

@@ -12,9 +12,10 @@ from engine.jit import HAS_TILES, fast, fusing
 from engine.model import kernels_attention
 from engine.model.kernels_attention_tiles import COLUMNS, begin, finish, score, weigh
 from engine.model.kernels_heads import put_rotated, put_rounded
-from engine.model.kernels_pages import ROWS_AT_ONCE
+from engine.model.kernels_scores import ROWS_AT_ONCE
 from engine.model.kernels_softmax import softmax
 from engine.model.kernels_tiles import SIDE, end_of_tiles, room
+from engine.model.kernels_values import SHARES
 
 LOG2_E = np.float32(1.4426950408889634)
 
@@ -52,7 +53,7 @@ def _keep(
 def space_of_vectors(width: Any, heads: Any, kv_heads: Any, half: Any) -> Any:
     return (
         np.empty((ROWS_AT_ONCE, width), np.float32),
-        np.empty((ROWS_AT_ONCE, width), np.uint16),
+        np.empty((ROWS_AT_ONCE, width), SHARES),
         np.empty(ROWS_AT_ONCE, np.float32),
         np.empty((ROWS_AT_ONCE, 2 * half), np.float32),
     )

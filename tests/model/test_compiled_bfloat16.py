@@ -131,10 +131,7 @@ def test_attention_is_exact_where_it_can_be_said() -> None:
         keys = torch.zeros(64, dim, dtype=torch.bfloat16).view(torch.uint32).numpy()
         slots = np.zeros(32, dtype=np.int64)
         slots[:20] = rng.permutation(32)[:20]
-        space = (
-            np.empty((8, 32), np.float32), np.empty((8, 32), np.uint16),
-            np.empty(8, np.float32), np.empty((8, dim), np.float32),
-        )  # fmt: skip
+        space = kernels_layer.space_of_vectors(32, 1, 1, dim // 2)
         for rows, count in ((1, 1), (1, 17), (2, 16), (3, 1), (4, 13), (5, 2), (6, 15), (8, 12)):
             query = torch.randn(rows, dim).bfloat16().view(torch.uint32).numpy()
             out = np.zeros_like(query)
