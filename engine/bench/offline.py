@@ -83,8 +83,9 @@ class Offline:
         salt = str(next(self._names))
         return first_waits(self._alone(self._entrants[arm], firsts, salt=salt, whole=True))
 
-    def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
-        self.run(arm, lanes)
+    def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None:
+        """All of them: the blocks of an arm that has served more lie farther apart."""
+        self.round(arms, lanes, lambda _: None)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:
         return self._alone(self._entrants[arm], lanes, salt="")

@@ -4,8 +4,9 @@ Machines drift, so only ratios within a round are compared, and a driver that ca
 round run abreast. Before the first round prompts are put into the prefix cache, so that a rate is
 one of decoding; the wait for a first token is measured apart, on prompts that no cache knows. Auto
 serves one round unmeasured first, as it would in a server that has seen this kind of traffic
-before. After each round a fixed K that is clearly behind the best one leaves: it cannot be the best
-in hindsight, and its time is better spent on the others.
+before; offline all arms do, since with each round the blocks of a text lie farther apart. After
+each round a fixed K that is clearly behind the best one leaves: it cannot be the best in hindsight,
+and its time is better spent on the others.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _prepare(
     driver: Driver, arms: Sequence[Arm], plans: Sequence[list[Lane]], result: CellResult,
     notice: Notice,
 ) -> None:  # fmt: skip
-    """First tokens, prompts into the cache, and a round of auto that does not count."""
+    """First tokens, prompts into the cache, and a round that does not count, for auto's sake."""
     name = result.cell.name
     for arm in timed(arms):
         notice(f"{name}, {arm.name}, first tokens")
@@ -74,8 +75,8 @@ def _prepare(
     asked = (request.prompt for plan in plans for lane in plan for request in lane)
     driver.warm(list(dict.fromkeys(asked)))
     if AUTO in arms:
-        notice(f"{name}, auto settles")
-        driver.settle(AUTO, plans[0])
+        notice(f"{name}, settling")
+        driver.settle(arms, plans[0])
 
 
 def _round(

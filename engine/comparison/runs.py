@@ -57,8 +57,8 @@ Notice = Callable[[Arm], None]  # which arm is at it; once for each
 class Driver(Protocol):
     """Runs requests under an arm, or the same ones under each of several (`round`). `warm` has the
     prompts at hand (prefix cache) for all arms; `first_tokens` gives seconds to the first token of
-    prompts that no cache knows; `settle` lets the controller meet the present traffic. `exact`:
-    texts must be equal among arms."""
+    prompts that no cache knows; `settle` lets auto meet the present traffic, in a round that does
+    not count. `exact`: texts must be equal among arms."""
 
     exact: bool
 
@@ -66,7 +66,7 @@ class Driver(Protocol):
 
     def first_tokens(self, arm: Arm, lanes: Sequence[Lane]) -> list[float]: ...
 
-    def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None: ...
+    def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None: ...
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run: ...
 

@@ -16,7 +16,7 @@ from engine.comparison.runs import Driver, figures
 SHORTEST, LONGEST = 12, 256  # tokens of a reply
 _TRIAL = 8  # tokens, to see how fast this is
 _LATER = 0.7  # of the arms are left after the first round
-_BESIDE = 1.5  # runs that do not count: auto's settling, first tokens
+_BESIDE = 0.5  # runs that do not count, beside a round in which all settle: first tokens
 
 
 def sized(
@@ -57,7 +57,7 @@ def _rate(driver: Driver, arms: Sequence[Arm], cell: Cell, plan: list[Lane]) -> 
 
 def run_seconds(cells: Sequence[Cell], num_arms: int, size: Size) -> float:
     """What one run of weight 1 may take, of the minutes granted."""
-    runs = num_arms * (1 + _LATER * (size.rounds - 1)) + _BESIDE
+    runs = num_arms * (2 + _LATER * (size.rounds - 1)) + _BESIDE
     return 60 * size.minutes / (runs * sum(weight(cell.concurrency) for cell in cells))
 
 

@@ -111,8 +111,8 @@ class Several:
         with _naming(arm):
             return self._server(arm).first_tokens(arm, lanes)
 
-    def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
-        self._own.settle(arm, lanes)
+    def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None:
+        self._own.settle(arms, lanes)
 
     def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
         return in_turn(self, arms, lanes, notice)

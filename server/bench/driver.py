@@ -88,7 +88,7 @@ class Served:
             past["cache_salt"] = f"bench-{next(self._names)}"
         return first_waits(self._work(firsts, past))
 
-    def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
+    def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None:
         self._settling = lanes
 
     def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:

@@ -26,8 +26,8 @@ class ScriptedDriver:
         self.calls.append(f"first {arm.name}")
         return [0.25 for _ in lanes]
 
-    def settle(self, arm: Arm, lanes: Sequence[Lane]) -> None:
-        self.calls.append(f"settle {arm.name}")
+    def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None:
+        self.calls.append("settle " + " ".join(arm.name for arm in arms))
 
     def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
         return in_turn(self, arms, lanes, notice)

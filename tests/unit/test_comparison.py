@@ -121,9 +121,9 @@ def test_replies_are_as_long_as_the_time_allows() -> None:
     driver = ScriptedDriver(lambda arm, prompt: 50.0)
     size = Size(rounds=3, minutes=4.0)
     found = sized(driver, ARMS, chosen, POOLS, size, notice=print)
-    assert found.reply(1) == 56  # 4.5 s at 50 tokens/s, four replies
+    assert found.reply(1) == 44  # 3.5 s at 50 tokens/s, four replies
     half = ScriptedDriver(lambda arm, prompt: 25.0)
-    assert sized(half, ARMS, chosen, POOLS, size, notice=print).reply(1) == 28
+    assert sized(half, ARMS, chosen, POOLS, size, notice=print).reply(1) == 22
     seconds = run_seconds(chosen, len(ARMS), size)
     assert 30 < seconds * len(ARMS) * 3 * len(chosen) <= 4 * 60
     fast = ScriptedDriver(lambda arm, prompt: 1e4)
@@ -135,10 +135,10 @@ def test_replies_are_as_long_as_the_time_allows() -> None:
 
 
 def test_auto_settles_and_order_turns() -> None:
-    """Law: first tokens, then the prompts' cache, then a round of auto that does not count."""
+    """Law: first tokens, then the prompts' cache, then a round of all that does not count."""
     driver = ScriptedDriver(lambda arm, prompt: SPEEDS[arm.name])
     comparison = compared(driver)
-    one = ["first off", "first K=2", "first auto", "warm", "settle auto",
+    one = ["first off", "first K=2", "first auto", "warm", "settle off K=2 K=4 auto",
            "off", "K=2", "K=4", "auto", "auto", "off", "K=2", "K=2", "auto", "off"]  # fmt: skip
     assert Counter(driver.calls) == {name: 2 * n for name, n in Counter(one).items()}
     assert driver.calls[:5] == one[:5]
