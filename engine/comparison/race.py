@@ -17,7 +17,7 @@ from statistics import median
 from engine.comparison.arms import AUTO, Arm
 from engine.comparison.grid import Cell, Lane, Size, lanes
 from engine.comparison.result import CellResult, Comparison
-from engine.comparison.runs import Driver, equal_texts, figures
+from engine.comparison.runs import Driver, equal_texts, figures, under_load
 from engine.comparison.sizing import sized
 
 BEHIND = 0.85  # of the best fixed K, by medians of the rounds so far
@@ -86,8 +86,9 @@ def _round(
     """One run of every arm that is left; texts of all modes are held to those of the first."""
     cell = result.cell
     runs = driver.round(arms, plan, lambda arm: notice(f"{cell.name}, {arm.name}"))
+    upto = min(under_load(run, cell.concurrency) for run in runs.values())
     for arm in arms:
-        found = figures(runs[arm], lanes=cell.concurrency, parts=len(cell.parts))
+        found = figures(runs[arm], lanes=cell.concurrency, parts=len(cell.parts), upto=upto)
         result.runs.setdefault(arm, []).append(found)
     switched = [run for arm, run in runs.items() if arm.is_switched]
     for other in switched[1:]:

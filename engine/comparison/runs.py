@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
 from typing import Protocol
 
@@ -88,8 +89,8 @@ def in_turn(
 
 @dataclass(slots=True)
 class Figures:
-    """Of one run, up to the moment when the first lane had nothing left to ask, so that the load
-    is the same throughout. Rates are tokens per second: of all, and of each part of the cell."""
+    """Of one run, as far as `figures` counts it. Rates are tokens per second: of all, and of each
+    part of the cell."""
 
     rate: float
     part_rates: list[float]
@@ -101,8 +102,9 @@ class Figures:
     acceptance: list[float]
 
 
-def figures(run: Run, *, lanes: int, parts: int) -> Figures:
-    """Raises ValueError when a lane got nothing."""
+def under_load(run: Run, lanes: int) -> int:
+    """Tokens up to the moment when the first lane had nothing left to ask: till then the load is
+    the same throughout. Raises ValueError when a lane got nothing."""
     ends = [0.0] * lanes
     for reply in run.replies:
         if reply.arrivals:
@@ -110,6 +112,15 @@ def figures(run: Run, *, lanes: int, parts: int) -> Figures:
     end = min(ends)
     if end <= 0:
         raise ValueError("a request was not answered")
+    return sum(n for reply in run.replies for at, n in reply.arrivals if at <= end)
+
+
+def figures(run: Run, *, lanes: int, parts: int, upto: int | None = None) -> Figures:
+    """Up to the first `upto` tokens, without it as far as it was `under_load`. Of several runs of
+    the same requests the same number counts: each begins with a prompt of every lane, and where
+    some lanes are faster than others, the first is done when fewer tokens stand against these.
+    Raises ValueError as `under_load` does."""
+    end = _moment(run, under_load(run, lanes) if upto is None else upto)
     tokens = [0] * parts
     for reply in run.replies:
         tokens[reply.lane % parts] += sum(n for at, n in reply.arrivals if at <= end)
@@ -129,6 +140,13 @@ def figures(run: Run, *, lanes: int, parts: int) -> Figures:
         mean_k=run.guesses.mean_k,
         acceptance=run.guesses.acceptance,
     )
+
+
+def _moment(run: Run, tokens: int) -> float:
+    """When so many had come."""
+    arrivals = sorted(arrival for reply in run.replies for arrival in reply.arrivals)
+    come = accumulate(count for _, count in arrivals)
+    return next((at for (at, _), sum_ in zip(arrivals, come, strict=True) if sum_ >= tokens), 0.0)
 
 
 def _between(reply: Reply) -> float | None:

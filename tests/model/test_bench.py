@@ -62,7 +62,10 @@ def test_every_arm_does_the_same_work(driver: Offline) -> None:
         assert 1 < two.mean_k <= 2  # the last guess of a reply has no room
         assert 0 < two.acceptance[0] <= 1
         first = ceil(9 / cell.cell.concurrency)  # of the lane that ends first
-        assert off.tokens == cell.cell.concurrency * (first + 2 * 9)
+        most, step = cell.cell.concurrency * (first + 2 * 9), cell.cell.concurrency * 3
+        least = min(arm.tokens for arm in (off, two, auto))  # the same of all, to a step
+        assert most / 2 < least <= most
+        assert all(arm.tokens - least < step for arm in (off, two, auto))
         assert off.itl is not None
         assert all(run.rate > 0 for run in (off, two, auto))
     assert not any(entrant.engine.has_work for entrant in driver._entrants.values())

@@ -17,7 +17,7 @@ from engine.comparison.output import show
 from engine.comparison.prompts import read_prompts
 from engine.comparison.race import contenders, race, steps, turned
 from engine.comparison.result import CellResult, Comparison
-from engine.comparison.runs import Figures, Reply, Run, equal_texts, figures
+from engine.comparison.runs import Figures, Reply, Run, equal_texts, figures, under_load
 from engine.comparison.sizing import LONGEST, SHORTEST, run_seconds, sized
 from engine.comparison.statistics import estimate, geometric_mean, paired
 from engine.errors import ConfigError
@@ -102,6 +102,24 @@ def test_a_fixed_k_that_is_clearly_behind_leaves() -> None:
         assert cell.best_fixed == Arm("fixed", 2)
         assert contenders(cell, ARMS) == [OFF, Arm("fixed", 2), AUTO]
     assert turned(ARMS, 1) != turned(ARMS, 0)
+
+
+def test_the_same_number_of_tokens_counts_for_all() -> None:
+    """Law: a run whose first lane is done early is compared with what others made for as many
+    tokens, since the prompts that all begin with would stand against fewer of its own."""
+    plain = Run([Reply(lane, 0.0, [(2.0 + 1.0 * i, 1) for i in range(30)]) for lane in range(2)])
+    quick = Run(
+        [
+            Reply(0, 0.0, [(2.0 + 1.0 * i, 2) for i in range(15)]),
+            Reply(1, 0.0, [(2.0 + 1.0 * i, 1) for i in range(30)]),
+        ]
+    )
+    assert (under_load(plain, 2), under_load(quick, 2)) == (60, 45)
+    whole = [figures(run, lanes=2, parts=1).rate for run in (plain, quick)]
+    assert whole == pytest.approx([60 / 31, 45 / 16])
+    found = [figures(run, lanes=2, parts=1, upto=45) for run in (plain, quick)]
+    assert [each.tokens for each in found] == [46, 45]
+    assert [each.rate for each in found] == pytest.approx([46 / 24, 45 / 16])
 
 
 def test_hindsight_picks_luck_and_foresight_does_not() -> None:
