@@ -28,8 +28,10 @@ from engine.rests import Rests
 from engine.spells import Spells
 from engine.step_costs import StepCosts
 
-_CLEAR = 1.03  # speed-up that turns it on: less may be an error of the estimates
-_DARK = 1.02  # and of K = 0, that turns it off: there it does not see what it misses
+# Speed-up that turns it on, and in a crowd: less may be an error of the estimates.
+_CLEAR, _CLEAR_CROWD = 1.03, 1.06
+# And of K = 0, that turns it off while the batch is new: there it does not see what it misses.
+_DARK = 1.02
 _MORE = 3  # rounds with a neighbour after the first, to overhear
 _REST, _REST_OLD = 23, 47  # rounds between two that are looked at, at K = 0; when that is old
 _NEAR = 8  # and at least, however near contexts are to another class: they may stay there for long
@@ -195,7 +197,8 @@ class AdaptiveK:
         return self.k_max if self._stops else self._k
 
     def _while_off(self) -> int:
-        match self._explore.while_off(self._usual, alone=self._sequences == 1):
+        alone, promise = self._sequences == 1, self._ahead.promise
+        match self._explore.while_off(self._usual, alone=alone, promise=promise):
             case "probe":
                 self.reason = "probe"
                 return 1
@@ -221,9 +224,11 @@ class AdaptiveK:
         self._ahead.stay(staying.part, on=self._k > 0)
         rates = self._ahead.rates
         best = max(range(len(rates)), key=rates.__getitem__)
-        if best and not self._k and not changed and rates[best] < _CLEAR * rates[0]:
+        clear = _CLEAR_CROWD if sequences > FEW else _CLEAR
+        dark = 1.0 if self._spells.is_known else _DARK
+        if best and not self._k and not changed and rates[best] < clear * rates[0]:
             best = 0
-        if not best and self._k and not changed and rates[0] < _DARK * max(rates[1:]):
+        if not best and self._k and not changed and rates[0] < dark * max(rates[1:]):
             best = max(range(1, len(rates)), key=rates.__getitem__)
         if (best > 0) != (self._k > 0):
             known = self._spells.turn()

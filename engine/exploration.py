@@ -23,6 +23,7 @@ _BASELINE_ROUNDS, _BASELINE_ROUNDS_CROWD = 10, 4
 _NEIGHBOUR_FIRST, _NEIGHBOUR_LAST = 24, 192  # at K > 0 before one, where lengths do not vary
 _CROWD = 4  # a larger size is one, i.e. 2 ** 4 requests or more
 _SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of what guesses save, works debts off
+_PROMISING, _LEAST = 1.0, 0.1  # gains: if guesses could gain less, so much less for probes; least
 _CLOSE, _FAR = 0.2, 0.4  # gains: errors of the costs could make up the one, hardly the other
 _DEARER = 0.08  # part of a baseline's first round that its last ones do without: one is too few
 _MOST_OWED = 10.0  # usual rounds: no debt grows beyond their time
@@ -41,6 +42,7 @@ class Exploration:
         self._debts = _Debts()
         self._side: Literal["above", "below"] = "below"  # of K the last neighbour was
         self._gain = 0.0  # of guesses, in the last round with them; see `while_on`
+        self._worth = 1.0  # of probes: the part of _SHARE that works their debt off
         self._size = self._wait = 0  # rounds at K > 0 until a baseline
         self._waits: dict[int, int] = {}  # by size: the wait when it was left
         self._dearer: dict[int, float] = {}  # by size: see _DEARER, averaged over its baselines
@@ -77,10 +79,12 @@ class Exploration:
         self.staying.restart(self._size)
         self._waits.clear()
 
-    def while_off(self, seconds: float, *, alone: bool) -> Round:
+    def while_off(self, seconds: float, *, alone: bool, promise: float = _PROMISING) -> Round:
         """What this round is, while K is 0. `alone`: there is one sequence, which may as well go on
-        once it guesses: all its looks are trials."""
-        self._debts.work_off(seconds)
+        once it guesses: all its looks are trials. `promise`: what guesses would gain if all were
+        right, of which probes can find a part."""
+        self._worth = min(max(promise / _PROMISING, _LEAST), 1.0)
+        self._debts.work_off(seconds, probing=self._worth)
         self.staying.go(1, on=False)
         self._idle += 1
         self.round = "usual"
@@ -141,7 +145,7 @@ class Exploration:
             self._debts.work_off(seconds, rounds * self._earned())
         else:
             self._idle += rounds
-            self._debts.work_off(seconds, rounds)
+            self._debts.work_off(seconds, rounds, probing=self._worth)
 
     def _earned(self) -> float:
         """By how many rounds' shares a round at K > 0 works debts off."""
@@ -259,10 +263,10 @@ class _Debts:
         else:
             self.others = min(self.others + max(lost, 0.0), most)
 
-    def work_off(self, seconds: float, rounds: float = 1.0) -> None:
-        """By so many rounds of so many seconds. What is owed from dearer rounds is no more than
-        what can be owed of these."""
+    def work_off(self, seconds: float, rounds: float = 1.0, *, probing: float = 1.0) -> None:
+        """By so many rounds of so many seconds, `probing` times as many for probes. What is owed
+        from dearer rounds is no more than what can be owed of these."""
         most = _MOST_OWED * seconds
         paid = _SHARE * seconds * rounds / (2 if self.probes and self.others else 1)
-        self.probes = max(min(self.probes, most) - paid, 0.0)
+        self.probes = max(min(self.probes, most) - probing * paid, 0.0)
         self.others = max(min(self.others, most) - paid, 0.0)

@@ -30,7 +30,8 @@ class Forecast:
     `by_row`: the same as a list. `row`: the mean seconds of one more row. `rates` `[k]`: tokens per
     second of the whole batch at k draft steps. `each` `[k]`: tokens and rows of one sequence then.
     `survival` `[depth]`: the chance that so many guesses are kept when none is cut. `cutting`
-    `[k]`: what cutting adds to the rate, as a part of it."""
+    `[k]`: what cutting adds to the rate, as a part of it. `promise`: what the best K would gain if
+    all guesses were right, as a part of K = 0's rate."""
 
     def __init__(self, k_max: int, guesses: Experience, costs: StepCosts) -> None:
         self._k_max, self._guesses, self._costs = k_max, guesses, costs
@@ -38,7 +39,7 @@ class Forecast:
         self.each = [(1.0, 1.0)]
         self.survival = list[float]()
         self.cutting = [0.0]
-        self.row = 0.0
+        self.row = self.promise = 0.0
         self._offers = dict[tuple[int, int, float, bool, int], tuple[list[float], float, float]]()
         self.company = Company()
         # By sequences: seconds without guesses, and see StepCosts.context.
@@ -216,12 +217,21 @@ class Forecast:
         # Nothing cut; and what is worth less than half of a row, or than a row.
         worth = row * price
         bars = np.array([0.0, 0.5 * worth, worth] if price else [0.0])
+        self.promise = self._promise(sequences, begin, step)
         found = np.empty((5, self._k_max + 1))
         expect(self._guesses.sure, offered, bars, self._hope, spent, sequences, found)
         self.rates, self.cutting, tokens, rows, alive = found.tolist()
         self.each = list(zip(tokens, rows, strict=True))
         # What is offered deep down, where few were asked, may be of another time.
         self.survival = list(accumulate(alive[1:], min))
+
+    def _promise(self, sequences: int, begin: float, step: float) -> float:
+        plain, most = self.by_row[sequences], len(self.by_row) // sequences - 1
+        gains = (
+            (k + 1) * plain / (self.by_row[sequences * (k + 1)] + begin + step * k)
+            for k in range(1, min(self._k_max, most) + 1)
+        )
+        return max(gains, default=1.0) - 1.0
 
     def row_seconds(self, sequences: int) -> Array:
         """`[depth, depth]`, above the diagonal: seconds of each row between those two depths."""

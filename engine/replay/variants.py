@@ -115,7 +115,7 @@ class NoOptimism(_OtherCosts):
 
 
 class _Never(Exploration):
-    def while_off(self, seconds: float, *, alone: bool) -> Round:
+    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         return "usual"
 
     def while_on(
@@ -125,8 +125,8 @@ class _Never(Exploration):
 
 
 class _Probes(Exploration):
-    def while_off(self, seconds: float, *, alone: bool) -> Round:
-        found = super().while_off(seconds, alone=alone)
+    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
+        found = super().while_off(seconds, alone=alone, promise=promise)
         self._left = 0
         self.round = "probe" if found == "trial" else found
         return self.round

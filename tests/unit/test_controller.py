@@ -438,6 +438,33 @@ def test_what_a_trial_cost_does_not_keep_from_probing() -> None:
     assert seen.count("probe") >= 3
 
 
+def test_where_guesses_could_gain_little_fewer_are_probed() -> None:
+    """Law: a probe is worth what it can find: about half as many where guesses gained a half if all
+    of them were right; and there are some where none could pay, since costs may be wrong, too."""
+    probes = {}
+    for promise in (4.0, 1.0, 0.5, 0.0, -0.5):
+        exploration = Exploration()
+        found = []
+        for _ in range(20_000):
+            found.append(exploration.while_off(1.0, alone=False, promise=promise))
+            exploration.over(asked=found[-1] != "usual", lost=1.0, usual=1.0)
+        probes[promise] = found.count("probe")
+    assert probes[4.0] == probes[1.0]
+    assert 0.4 < probes[0.5] / probes[1.0] < 0.8
+    assert 0 < probes[0.0] < 0.3 * probes[1.0]
+    assert probes[-0.5] == probes[0.0]
+
+
+def test_what_draws_no_gain_is_not_gone_on_with() -> None:
+    """Bug: K = 1 whose guesses are nearly all left out makes 1.7 % less than K = 0, which was too
+    little to turn it off: a crowd drafted for nothing through hundreds of rounds (one life in ten,
+    0.93 to 0.96 of K = 0)."""
+    for seed in range(1, 13):
+        world = World(alpha=0.7, batch=48, free=1, row=4e-4, seed=seed)
+        trace = play(adaptive(world), world, 400)
+        assert trace.rate > 0.98 * world.rate(0), seed
+
+
 def test_where_little_is_lost_k_0_is_looked_at_more_often() -> None:
     """Bug: a machine whose K = 0 became a third faster was not seen to have for 256 rounds."""
     rounds = {}
