@@ -89,8 +89,8 @@ def in_turn(
 
 @dataclass(slots=True)
 class Figures:
-    """Of one run, as far as `figures` counts it. Rates are tokens per second: of all, and of each
-    part of the cell."""
+    """Of one run. Rates are tokens per second: of all, and of each part of the cell; they, `tokens`
+    and `seconds` are of what `figures` counts, the others of the whole run."""
 
     rate: float
     part_rates: list[float]
@@ -116,11 +116,12 @@ def under_load(run: Run, lanes: int) -> int:
 
 
 def figures(run: Run, *, lanes: int, parts: int, upto: int | None = None) -> Figures:
-    """Up to the first `upto` tokens, without it as far as it was `under_load`. Of several runs of
+    """Up to the first `upto` tokens, and as far as it was `under_load`. Of several runs of
     the same requests the same number counts: each begins with a prompt of every lane, and where
     some lanes are faster than others, the first is done when fewer tokens stand against these.
     Raises ValueError as `under_load` does."""
-    end = _moment(run, under_load(run, lanes) if upto is None else upto)
+    least = under_load(run, lanes)
+    end = _moment(run, least if upto is None else min(upto, least))
     tokens = [0] * parts
     for reply in run.replies:
         tokens[reply.lane % parts] += sum(n for at, n in reply.arrivals if at <= end)

@@ -16,7 +16,7 @@ from engine.comparison.runs import Driver, figures
 SHORTEST, LONGEST = 12, 256  # tokens of a reply
 _TRIAL = 8  # tokens, to see how fast this is
 _LATER = 0.7  # of the arms are left after the first round
-_BESIDE = 0.5  # runs that do not count, beside a round in which all settle: first tokens
+_BESIDE = 0.5  # runs that do not count, beside a round in which all may settle: first tokens
 
 
 def sized(

@@ -1,10 +1,10 @@
 """Attention over keys and values in bfloat16, written as vectors (AVX512_BF16).
 
 A row's result is a function of its query and of its keys and values in order: the same to the bit
-whoever shares the forward, in whatever blocks they lie. Sums are over products of pairs, as in
-`engine.model.kernels_bfloat16`. Rows of one sequence share what is read; a key that a row must not
-see has no score and weight zero. Weights are rounded
-where pairs are multiplied.
+whoever shares the forward, in whatever blocks they lie. Sums are over products of pairs, or of
+their halves, as in `engine.model.kernels_bfloat16`. Rows of one sequence share what is read; a key
+that a row must not see has no score and weight zero. Weights are rounded where pairs are
+multiplied.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ _AHEAD = 2048  # bytes
 
 
 def suits(inputs: int) -> bool:
-    """Whether they are faster here, and weights of so many inputs are whole tiles."""
+    """Whether they are faster here, at least for few rows, and so many inputs are whole tiles."""
     return (HAS_TILES or SLOW_PAIRS) and inputs % (2 * SIDE) == 0
 
 
