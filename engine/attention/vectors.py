@@ -4,7 +4,7 @@ no loop over an array keeps its sums in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -56,18 +56,26 @@ def multiplies_pairs() -> bool:
 SLOW_PAIRS = not llvmlite.binding.get_host_cpu_name().startswith("znver")
 
 
-def each_count(builder: Any, count: Any, most: int, emit: Callable[[int], None]) -> None:
-    """Code of its own for each count from 1 to `most`."""
+def each_count(
+    builder: Any, count: Any, counts: Sequence[int], emit: Callable[[int], None]
+) -> None:
+    """Code of its own for each of the counts."""
     end = builder.append_basic_block("counted")
-    blocks = [builder.append_basic_block(f"count.{n}") for n in range(1, most + 1)]
+    blocks = [builder.append_basic_block(f"count.{n}") for n in counts]
     choice = builder.switch(count, blocks[-1])
-    for n, block in enumerate(blocks, 1):
-        if n < most:
+    for n, block in zip(counts, blocks, strict=True):
+        if block is not blocks[-1]:
             choice.add_case(ir.Constant(count.type, n), block)
         builder.position_at_end(block)
         emit(n)
         builder.branch(end)
     builder.position_at_end(end)
+
+
+def halves_of(builder: Any, words: Any) -> list[Any]:
+    """Bits of the first and the second number of each pair of bfloat16 in float32."""
+    low, high = (ir.Constant(INTS, [n] * LANES) for n in (LANES, 0xFFFF0000))
+    return [builder.shl(words, low), builder.and_(words, high)]
 
 
 class Emit:

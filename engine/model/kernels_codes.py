@@ -20,17 +20,10 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from engine.attention.vectors import INTS, LANES, SLOW_PAIRS, WIDE, Emit, pointers
+from engine.attention.vectors import LANES, SLOW_PAIRS, WIDE, Emit, pointers
 from engine.jit import HAS_TILES, fast
-from engine.model.kernels_bfloat16 import (
-    PANEL,
-    ROWS_AT_ONCE,
-    add_halves,
-    for_panels,
-    padded,
-    product_of_pairs,
-    taken_apart,
-)
+from engine.model.kernels_bfloat16 import padded, product_of_pairs, taken_apart
+from engine.model.kernels_streams import BASES, PANEL, bases_of, by_vectors, words_of
 from engine.model.kernels_tiles import (
     ROWS,
     SIDE,
@@ -48,9 +41,6 @@ Codes = npt.NDArray[np.uint16]
 
 _MANTISSA, _EXPONENTS = 4, 8
 _BIAS, _LEAST = 127, -119  # of bfloat16; the exponent of the smallest largest weight
-_BASES = 2  # rows of a panel behind its weights: of each output, twice
-_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
-_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 _AHEAD = 2048  # bytes
 
 
@@ -71,10 +61,10 @@ def pack(weight: Tensor) -> Codes:
     every = np.zeros(padded(outputs), dtype=np.uint32)
     every[:outputs] = bases * 0x10001
     panels = len(full) // PANEL
-    found = np.empty((panels, inputs // 2 + _BASES, PANEL), dtype=np.uint16)
+    found = np.empty((panels, inputs // 2 + BASES, PANEL), dtype=np.uint16)
     pairs = full.view(np.uint16).reshape(panels, PANEL, inputs // 2)
-    found[:, :-_BASES] = pairs.transpose(0, 2, 1)
-    found[:, -_BASES:] = every.view(np.uint16).reshape(panels, _BASES, PANEL)
+    found[:, :-BASES] = pairs.transpose(0, 2, 1)
+    found[:, -BASES:] = every.view(np.uint16).reshape(panels, BASES, PANEL)
     return found
 
 
@@ -114,7 +104,7 @@ def _emit(builder: Any, arrays: Any, pairs: Any, stride: Any) -> None:
     (x, codes, space, y), tiles = arrays, Tiles(builder)
     row, out = (builder.mul(words, ir.Constant(WIDE, 4)) for words in (pairs, stride))
     across = ir.Constant(WIDE, 4 * PANEL)
-    bases = _bases(builder, codes, pairs)
+    bases = bases_of(builder, codes, pairs)
     for tile in SUMS[0]:
         tiles("x86.tilezero", tile)
     step, zero = ir.Constant(WIDE, SIDE), ir.Constant(WIDE, 0)
@@ -133,13 +123,6 @@ def _emit(builder: Any, arrays: Any, pairs: Any, stride: Any) -> None:
         tiles("x86.tilestored64", total, tiles.place(y, zero, side * SIDE), out)
 
 
-def _bases(builder: Any, codes: Any, pairs: Any) -> list[Any]:
-    """Of each half of a panel's outputs."""
-    emit, at = Emit(builder), builder.mul(pairs, ir.Constant(WIDE, PANEL))
-    rows = [builder.add(at, ir.Constant(WIDE, half * PANEL)) for half in range(_BASES)]
-    return [emit.load(codes, row, _SHORTS) for row in rows]
-
-
 def _unpack(builder: Any, codes: Any, space: Any, start: Any, bases: list[Any]) -> None:
     """A tile's height of a panel's codes, from `start` on, to words in `space`."""
     emit, tiles = Emit(builder), Tiles(builder)
@@ -147,36 +130,7 @@ def _unpack(builder: Any, codes: Any, space: Any, start: Any, bases: list[Any]) 
         at = builder.add(start, ir.Constant(WIDE, line * LANES))
         if line % 2 == 0:
             tiles.fetch(tiles.place(codes, at, _AHEAD // 2))
-        emit.store(_words(builder, codes, at, bases[line % 2]), space, at)
-
-
-def _words(builder: Any, codes: Any, at: Any, base: Any) -> Any:
-    """Two inputs' weights of sixteen outputs."""
-    shift, mask = (ir.Constant(_SHORTS, [n] * 2 * LANES) for n in (3, 0x83F8))
-    wide = builder.sext(Emit(builder).load(codes, at, _BYTES), _SHORTS)
-    numbers = builder.and_(builder.shl(wide, shift), mask)
-    return builder.bitcast(builder.add(numbers, base), INTS)
-
-
-@intrinsic  # type: ignore[misc]
-def _by_halves(
-    typing: Any, count: Any, x: Any, pairs: Any, codes: Any, y: Any, stride: Any
-) -> Any:  # fmt: skip
-    """As that of `kernels_bfloat16`, `codes` one panel of `pack`."""
-    return for_panels((count, x, pairs, codes, y, stride), _reads_codes, add_halves)
-
-
-def _reads_codes(builder: Any, codes: Any, pairs: Any) -> Any:
-    """As `kernels_bfloat16._reads_words`."""
-    bases, tiles = _bases(builder, codes, pairs), Tiles(builder)
-
-    def read(pair: Any) -> list[Any]:
-        first = builder.mul(pair, ir.Constant(WIDE, PANEL))
-        tiles.fetch(tiles.place(codes, first, _AHEAD // 2))
-        places = [builder.add(first, ir.Constant(WIDE, half * LANES)) for half in range(_BASES)]
-        return [_words(builder, codes, at, base) for at, base in zip(places, bases, strict=True)]
-
-    return read
+        emit.store(words_of(builder, codes, at, bases[line % 2]), space, at)
 
 
 @fast
@@ -184,17 +138,8 @@ def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     """As `kernels_bfloat16.product_of_pairs`, with codes of `pack`."""
     if HAS_TILES:
         _by_tiles(x, codes, y)
-        return
-    rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
-    parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
-    apart = taken_apart(x)
-    for panel in range(codes.shape[0]):
-        mine, first = codes[panel], panel * PANEL
-        row = 0
-        for part in range(parts, 0, -1):
-            some = (rows - row + part - 1) // part
-            _by_halves(some, apart[row], pairs, mine, y[row, first:], stride)
-            row += some
+    else:
+        by_vectors(taken_apart(x), codes, y)
 
 
 @fast

@@ -15,11 +15,11 @@ import numpy as np
 
 from engine.jit import fast
 from engine.model.kernels_attention import rounded
-from engine.model.kernels_bfloat16 import PANEL
 from engine.model.kernels_chain import begin, choose
 from engine.model.kernels_codes import product
 from engine.model.kernels_gate import gate
 from engine.model.kernels_layer import attend, space_of
+from engine.model.kernels_streams import PANEL
 from engine.model.kernels_tiles import SIDE, room
 
 # Rows that go through a layer together: few, whose numbers stay in the caches, where what all rows

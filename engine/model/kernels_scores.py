@@ -13,8 +13,15 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOATS, INTS, LANES, PAIRS, SLOW_PAIRS, Emit, pointers
-from engine.model.kernels_bfloat16 import halves_of, multiply_add, spread
+from engine.attention.vectors import (
+    FLOATS,
+    INTS,
+    LANES,
+    SLOW_PAIRS,
+    Emit,
+    halves_of,
+    pointers,
+)
 from engine.model.kernels_pages import ask_for, base, divided
 
 ROWS_AT_ONCE = 8
@@ -56,7 +63,7 @@ def _emit_scores(builder: Any, vectors: int, arrays: Any, sizes: Any) -> None:
     """Sixteen keys after sixteen for all rows: they come from memory once."""
     queries, keys, values, slots, out, largest = arrays
     rows, stride, count, width = sizes
-    kind = count.type
+    kind, emit = count.type, Emit(builder)
     keys, values = (builder.bitcast(plane, INTS.as_pointer()) for plane in (keys, values))
     best = cgutils.alloca_once(builder, FLOATS, size=ROWS_AT_ONCE)
     for row in range(ROWS_AT_ONCE):
@@ -74,7 +81,7 @@ def _emit_scores(builder: Any, vectors: int, arrays: Any, sizes: Any) -> None:
             query = builder.gep(queries, [builder.mul(row, stride)])
             sums = of_query(builder.bitcast(query, INTS.as_pointer()))
             end = builder.add(count, row)
-            left = spread(builder, builder.trunc(builder.sub(end, first), _INT))
+            left = emit.everywhere(builder.trunc(builder.sub(end, first), _INT), INTS)
             seen = builder.icmp_signed("<", ir.Constant(INTS, list(range(LANES))), left)
             found = builder.select(seen, _added_up(builder, sums), _LOWEST)
             at = builder.add(builder.mul(row, width), first)
@@ -102,13 +109,13 @@ def _by_pairs(builder: Any, vectors: int, keys: Any, places: list[Any]) -> Any:
     """A function of a query: its products with sixteen keys, as sixteen partial sums each."""
 
     def of_query(query: Any) -> list[Any]:
-        kind, sums = places[0].type, []
-        mine = [_load_pairs(builder, query, ir.Constant(kind, part)) for part in range(vectors)]
+        kind, emit, sums = places[0].type, Emit(builder, pairs=True), []
+        mine = [_vector(builder, query, ir.Constant(kind, part)) for part in range(vectors)]
         for place in places:
             total = ir.Constant(FLOATS, None)
             for part in range(vectors):
                 at = builder.add(place, ir.Constant(kind, part))
-                total = multiply_add(builder, total, mine[part], _load_pairs(builder, keys, at))
+                total = emit.added(total, mine[part], _vector(builder, keys, at))
             sums.append(total)
         return sums
 
@@ -124,7 +131,7 @@ def _by_halves(builder: Any, vectors: int, keys: Any, places: list[Any]) -> Any:
         found = []
         for part in range(vectors):
             at = builder.add(first, ir.Constant(kind, part))
-            found += halves_of(builder, builder.load(builder.gep(pointer, [at]), align=4))
+            found += halves_of(builder, _vector(builder, pointer, at))
         return [builder.bitcast(half, FLOATS) for half in found]
 
     def kept(key: int) -> list[Any]:
@@ -146,8 +153,8 @@ def _by_halves(builder: Any, vectors: int, keys: Any, places: list[Any]) -> Any:
     return of_query
 
 
-def _load_pairs(builder: Any, pointer: Any, at: Any) -> Any:
-    return builder.bitcast(builder.load(builder.gep(pointer, [at]), align=4), PAIRS)
+def _vector(builder: Any, pointer: Any, at: Any) -> Any:
+    return builder.load(builder.gep(pointer, [at]), align=4)
 
 
 def _added_up(builder: Any, sums: list[Any]) -> Any:

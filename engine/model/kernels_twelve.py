@@ -20,8 +20,8 @@ from torch import Tensor
 
 from engine.attention.vectors import INTS, LANES, WIDE, Emit, pointers
 from engine.jit import HAS_TILES, fast
-from engine.model.kernels_bfloat16 import PANEL
 from engine.model.kernels_bfloat16 import pack as pack_words
+from engine.model.kernels_streams import PANEL
 from engine.model.kernels_tiles import (
     ROWS,
     SIDE,

@@ -14,8 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOATS, INTS, LANES, PAIRS, SLOW_PAIRS, Emit, pointers
-from engine.model.kernels_bfloat16 import halves_of, multiply_add, spread
+from engine.attention.vectors import FLOATS, INTS, LANES, SLOW_PAIRS, Emit, halves_of, pointers
 from engine.model.kernels_pages import ask_for, base, divided
 
 VALUE_ROWS = 5  # rows that share a reading of the values
@@ -78,6 +77,7 @@ def _weigh_pairs(builder: Any, size: Any, arrays: Any, sizes: Any, sums: Any, ah
     shares, values = (
         builder.bitcast(p, k.as_pointer()) for p, k in ((shares, _INT), (values, _HALVES))
     )
+    emit = Emit(builder, pairs=True)
     kind, half = count.type, builder.udiv(width, ir.Constant(width.type, 2))
     with cgutils.for_range(builder, divided(builder, count, 2)) as loop:
         first = builder.mul(loop.index, ir.Constant(kind, 2))
@@ -94,10 +94,10 @@ def _weigh_pairs(builder: Any, size: Any, arrays: Any, sizes: Any, sums: Any, ah
             pairs.append(_paired(builder, read))
         for row, mine in enumerate(sums):
             at = builder.add(builder.mul(half, ir.Constant(kind, row)), loop.index)
-            share = builder.bitcast(spread(builder, builder.load(builder.gep(shares, [at]))), PAIRS)
+            share = emit.spread(shares, at)
             for totals, two in zip(mine, pairs, strict=True):
                 for total, pair in zip(totals, two, strict=True):
-                    builder.store(multiply_add(builder, builder.load(total), share, pair), total)
+                    emit.add_product(total, share, pair)
 
 
 def _weigh_halves(builder: Any, size: Any, arrays: Any, sizes: Any, sums: Any, ahead: Any) -> None:
@@ -138,7 +138,7 @@ def _paired(builder: Any, two: list[Any]) -> list[Any]:
     found = []
     for by in (0, 4):
         mask = [8 * part + by + i + 32 * j for part in range(4) for i in range(4) for j in (0, 1)]
-        found.append(builder.bitcast(builder.shuffle_vector(*two, ir.Constant(wide, mask)), PAIRS))
+        found.append(builder.shuffle_vector(*two, ir.Constant(wide, mask)))
     return found
 
 

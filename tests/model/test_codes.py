@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.attention.vectors import multiplies_pairs
 from engine.config import DraftModelConfig, DraftQuantizationName
 from engine.model.batch import Segment
-from engine.model.kernels_bfloat16 import PANEL
 from engine.model.kernels_codes import pack, product_of_codes, suits
+from engine.model.kernels_streams import PANEL
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.memory import weights_of

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine.attention.vectors import multiplies_pairs
-from engine.model import kernels_bfloat16
-from engine.model.kernels_bfloat16 import ROWS_AT_ONCE, pack, padded
+from engine.model.kernels_bfloat16 import pack, padded, taken_apart
+from engine.model.kernels_streams import PANEL, ROWS_AT_ONCE, by_vectors
 
 pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")
 
-WAYS = {"pairs": kernels_bfloat16.by_pairs, "halves": kernels_bfloat16.by_halves}
+WAYS: dict[str, Any] = {"pairs": lambda rows: rows, "halves": taken_apart}
 
 
 def rows_of(count: int, inputs: int) -> torch.Tensor:
@@ -24,14 +24,16 @@ def rows_of(count: int, inputs: int) -> torch.Tensor:
 
 def product(way: str, rows: torch.Tensor, words: Any, outputs: int) -> torch.Tensor:
     found = np.full((len(rows), padded(outputs)), np.nan, dtype=np.float32)
-    WAYS[way](rows.contiguous().view(torch.uint32).numpy(), words, found)
+    by_vectors(WAYS[way](rows.contiguous().view(torch.uint32).numpy()), words, found)
     return torch.from_numpy(found)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 2), (32, 34), (70, 192), (64, 6)])
+@pytest.mark.parametrize("inputs", [2, 34, 192])
+@pytest.mark.parametrize("outputs", [1, 32, 70, 7 * PANEL, 9 * PANEL, 11 * PANEL - 1])
 def test_it_is_the_product(way: str, outputs: int, inputs: int) -> None:
-    """Law: any number of rows, also more than go at once, by any weights; missing outputs are 0."""
+    """Law: any number of rows, also more than go at once, by any weights, also panels that are no
+    multiple of those read at once; missing outputs are 0."""
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
     words = pack(weight)
     for count in (*range(1, ROWS_AT_ONCE + 3), 3 * ROWS_AT_ONCE + 1):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.jit import HAS_TILES
-from engine.model.kernels_bfloat16 import PANEL, pack
+from engine.model.kernels_bfloat16 import pack
+from engine.model.kernels_streams import PANEL
 from engine.model.kernels_tiles import product_of_tiles, room
 
 pytestmark = pytest.mark.skipif(

@@ -16,8 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.jit import HAS_TILES
 from engine.model import compiled_weights
 from engine.model.batch import Segment
-from engine.model.kernels_bfloat16 import PANEL, product_of_pairs
 from engine.model.kernels_bfloat16 import pack as pack_words
+from engine.model.kernels_bfloat16 import product_of_pairs
+from engine.model.kernels_streams import PANEL
 from engine.model.kernels_twelve import DoesNotFit, pack, product_of_twelve
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model

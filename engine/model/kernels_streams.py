@@ -1,0 +1,207 @@
+"""Products of a few rows by vectors, with words of `engine.model.kernels_bfloat16` or codes of
+`engine.model.kernels_codes`, for processors without tiles.
+
+Some panels are read at once, which lie far apart. A factor of a row that was loaded serves all of
+them, and the fewer instructions stand between two lines of weights the farther a processor reads
+ahead while it multiplies. Products with all matrices of a target of 302 M (586 MB, whose reading
+takes 36 ms and whose arithmetic for eight rows 30), one thread of an Emerald Rapids, ms:
+
+    rows                         1     2     4     5     6     8    10
+    two vectors of one panel   37.7  38.2  39.8  42.1  44.6  47.6  48.5
+    two to four panels         35.6  36.0  36.7  38.9  38.6  40.4  42.1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from engine.attention.vectors import (
+    FLOATS,
+    INTS,
+    LANES,
+    WIDE,
+    Emit,
+    each_count,
+    halves_of,
+    pointers,
+)
+from engine.jit import HAS_TILES, fast
+from engine.model.kernels_tiles import Tiles
+
+WIDTH = 2 if HAS_TILES else 1  # vectors of a panel: tiles are loaded by two
+PANEL = LANES * WIDTH
+ROWS_AT_ONCE = 10  # beyond, compiled code runs out of registers
+# Of a product of one row, two, ..., and of parts of one with more: panels that are read at once, of
+# as many vectors as the registers hold sums of.
+_STREAMS = tuple(max(1, vectors // WIDTH) for vectors in (4, 4, 4, 4, 4, 4, 3, 3))
+_FEW = len(_STREAMS)
+_OF_MANY = 2 // WIDTH
+# Pairs of inputs whose weights are asked for before their turn, to the second cache and the first.
+_FAR, _NEAR = 32, 8
+BASES = 2  # rows of a panel of codes behind its weights: of each output, twice
+_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
+SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+def _panels(streams: dict[int, int]) -> Any:
+    """A function of compiled code: outputs of some rows, each number of them with code of its own,
+    of so many panels."""
+
+    @intrinsic  # type: ignore[misc]
+    def panels(
+        typing: Any, count: Any, x: Any, row: Any, width: Any, weights: Any, at: Any, size: Any,
+        y: Any, stride: Any,
+    ) -> Any:  # fmt: skip
+        """`count` rows of `x` from `row` on, of `width` numbers each; the first panels of the tuple
+        `at`, of `size` numbers each; `y` rows `stride` apart."""
+        whole = types.int64
+        signature = types.void(whole, x, whole, whole, weights, at, whole, y, whole)
+        kinds = (x.dtype == types.float32, weights.dtype == types.uint16)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            given = pointers(context, builder, signature, args)
+            count, x, row, width, weights, at, size, y, stride = given
+            x, y = (
+                builder.gep(array, [builder.mul(row, length)])
+                for array, length in ((x, width), (y, stride))
+            )
+            places = cgutils.unpack_tuple(builder, at)
+
+            def emit(rows: int) -> None:
+                mine = places[: streams[rows]]
+                sums = _sums(builder, rows, (x, weights), mine, (width, size), kinds)
+                _store(builder, sums, y, mine, stride)
+
+            each_count(builder, count, list(streams), emit)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return panels
+
+
+_few = _panels(dict(enumerate(_STREAMS, 1)))
+_many = _panels(dict.fromkeys(range((ROWS_AT_ONCE + 1) // 2, ROWS_AT_ONCE + 1), _OF_MANY))
+
+
+def _sums(
+    builder: Any, rows: int, arrays: Any, places: Any, lengths: Any, kinds: tuple[bool, bool]
+) -> list[list[Any]]:
+    """Of each row, of each vector of the panels at these places."""
+    (x, weights), (width, size), (in_halves, in_codes) = arrays, lengths, kinds
+    zero, one = ir.Constant(FLOATS, None), ir.Constant(WIDE, 1)
+    pairs = builder.lshr(width, one) if in_halves else width
+    reads, add = _codes if in_codes else _words, _add_halves if in_halves else _add_pairs
+    panels = [builder.gep(weights, [builder.mul(size, place)]) for place in places]
+    read = [reads(builder, panel, pairs) for panel in panels]
+    sums = [
+        [cgutils.alloca_once_value(builder, zero) for _ in range(WIDTH * len(panels))]
+        for _ in range(rows)
+    ]
+    with cgutils.for_range(builder, pairs) as loop:
+        words = [word for each in read for word in each(loop.index)]
+        add(builder, sums, x, words, loop.index, width)
+    return sums
+
+
+def _words(builder: Any, panel: Any, _: Any) -> Any:
+    """What reads a pair of inputs' words of a panel. The next ones are asked for."""
+    panel, tiles = builder.bitcast(panel, INTS.as_pointer()), Tiles(builder)
+
+    def read(pair: Any) -> list[Any]:
+        first = builder.mul(pair, ir.Constant(WIDE, WIDTH))
+        for vector in range(WIDTH):
+            tiles.fetch(tiles.place(panel, first, _FAR * WIDTH + vector), near=False)
+            tiles.fetch(tiles.place(panel, first, _NEAR * WIDTH + vector))
+        places = [builder.add(first, ir.Constant(WIDE, vector)) for vector in range(WIDTH)]
+        return [builder.load(builder.gep(panel, [at]), align=4) for at in places]
+
+    return read
+
+
+def _codes(builder: Any, panel: Any, pairs: Any) -> Any:
+    """The same of a panel of codes."""
+    bases, tiles = bases_of(builder, panel, pairs), Tiles(builder)
+
+    def read(pair: Any) -> list[Any]:
+        first = builder.mul(pair, ir.Constant(WIDE, PANEL))
+        tiles.fetch(tiles.place(panel, first, _FAR * PANEL))
+        places = [builder.add(first, ir.Constant(WIDE, v * LANES)) for v in range(WIDTH)]
+        return [words_of(builder, panel, at, base) for at, base in zip(places, bases, strict=True)]
+
+    return read
+
+
+def bases_of(builder: Any, codes: Any, pairs: Any) -> list[Any]:
+    """Of each vector of a panel's outputs."""
+    emit, at = Emit(builder), builder.mul(pairs, ir.Constant(WIDE, PANEL))
+    places = [builder.add(at, ir.Constant(WIDE, v * BASES * LANES)) for v in range(WIDTH)]
+    return [emit.load(codes, place, SHORTS) for place in places]
+
+
+def words_of(builder: Any, codes: Any, at: Any, base: Any) -> Any:
+    """Two inputs' weights of sixteen outputs, from codes."""
+    shift, mask = (ir.Constant(SHORTS, [n] * 2 * LANES) for n in (3, 0x83F8))
+    wide = builder.sext(Emit(builder).load(codes, at, _BYTES), SHORTS)
+    numbers = builder.and_(builder.shl(wide, shift), mask)
+    return builder.bitcast(builder.add(numbers, base), INTS)
+
+
+def _add_pairs(builder: Any, sums: Any, x: Any, words: Any, pair: Any, width: Any) -> None:
+    emit = Emit(builder, pairs=True)
+    for row, totals in enumerate(sums):
+        at = builder.add(builder.mul(width, ir.Constant(WIDE, row)), pair)
+        factor = emit.spread(x, at)
+        for total, weight in zip(totals, words, strict=True):
+            emit.add_product(total, factor, weight)
+
+
+def _add_halves(builder: Any, sums: Any, x: Any, words: Any, pair: Any, width: Any) -> None:
+    emit, halves = Emit(builder), [halves_of(builder, each) for each in words]
+    for half, weights in enumerate(zip(*halves, strict=True)):
+        column = emit.at(pair, 0, 2, half)
+        for row, totals in enumerate(sums):
+            at = builder.add(builder.mul(width, ir.Constant(WIDE, row)), column)
+            factor = emit.spread(x, at)
+            for total, weight in zip(totals, weights, strict=True):
+                emit.add_product(total, factor, weight)
+
+
+def _store(builder: Any, sums: Any, y: Any, places: Any, stride: Any) -> None:
+    emit = Emit(builder)
+    for row, totals in enumerate(sums):
+        begin = builder.mul(stride, ir.Constant(WIDE, row))
+        for stream, place in enumerate(places):
+            first = builder.add(begin, builder.mul(place, ir.Constant(WIDE, PANEL)))
+            for vector in range(WIDTH):
+                total = builder.load(totals[stream * WIDTH + vector])
+                emit.store(total, y, builder.add(first, ir.Constant(WIDE, vector * LANES)))
+
+
+@fast
+def by_vectors(x: Any, weights: Any, y: Any) -> None:
+    """`x` float32 `[rows, in]` or, multiplied by pairs, uint32 `[rows, in / 2]`; `weights` words or
+    codes; `y` float32 `[rows, padded(out)]`. As many rows at once as follow from equal parts: one
+    row alone would wait for its sums."""
+    rows, width, panels, stride = x.shape[0], x.shape[1], weights.shape[0], y.shape[1]
+    if rows == 0:
+        return
+    few, parts = rows <= _FEW, (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    streams = _STREAMS[rows - 1] if few else _OF_MANY
+    each, size = (panels + streams - 1) // streams, weights.shape[1] * weights.shape[2]
+    last = panels - each
+    for i in range(each):
+        # Where the panels are no multiple of the streams some go twice.
+        at = (i, i + min(each, last), i + min(2 * each, last), i + min(3 * each, last))
+        if few:
+            _few(rows, x, 0, width, weights, at, size, y, stride)
+        else:
+            row = 0
+            for part in range(parts, 0, -1):
+                some = (rows - row + part - 1) // part
+                _many(some, x, row, width, weights, at, size, y, stride)
+                row += some
