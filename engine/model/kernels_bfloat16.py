@@ -25,6 +25,8 @@ from engine.model.kernels_tiles import SIDE, product_of_tiles
 
 Words = npt.NDArray[np.uint32]
 
+_LINE = 16  # float32
+
 
 def pack(weight: Tensor) -> Words:
     """`[out, in]`, `in` even -> `[panels, in / 2, PANEL]`. A word holds an output's weights for two
@@ -58,16 +60,17 @@ def product_of_pairs(x: Any, words: Any, y: Any) -> None:
     if HAS_TILES and x.shape[1] % SIDE == 0:
         product_of_tiles(x, words, y)
     elif SLOW_PAIRS:
-        by_vectors(taken_apart(x), words, y)
+        by_vectors(taken_apart(x), x.shape[1], words, y)
     else:
-        by_vectors(x, words, y)
+        by_vectors(x, x.shape[1], words, y)
 
 
 @fast
 def taken_apart(x: Any) -> Any:
-    """Pairs of bfloat16 as pairs of float32."""
+    """Pairs of bfloat16 as pairs of float32. Behind each row is a cache line: of rows whose length
+    is a power of two the first cache could not hold as many as are read together."""
     rows, pairs = x.shape
-    found = np.empty((rows, 2 * pairs), np.float32)
+    found = np.empty((rows, 2 * pairs + _LINE), np.float32)[:, : 2 * pairs]
     low, high = np.uint64(0xFFFF), np.uint64(0xFFFF0000)
     for row in range(rows):
         mine, out = x[row], found[row].view(np.uint64)

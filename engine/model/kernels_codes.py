@@ -139,7 +139,7 @@ def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     if HAS_TILES:
         _by_tiles(x, codes, y)
     else:
-        by_vectors(taken_apart(x), codes, y)
+        by_vectors(taken_apart(x), x.shape[1], codes, y)
 
 
 @fast

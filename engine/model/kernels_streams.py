@@ -13,6 +13,7 @@ takes 36 ms and whose arithmetic for eight rows 30), one thread of an Emerald Ra
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -34,7 +35,7 @@ from engine.model.kernels_tiles import Tiles
 
 WIDTH = 2 if HAS_TILES else 1  # vectors of a panel: tiles are loaded by two
 PANEL = LANES * WIDTH
-ROWS_AT_ONCE = 10  # beyond, compiled code runs out of registers
+ROWS_AT_ONCE = 9  # beyond, compiled code runs out of registers
 # Of a product of one row, two, ..., and of parts of one with more: panels that are read at once, of
 # as many vectors as the registers hold sums of.
 _STREAMS = tuple(max(1, vectors // WIDTH) for vectors in (4, 4, 4, 4, 4, 4, 3, 3))
@@ -42,38 +43,41 @@ _FEW = len(_STREAMS)
 _OF_MANY = 2 // WIDTH
 # Pairs of inputs whose weights are asked for before their turn, to the second cache and the first.
 _FAR, _NEAR = 32, 8
+_POINT = 16
 BASES = 2  # rows of a panel of codes behind its weights: of each output, twice
 _BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
 SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
-def _panels(streams: dict[int, int]) -> Any:
+def _panels(streams: dict[int, int], *, all_rows: bool) -> Any:
     """A function of compiled code: outputs of some rows, each number of them with code of its own,
-    of so many panels."""
+    of so many panels. If these are not all rows, `far` says what they ask for of the weights."""
 
     @intrinsic  # type: ignore[misc]
     def panels(
-        typing: Any, count: Any, x: Any, row: Any, width: Any, weights: Any, at: Any, size: Any,
-        y: Any, stride: Any,
+        typing: Any, count: Any, x: Any, row: Any, apart: Any, pairs: Any, weights: Any, at: Any,
+        size: Any, y: Any, stride: Any, far: Any,
     ) -> Any:  # fmt: skip
-        """`count` rows of `x` from `row` on, of `width` numbers each; the first panels of the tuple
-        `at`, of `size` numbers each; `y` rows `stride` apart."""
+        """`count` rows of `x` from `row` on, which lie `apart`, of so many pairs; the first panels
+        of the tuple `at`, of `size` numbers each; `y` rows `stride` apart; `far` see `_share`."""
         whole = types.int64
-        signature = types.void(whole, x, whole, whole, weights, at, whole, y, whole)
+        signature = types.void(whole, x, whole, whole, whole, weights, at, whole, y, whole, far)
         kinds = (x.dtype == types.float32, weights.dtype == types.uint16)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             given = pointers(context, builder, signature, args)
-            count, x, row, width, weights, at, size, y, stride = given
+            count, x, row, apart, pairs, weights, at, size, y, stride, far = given
             x, y = (
                 builder.gep(array, [builder.mul(row, length)])
-                for array, length in ((x, width), (y, stride))
+                for array, length in ((x, apart), (y, stride))
             )
-            places = cgutils.unpack_tuple(builder, at)
+            places, asked = cgutils.unpack_tuple(builder, at), _far
+            if not all_rows:
+                asked = partial(_slowly, cgutils.unpack_tuple(builder, far))
 
             def emit(rows: int) -> None:
                 mine = places[: streams[rows]]
-                sums = _sums(builder, rows, (x, weights), mine, (width, size), kinds)
+                sums = _sums(builder, rows, (x, weights), mine, (apart, pairs, size), kinds, asked)
                 _store(builder, sums, y, mine, stride)
 
             each_count(builder, count, list(streams), emit)
@@ -84,17 +88,38 @@ def _panels(streams: dict[int, int]) -> Any:
     return panels
 
 
-_few = _panels(dict(enumerate(_STREAMS, 1)))
-_many = _panels(dict.fromkeys(range((ROWS_AT_ONCE + 1) // 2, ROWS_AT_ONCE + 1), _OF_MANY))
+_few = _panels(dict(enumerate(_STREAMS, 1)), all_rows=True)
+_parts = range((ROWS_AT_ONCE + 1) // 2, ROWS_AT_ONCE + 1)
+_many = _panels(dict.fromkeys(_parts, _OF_MANY), all_rows=False)
+
+
+def _far(builder: Any, pair: Any) -> Any:
+    """The pair of inputs whose weights are asked for at one's turn."""
+    return builder.add(pair, ir.Constant(WIDE, _FAR))
+
+
+def _slowly(far: Any, builder: Any, pair: Any) -> Any:
+    first, rate = far
+    steps = builder.lshr(builder.mul(pair, rate), ir.Constant(WIDE, _POINT))
+    return builder.add(first, steps)
+
+
+@fast
+def _share(pairs: Any, part: Any, parts: Any) -> Any:
+    """What one of several parts of rows asks for, all of which have their turns with a panel: its
+    share of the panel that follows, so that reading does not wait for the first part's next turn.
+    The first pair, and steps at each pair's turn, as a number with so many bits behind the point.
+    """
+    return pairs + part * pairs // parts, (1 << _POINT) // parts
 
 
 def _sums(
-    builder: Any, rows: int, arrays: Any, places: Any, lengths: Any, kinds: tuple[bool, bool]
-) -> list[list[Any]]:
+    builder: Any, rows: int, arrays: Any, places: Any, lengths: Any, kinds: tuple[bool, bool],
+    far: Any,
+) -> list[list[Any]]:  # fmt: skip
     """Of each row, of each vector of the panels at these places."""
-    (x, weights), (width, size), (in_halves, in_codes) = arrays, lengths, kinds
-    zero, one = ir.Constant(FLOATS, None), ir.Constant(WIDE, 1)
-    pairs = builder.lshr(width, one) if in_halves else width
+    (x, weights), (apart, pairs, size), (in_halves, in_codes) = arrays, lengths, kinds
+    zero = ir.Constant(FLOATS, None)
     reads, add = _codes if in_codes else _words, _add_halves if in_halves else _add_pairs
     panels = [builder.gep(weights, [builder.mul(size, place)]) for place in places]
     read = [reads(builder, panel, pairs) for panel in panels]
@@ -103,8 +128,9 @@ def _sums(
         for _ in range(rows)
     ]
     with cgutils.for_range(builder, pairs) as loop:
-        words = [word for each in read for word in each(loop.index)]
-        add(builder, sums, x, words, loop.index, width)
+        asked = far(builder, loop.index)
+        words = [word for each in read for word in each(loop.index, asked)]
+        add(builder, sums, x, words, loop.index, apart)
     return sums
 
 
@@ -112,10 +138,10 @@ def _words(builder: Any, panel: Any, _: Any) -> Any:
     """What reads a pair of inputs' words of a panel. The next ones are asked for."""
     panel, tiles = builder.bitcast(panel, INTS.as_pointer()), Tiles(builder)
 
-    def read(pair: Any) -> list[Any]:
-        first = builder.mul(pair, ir.Constant(WIDE, WIDTH))
+    def read(pair: Any, far: Any) -> list[Any]:
+        first, then = (builder.mul(at, ir.Constant(WIDE, WIDTH)) for at in (pair, far))
         for vector in range(WIDTH):
-            tiles.fetch(tiles.place(panel, first, _FAR * WIDTH + vector), near=False)
+            tiles.fetch(tiles.place(panel, then, vector), near=False)
             tiles.fetch(tiles.place(panel, first, _NEAR * WIDTH + vector))
         places = [builder.add(first, ir.Constant(WIDE, vector)) for vector in range(WIDTH)]
         return [builder.load(builder.gep(panel, [at]), align=4) for at in places]
@@ -127,9 +153,9 @@ def _codes(builder: Any, panel: Any, pairs: Any) -> Any:
     """The same of a panel of codes."""
     bases, tiles = bases_of(builder, panel, pairs), Tiles(builder)
 
-    def read(pair: Any) -> list[Any]:
-        first = builder.mul(pair, ir.Constant(WIDE, PANEL))
-        tiles.fetch(tiles.place(panel, first, _FAR * PANEL))
+    def read(pair: Any, far: Any) -> list[Any]:
+        first, then = (builder.mul(at, ir.Constant(WIDE, PANEL)) for at in (pair, far))
+        tiles.fetch(tiles.place(panel, then))
         places = [builder.add(first, ir.Constant(WIDE, v * LANES)) for v in range(WIDTH)]
         return [words_of(builder, panel, at, base) for at, base in zip(places, bases, strict=True)]
 
@@ -151,21 +177,21 @@ def words_of(builder: Any, codes: Any, at: Any, base: Any) -> Any:
     return builder.bitcast(builder.add(numbers, base), INTS)
 
 
-def _add_pairs(builder: Any, sums: Any, x: Any, words: Any, pair: Any, width: Any) -> None:
+def _add_pairs(builder: Any, sums: Any, x: Any, words: Any, pair: Any, apart: Any) -> None:
     emit = Emit(builder, pairs=True)
     for row, totals in enumerate(sums):
-        at = builder.add(builder.mul(width, ir.Constant(WIDE, row)), pair)
+        at = builder.add(builder.mul(apart, ir.Constant(WIDE, row)), pair)
         factor = emit.spread(x, at)
         for total, weight in zip(totals, words, strict=True):
             emit.add_product(total, factor, weight)
 
 
-def _add_halves(builder: Any, sums: Any, x: Any, words: Any, pair: Any, width: Any) -> None:
+def _add_halves(builder: Any, sums: Any, x: Any, words: Any, pair: Any, apart: Any) -> None:
     emit, halves = Emit(builder), [halves_of(builder, each) for each in words]
     for half, weights in enumerate(zip(*halves, strict=True)):
         column = emit.at(pair, 0, 2, half)
         for row, totals in enumerate(sums):
-            at = builder.add(builder.mul(width, ir.Constant(WIDE, row)), column)
+            at = builder.add(builder.mul(apart, ir.Constant(WIDE, row)), column)
             factor = emit.spread(x, at)
             for total, weight in zip(totals, weights, strict=True):
                 emit.add_product(total, factor, weight)
@@ -183,13 +209,14 @@ def _store(builder: Any, sums: Any, y: Any, places: Any, stride: Any) -> None:
 
 
 @fast
-def by_vectors(x: Any, weights: Any, y: Any) -> None:
-    """`x` float32 `[rows, in]` or, multiplied by pairs, uint32 `[rows, in / 2]`; `weights` words or
+def by_vectors(x: Any, pairs: Any, weights: Any, y: Any) -> None:
+    """`x` rows of so many pairs as numbers or, multiplied as pairs, as words; `weights` words or
     codes; `y` float32 `[rows, padded(out)]`. As many rows at once as follow from equal parts: one
     row alone would wait for its sums."""
-    rows, width, panels, stride = x.shape[0], x.shape[1], weights.shape[0], y.shape[1]
+    rows, panels, stride = x.shape[0], weights.shape[0], y.shape[1]
     if rows == 0:
         return
+    apart = x.strides[0] // 4
     few, parts = rows <= _FEW, (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
     streams = _STREAMS[rows - 1] if few else _OF_MANY
     each, size = (panels + streams - 1) // streams, weights.shape[1] * weights.shape[2]
@@ -198,10 +225,12 @@ def by_vectors(x: Any, weights: Any, y: Any) -> None:
         # Where the panels are no multiple of the streams some go twice.
         at = (i, i + min(each, last), i + min(2 * each, last), i + min(3 * each, last))
         if few:
-            _few(rows, x, 0, width, weights, at, size, y, stride)
+            far = _share(pairs, 0, 1)
+            _few(rows, x, 0, apart, pairs, weights, at, size, y, stride, far)
         else:
             row = 0
             for part in range(parts, 0, -1):
                 some = (rows - row + part - 1) // part
-                _many(some, x, row, width, weights, at, size, y, stride)
+                far = _share(weights.shape[1], parts - part, parts)
+                _many(some, x, row, apart, pairs, weights, at, size, y, stride, far)
                 row += some

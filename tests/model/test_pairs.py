@@ -24,7 +24,8 @@ def rows_of(count: int, inputs: int) -> torch.Tensor:
 
 def product(way: str, rows: torch.Tensor, words: Any, outputs: int) -> torch.Tensor:
     found = np.full((len(rows), padded(outputs)), np.nan, dtype=np.float32)
-    by_vectors(WAYS[way](rows.contiguous().view(torch.uint32).numpy()), words, found)
+    x = rows.contiguous().view(torch.uint32).numpy()
+    by_vectors(WAYS[way](x), x.shape[1], words, found)
     return torch.from_numpy(found)
 
 
