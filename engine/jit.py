@@ -26,6 +26,10 @@ def _grants_tiles() -> bool:
 
 
 HAS_TILES = _grants_tiles()
+if not HAS_TILES:
+    # Vector code is written in the order in which its registers suffice; the compiler's own order
+    # loads first and runs out of them.
+    llvmlite.binding.set_option("foretoken", "--enable-misched=false")
 
 
 def _date() -> tuple[tuple[float, int], ...]:

@@ -70,7 +70,7 @@ def taken_apart(x: Any) -> Any:
     """Pairs of bfloat16 as pairs of float32. Behind each row is a cache line: of rows whose length
     is a power of two the first cache could not hold as many as are read together."""
     rows, pairs = x.shape
-    found = np.empty((rows, 2 * pairs + _LINE), np.float32)[:, : 2 * pairs]
+    found = np.empty((rows, 2 * pairs + _LINE), np.float32)
     low, high = np.uint64(0xFFFF), np.uint64(0xFFFF0000)
     for row in range(rows):
         mine, out = x[row], found[row].view(np.uint64)

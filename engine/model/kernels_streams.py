@@ -35,10 +35,10 @@ from engine.model.kernels_tiles import Tiles
 
 WIDTH = 2 if HAS_TILES else 1  # vectors of a panel: tiles are loaded by two
 PANEL = LANES * WIDTH
-ROWS_AT_ONCE = 9  # beyond, compiled code runs out of registers
+ROWS_AT_ONCE = 12  # beyond, compiled code runs out of registers
 # Of a product of one row, two, ..., and of parts of one with more: panels that are read at once, of
 # as many vectors as the registers hold sums of.
-_STREAMS = tuple(max(1, vectors // WIDTH) for vectors in (4, 4, 4, 4, 4, 4, 3, 3))
+_STREAMS = tuple(max(1, vectors // WIDTH) for vectors in (4, 4, 4, 4, 4, 3, 3, 3))
 _FEW = len(_STREAMS)
 _OF_MANY = 2 // WIDTH
 # Pairs of inputs whose weights are asked for before their turn, to the second cache and the first.
@@ -51,7 +51,7 @@ SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 def _panels(streams: dict[int, int], *, all_rows: bool) -> Any:
     """A function of compiled code: outputs of some rows, each number of them with code of its own,
-    of so many panels. If these are not all rows, `far` says what they ask for of the weights."""
+    of so many panels."""
 
     @intrinsic  # type: ignore[misc]
     def panels(
@@ -59,7 +59,9 @@ def _panels(streams: dict[int, int], *, all_rows: bool) -> Any:
         size: Any, y: Any, stride: Any, far: Any,
     ) -> Any:  # fmt: skip
         """`count` rows of `x` from `row` on, which lie `apart`, of so many pairs; the first panels
-        of the tuple `at`, of `size` numbers each; `y` rows `stride` apart; `far` see `_share`."""
+        of the tuple `at`, of `size` numbers each; `y` rows `stride` apart. `far`: how far
+        behind a panel what follows it begins, in pairs, and how many of that are asked for at each
+        pair's turn, with so many bits behind the point."""
         whole = types.int64
         signature = types.void(whole, x, whole, whole, whole, weights, at, whole, y, whole, far)
         kinds = (x.dtype == types.float32, weights.dtype == types.uint16)
@@ -71,9 +73,8 @@ def _panels(streams: dict[int, int], *, all_rows: bool) -> Any:
                 builder.gep(array, [builder.mul(row, length)])
                 for array, length in ((x, apart), (y, stride))
             )
-            places, asked = cgutils.unpack_tuple(builder, at), _far
-            if not all_rows:
-                asked = partial(_slowly, cgutils.unpack_tuple(builder, far))
+            places, far = cgutils.unpack_tuple(builder, at), cgutils.unpack_tuple(builder, far)
+            asked = partial(_far if all_rows else _slowly, far, pairs)
 
             def emit(rows: int) -> None:
                 mine = places[: streams[rows]]
@@ -93,24 +94,19 @@ _parts = range((ROWS_AT_ONCE + 1) // 2, ROWS_AT_ONCE + 1)
 _many = _panels(dict.fromkeys(_parts, _OF_MANY), all_rows=False)
 
 
-def _far(builder: Any, pair: Any) -> Any:
-    """The pair of inputs whose weights are asked for at one's turn."""
-    return builder.add(pair, ir.Constant(WIDE, _FAR))
+def _far(far: Any, pairs: Any, builder: Any, pair: Any) -> Any:
+    """The pair of inputs whose weights are asked for at one's turn: some ahead, in what follows the
+    panel."""
+    then = builder.add(pair, ir.Constant(WIDE, _FAR))
+    inside = builder.icmp_signed("<", then, pairs)
+    return builder.select(inside, then, builder.add(then, far[0]))
 
 
-def _slowly(far: Any, builder: Any, pair: Any) -> Any:
-    first, rate = far
-    steps = builder.lshr(builder.mul(pair, rate), ir.Constant(WIDE, _POINT))
-    return builder.add(first, steps)
-
-
-@fast
-def _share(pairs: Any, part: Any, parts: Any) -> Any:
-    """What one of several parts of rows asks for, all of which have their turns with a panel: its
-    share of the panel that follows, so that reading does not wait for the first part's next turn.
-    The first pair, and steps at each pair's turn, as a number with so many bits behind the point.
-    """
-    return pairs + part * pairs // parts, (1 << _POINT) // parts
+def _slowly(far: Any, pairs: Any, builder: Any, pair: Any) -> Any:
+    """The same for parts of the rows, all of which have their turns with a panel: each asks for its
+    share of what follows, so that reading does not wait for the first part's next turn."""
+    steps = builder.lshr(builder.mul(pair, far[1]), ir.Constant(WIDE, _POINT))
+    return builder.add(builder.add(pairs, far[0]), steps)
 
 
 def _sums(
@@ -216,7 +212,7 @@ def by_vectors(x: Any, pairs: Any, weights: Any, y: Any) -> None:
     rows, panels, stride = x.shape[0], weights.shape[0], y.shape[1]
     if rows == 0:
         return
-    apart = x.strides[0] // 4
+    apart = x.shape[1]
     few, parts = rows <= _FEW, (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
     streams = _STREAMS[rows - 1] if few else _OF_MANY
     each, size = (panels + streams - 1) // streams, weights.shape[1] * weights.shape[2]
@@ -224,13 +220,14 @@ def by_vectors(x: Any, pairs: Any, weights: Any, y: Any) -> None:
     for i in range(each):
         # Where the panels are no multiple of the streams some go twice.
         at = (i, i + min(each, last), i + min(2 * each, last), i + min(3 * each, last))
+        # Behind the last ones the next layer's are asked for.
+        gap = 0 if i + 1 < each else last * weights.shape[1]
         if few:
-            far = _share(pairs, 0, 1)
-            _few(rows, x, 0, apart, pairs, weights, at, size, y, stride, far)
+            _few(rows, x, 0, apart, pairs, weights, at, size, y, stride, (gap, 0))
         else:
             row = 0
-            for part in range(parts, 0, -1):
-                some = (rows - row + part - 1) // part
-                far = _share(weights.shape[1], parts - part, parts)
+            for part in range(parts):
+                some = (rows - row) // (parts - part)
+                far = (gap + part * pairs // parts, (1 << _POINT) // parts)
                 _many(some, x, row, apart, pairs, weights, at, size, y, stride, far)
                 row += some
