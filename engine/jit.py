@@ -26,16 +26,16 @@ def _grants_tiles() -> bool:
 
 
 HAS_TILES = _grants_tiles()
-if not HAS_TILES:
-    # Vector code is written in the order in which its registers suffice; the compiler's own order
-    # loads first and runs out of them.
+if not HAS_TILES and llvmlite.binding.get_host_cpu_features().get("avx512bf16", False):
+    # Sums of products by vectors (`engine.model.kernels_streams`) fit the registers in the order in
+    # which they are written; the compiler's own loads all factors first and stores some again.
     llvmlite.binding.set_option("foretoken", "--enable-misched=false")
 
 
 def _date() -> tuple[tuple[float, int], ...]:
-    """Of all files with compiled code. numba's own is that of one file, whoever it calls. And
-    whether there are tiles: what was kept where they were granted may run only there."""
-    names = ("kernels*.py", "tiles.py", "vectors.py")
+    """Of all files with compiled code and this one. numba's own is that of one file, whoever it
+    calls. And whether there are tiles: what was kept where they were granted may run only there."""
+    names = ("kernels*.py", "tiles.py", "vectors.py", "jit.py")
     files = [file for name in names for at in (name, f"*/{name}") for file in _ENGINE.glob(at)]
     stats = [file.stat() for file in sorted(files)]
     return (*((stat.st_mtime, stat.st_size) for stat in stats), (0.0, int(HAS_TILES)))

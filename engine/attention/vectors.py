@@ -59,7 +59,7 @@ SLOW_PAIRS = not llvmlite.binding.get_host_cpu_name().startswith("znver")
 def each_count(
     builder: Any, count: Any, counts: Sequence[int], emit: Callable[[int], None]
 ) -> None:
-    """Code of its own for each of the counts."""
+    """Code of its own for each of the counts, of which `count` is one."""
     end = builder.append_basic_block("counted")
     blocks = [builder.append_basic_block(f"count.{n}") for n in counts]
     choice = builder.switch(count, blocks[-1])

@@ -35,18 +35,19 @@ from engine.model.kernels_tiles import Tiles
 
 WIDTH = 2 if HAS_TILES else 1  # vectors of a panel: tiles are loaded by two
 PANEL = LANES * WIDTH
-ROWS_AT_ONCE = 12  # beyond, compiled code runs out of registers
+ROWS_AT_ONCE = 10 if HAS_TILES else 12  # beyond, compiled code runs out of registers
 # Of a product of one row, two, ..., and of parts of one with more: panels that are read at once, of
 # as many vectors as the registers hold sums of.
 _STREAMS = tuple(max(1, vectors // WIDTH) for vectors in (4, 4, 4, 4, 4, 3, 3, 3))
 _FEW = len(_STREAMS)
 _OF_MANY = 2 // WIDTH
-# Pairs of inputs whose weights are asked for before their turn, to the second cache and the first.
+# Pairs of inputs whose weights are asked for before their turn, to the second cache if all rows are
+# multiplied at once, and words to the first.
 _FAR, _NEAR = 32, 8
 _POINT = 16
 BASES = 2  # rows of a panel of codes behind its weights: of each output, twice
 _BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
-SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
 def _panels(streams: dict[int, int], *, all_rows: bool) -> Any:
@@ -162,13 +163,13 @@ def bases_of(builder: Any, codes: Any, pairs: Any) -> list[Any]:
     """Of each vector of a panel's outputs."""
     emit, at = Emit(builder), builder.mul(pairs, ir.Constant(WIDE, PANEL))
     places = [builder.add(at, ir.Constant(WIDE, v * BASES * LANES)) for v in range(WIDTH)]
-    return [emit.load(codes, place, SHORTS) for place in places]
+    return [emit.load(codes, place, _SHORTS) for place in places]
 
 
 def words_of(builder: Any, codes: Any, at: Any, base: Any) -> Any:
     """Two inputs' weights of sixteen outputs, from codes."""
-    shift, mask = (ir.Constant(SHORTS, [n] * 2 * LANES) for n in (3, 0x83F8))
-    wide = builder.sext(Emit(builder).load(codes, at, _BYTES), SHORTS)
+    shift, mask = (ir.Constant(_SHORTS, [n] * 2 * LANES) for n in (3, 0x83F8))
+    wide = builder.sext(Emit(builder).load(codes, at, _BYTES), _SHORTS)
     numbers = builder.and_(builder.shl(wide, shift), mask)
     return builder.bitcast(builder.add(numbers, base), INTS)
 
@@ -220,8 +221,9 @@ def by_vectors(x: Any, pairs: Any, weights: Any, y: Any) -> None:
     for i in range(each):
         # Where the panels are no multiple of the streams some go twice.
         at = (i, i + min(each, last), i + min(2 * each, last), i + min(3 * each, last))
-        # Behind the last ones the next layer's are asked for.
-        gap = 0 if i + 1 < each else last * weights.shape[1]
+        # Behind the last ones the next layer's of the same kind are asked for: the caches keep them
+        # if the model is small.
+        gap = weights.shape[1] * (1 if i + 1 < each else last + 1) - pairs
         if few:
             _few(rows, x, 0, apart, pairs, weights, at, size, y, stride, (gap, 0))
         else:
