@@ -77,8 +77,9 @@ def test_halves_are_exact() -> None:
 @pytest.mark.skipif(HAS_TILES or not SLOW_PAIRS, reason="tiles or pairs are faster here")
 @pytest.mark.parametrize("packed", [pack, kernels_codes.pack])
 def test_sums_stay_in_registers(packed: Any) -> None:
-    """Law: within the loops over inputs hardly anything is stored. In the order of instructions that the
-    compiler prefers, eight rows of three panels stored 26 vectors a turn and took twice as long."""
+    """Law: within the loops over inputs hardly anything is stored. In the order of instructions
+    that the compiler prefers, eight rows of three panels stored 26 vectors a turn and took twice as
+    long."""
     freedoms = {"contract", "reassoc", "nsz"}
     compiled = numba.njit(error_model="numpy", fastmath=freedoms)(by_vectors.py_func)
     x = rows_of(ROWS_AT_ONCE, 64).view(torch.uint32).numpy()
