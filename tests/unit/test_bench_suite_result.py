@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from engine.bench.suite.reading import Reading, reading_lines
+from engine.bench.suite.reading import Reading, Reply, reading_lines
 from engine.bench.suite.result import (
     ADAPTIVE,
     HF_ASSISTED,
@@ -97,13 +98,16 @@ def test_one_differing_text_is_not_lossless() -> None:
 
 def test_what_reading_allows() -> None:
     """Law: a round reads the target's weights once and the draft's once a guess, so 3 tokens of K=4
-    at 2 GB/s, 400 MB and 50 MB take 0.3 s, and 0.2 with drafts for nothing. The demand is of the
-    faster assisted generation. Weights that fit into caches are not read from memory."""
+    at 2 GB/s, 400 MB and 50 MB take 0.3 s, and 0.2 with drafts for nothing; 30 tokens behind 20 of
+    a prompt, of 50 M products each at 1000 M a second, 4 and 3 s. The demand is of the faster
+    assisted generation. Weights that fit into caches are not read from memory."""
     found = result()
     found.rates[HF_ASSISTED][0.0], found.rates[HF_TUNED][0.0] = 2.0, 4.0
     found.tokens_per_round[ADAPTIVE] = {0.0: 9.0, 0.8: 9.0}
-    lines = list(reading_lines(found, Reading(400_000_000, 50_000_000, 2e9)))
+    reading, reply = Reading(400_000_000, 50_000_000, 2e9, 50_000_000, 1e9), Reply(30, 20.0)
+    lines = list(reading_lines(found, reading, reply))
     assert len(lines) == 2
     assert lines[0].startswith("T=0: 4 times the faster assisted generation are 16.0 tokens/s; K=4")
-    assert lines[0].endswith("at 2.0 GB/s: 10.0 (2.50x), with drafts for nothing 15.0 (3.75x)")
-    assert list(reading_lines(found, Reading(14_000_000, 1_000_000, 2e9))) == []
+    assert "at 2.0 GB/s, and prompts take 1 thousand million products a second: 7.5 " in lines[0]
+    assert lines[0].endswith("7.5 (1.88x), with drafts for nothing 10.0 (2.50x)")
+    assert list(reading_lines(found, replace(reading, target=14_000_000), reply)) == []

@@ -106,15 +106,17 @@ def _ratio(some: Sequence[float], base: Sequence[float]) -> float:
 
 
 def weight_bytes(model: LoadedModel) -> int:
-    """What a forward of one row reads of the weights: all but the embedding, of which it takes a
-    row (if the output has weights of its own), in the size in which they are held for few rows."""
+    """What a forward of one row reads of the weights, in the size in which they are held for few
+    rows."""
     if model.compiled is not None:
         return model.compiled.packed_bytes
+    packed = isinstance(model.logits, PackedDecoder)
+    return weights_used(model) * (torch.bfloat16.itemsize if packed else model.dtype.itemsize)
+
+
+def weights_used(model: LoadedModel) -> int:
+    """By a row: all but the embedding, if the output has weights of its own."""
     head = model.model.get_output_embeddings().weight
     embedding = model.model.get_input_embeddings().weight
     numbers = sum(p.numel() for p in model.model.parameters())
-    if head.data_ptr() != embedding.data_ptr():
-        numbers -= embedding.numel()
-    packed = isinstance(model.logits, PackedDecoder)
-    size = torch.bfloat16.itemsize if packed else model.dtype.itemsize
-    return int(numbers * size)
+    return int(numbers - embedding.numel() * (head.data_ptr() != embedding.data_ptr()))

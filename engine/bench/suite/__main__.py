@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from statistics import mean
 from typing import Any, Literal
 
 import torch
@@ -30,7 +31,7 @@ from engine.bench.suite.contenders import (
 from engine.bench.suite.json_replies import json_tasks, structured
 from engine.bench.suite.measures import concurrency, overhead, progress, race
 from engine.bench.suite.prediction import prediction
-from engine.bench.suite.reading import reading_lines, reading_of
+from engine.bench.suite.reading import Reply, reading_lines, reading_of
 from engine.bench.suite.result import (
     ADAPTIVE,
     CONCURRENT,
@@ -147,7 +148,8 @@ def beside_transformers(
         part = Result(facts={})
         race(contenders, prompts, size, part)
         lines += [f"{kind}, {size.prompts} replies of {size.tokens} tokens", *rate_lines(part)]
-        lines += reading_lines(part, reading_of(pair, size.clock))
+        reply = Reply(size.tokens, mean(map(len, prompts)))
+        lines += reading_lines(part, reading_of(pair, size.clock), reply)
         sums.texts_compared += part.texts_compared
         sums.texts_equal += part.texts_equal
     return lines
