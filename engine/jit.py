@@ -47,22 +47,12 @@ _DATE = _date()
 
 def fast(function: Callable[..., Any]) -> Any:
     """Compiled at the first call, or kept from before as long as no file with compiled code has
-    changed. Where nothing can be written, the code is not kept. Sums may be taken in any order."""
-    return _compiled(function, {"contract", "reassoc", "nsz"})
+    changed. Where nothing can be written, the code is not kept.
 
-
-def exactly(function: Callable[..., Any]) -> Any:
-    """As `fast`, but each operation is rounded as written."""
-    return _compiled(function, set())
-
-
-def fusing(function: Callable[..., Any]) -> Any:
-    """As `exactly`, but a product may be added without being rounded first."""
-    return _compiled(function, {"contract"})
-
-
-def _compiled(function: Callable[..., Any], freedoms: set[str]) -> Any:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": freedoms}
+    Each operation is rounded as written, and a sum is taken in the order written: code that is kept
+    and code that was just compiled are not compiled alike (a function may be inlined in one of
+    them), so with any freedom a seed had another text after the first start than at it."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no place for the cache

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from engine.confidence import LOWEST, SUREST
-from engine.jit import exactly
+from engine.jit import fast
 
 _CERTAIN = 12.0  # log-odds; more is no different, and a mean of 1 would have none
 _ANY = 1e-12  # weight of a proposal that says nothing at a depth, so that there is a mean
 
 
-@exactly
+@fast
 def sharpen(sample: Any, odds: Any, bases: Any, weight: float, sure: Any) -> None:
     """`sample` `[proposal, depth]`: confidences, NaN behind a proposal's end. Fills in `sure`, as
     large: the chance that the guess is right, all before it being right. A confidence says bases +
@@ -48,7 +48,7 @@ def sharpen(sample: Any, odds: Any, bases: Any, weight: float, sure: Any) -> Non
             sure[i, depth] = 1.0 / (1.0 + math.exp(-min(max(z, -LOWEST), LOWEST)))
 
 
-@exactly
+@fast
 def expect(
     sure: Any, offered: Any, bars: Any, seconds: Any, spent: Any, sequences: int, found: Any
 ) -> None:
@@ -86,7 +86,7 @@ def expect(
         found[1, k] = found[0, k] / found[1, k] - 1.0
 
 
-@exactly
+@fast
 def _between(table: Any, place: float) -> float:
     """Linear between the entries, the last one beyond it."""
     i = int(place)
@@ -95,7 +95,7 @@ def _between(table: Any, place: float) -> float:
     return float(table[i] + (place - i) * (table[i + 1] - table[i]))
 
 
-@exactly
+@fast
 def price_rows(
     base: Any, places: Any, known: Any, level: float, more: float, favour: float, new: float,
     host: Any, plain: int, seconds: Any, hope: Any,
@@ -130,7 +130,7 @@ def price_rows(
     _rise(hope, trust)
 
 
-@exactly
+@fast
 def _rise(numbers: Any, trust: Any) -> None:
     """The nearest numbers that never fall, by squares weighted with `trust`: where some fall, all
     of them take their mean (pool adjacent violators, Ayer et al. 1955)."""

@@ -78,6 +78,16 @@ def halves_of(builder: Any, words: Any) -> list[Any]:
     return [builder.shl(words, low), builder.and_(words, high)]
 
 
+def over_lanes(builder: Any, vector: Any, join: Callable[[Any, Any, Any], Any]) -> Any:
+    """All lanes joined by halves, in every lane."""
+    step = LANES // 2
+    while step:
+        turn = ir.Constant(INTS, [(lane + step) % LANES for lane in range(LANES)])
+        vector = join(builder, vector, builder.shuffle_vector(vector, vector, turn))
+        step //= 2
+    return vector
+
+
 class Emit:
     """Vector code at one place of a function."""
 

@@ -28,6 +28,7 @@ from numba.extending import intrinsic
 from engine.attention.vectors import pointers
 from engine.jit import fast
 from engine.model.kernels_chain import begin, choose
+from engine.model.kernels_sums import dot
 from engine.model.panels import LANES, PANEL, VECTORS
 
 ROWS_AT_ONCE = 4  # rows whose sums fit the registers
@@ -170,9 +171,8 @@ def forward(
 def _normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
     """RMSNorm (arXiv:1910.07467) of each row."""
     for row in range(rows.shape[0]):
-        total = np.float32(0)
-        for i in range(rows.shape[1]):
-            total += rows[row, i] * rows[row, i]
+        mine = rows[row]
+        total = dot(mine, 0, mine, 0, len(mine))
         scale = np.float32(1) / np.sqrt(total / np.float32(rows.shape[1]) + epsilon)
         for i in range(rows.shape[1]):
             out[row, i] = rows[row, i] * scale * weight[i]
@@ -216,16 +216,14 @@ def _attend(
     table, end = tables[fact[0]], fact[1] + 1
     scores = np.empty(end, np.float32)
     for head in range(heads):
-        query = row[head * dim : (head + 1) * dim]
-        mine_keys, mine_values = keys[head * kv_heads // heads], values[head * kv_heads // heads]
+        shared = head * kv_heads // heads
+        mine_values, first_key = values[shared], shared * keys.shape[1]
         largest = np.float32(-np.inf)
         for block in range(0, end, block_size):
             slot = table[block // block_size] * block_size
             for i in range(min(block_size, end - block)):
-                total = np.float32(0)
-                for d in range(dim):
-                    total += query[d] * mine_keys[slot + i, d]
-                scores[block + i] = total * scaling
+                at = (first_key + slot + i) * dim
+                scores[block + i] = dot(row, head * dim, keys, at, dim) * scaling
                 largest = max(largest, scores[block + i])
         weight = np.float32(0)
         for i in range(end):

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.attention.vectors import SLOW_PAIRS
 from engine.jit import fast
-from engine.model.kernels_rows import exp
 from engine.model.kernels_scores import scoring
+from engine.model.kernels_softmax import LOG2_E, weights
 from engine.model.kernels_values import VALUE_ROWS, weighing
 
 DIMS = (32, 64, 96, 128)  # of a head
@@ -46,7 +45,7 @@ def attend(
         _score(parts, queries, shape, keys, values, slots, scores, totals)
     for row in range(rows):
         end = count + row
-        totals[row] = _softmax(scores[row, :end], totals[row], scaling, shares[row])
+        totals[row] = weights(scores, row * width, end, totals[row], scaling * LOG2_E, shares)
         shares[row, end : last + 1] = 0
     first, (next_keys, next_slots, ahead) = 0, then
     while first < rows:
@@ -79,17 +78,6 @@ def _some(
         _four(parts, shares, width, values, slots, count, keys, then, left, sums)
     else:
         _five(parts, shares, width, values, slots, count, keys, then, left, sums)
-
-
-@fast
-def _softmax(scores: Any, largest: Any, scaling: Any, shares: Any) -> Any:
-    """Without the division by the sum, which is answered."""
-    total = np.float32(0)
-    for i in range(len(scores)):
-        share = exp((scores[i] - largest) * scaling)
-        total += share
-        shares[i] = share if SLOW_PAIRS else rounded(share)
-    return total
 
 
 @fast

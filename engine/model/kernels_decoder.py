@@ -20,6 +20,7 @@ from engine.model.kernels_codes import product
 from engine.model.kernels_gate import gate
 from engine.model.kernels_layer import attend, space_of
 from engine.model.kernels_streams import PANEL
+from engine.model.kernels_sums import dot
 from engine.model.kernels_tiles import SIDE, room
 
 # Rows that go through a layer together: few, whose numbers stay in the caches, where what all rows
@@ -134,9 +135,7 @@ def _normalise(rows: Any, weight: Any, epsilon: Any, words: Any) -> None:
     """RMSNorm (arXiv:1910.07467) of each row, rounded."""
     for row in range(rows.shape[0]):
         mine, out = rows[row], words[row].view(np.uint16)
-        total = np.float32(0)
-        for i in range(len(mine)):
-            total += mine[i] * mine[i]
+        total = dot(mine, 0, mine, 0, len(mine))
         scale = np.float32(1) / np.sqrt(total / np.float32(len(mine)) + epsilon)
         for i in range(len(mine)):
             out[i] = rounded(mine[i] * scale * weight[i])

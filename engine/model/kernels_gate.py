@@ -11,7 +11,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from engine.attention.vectors import LANES, WIDE, Emit, pointers
-from engine.jit import fusing
+from engine.jit import fast
 from engine.model.kernels_attention import rounded
 from engine.model.kernels_heads import number, rounded_pair
 from engine.model.kernels_rows import exp
@@ -20,7 +20,7 @@ from engine.model.kernels_softmax import power
 _BLOCK = 2 * LANES  # numbers that become a vector of words
 
 
-@fusing
+@fast
 def gate(wide: Any, inner: Any, words: Any) -> None:
     """`wide` float32 `[rows, at least 2 * inner]`, gate, then up; `words` uint32 `[rows, inner /
     2]`."""

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from engine.jit import HAS_TILES, fast, fusing
+from engine.jit import HAS_TILES, fast
 from engine.model import kernels_attention
 from engine.model.kernels_attention_tiles import COLUMNS, begin, finish, score, weigh
 from engine.model.kernels_heads import put_rotated, put_rounded
 from engine.model.kernels_scores import ROWS_AT_ONCE
-from engine.model.kernels_softmax import softmax
+from engine.model.kernels_softmax import LOG2_E, softmax
 from engine.model.kernels_tiles import SIDE, end_of_tiles, room
 from engine.model.kernels_values import SHARES
-
-LOG2_E = np.float32(1.4426950408889634)
 
 
 @fast
@@ -133,7 +131,7 @@ def by_tiles(
     end_of_tiles()
 
 
-@fusing
+@fast
 def _score(
     parts: Any, facts: Any, slots: Any, runs: Any, which: Any, keys: Any, values: Any,
     queries: Any, space: Any,
@@ -169,7 +167,7 @@ def _turn(queries: Any, which: Any, half: Any, out: Any) -> None:
                 out[first + pair * columns] = queries[row + i, head * half + pair]
 
 
-@fusing
+@fast
 def _weigh(
     parts: Any, facts: Any, slots: Any, runs: Any, which: Any, factor: Any, keys: Any,
     values: Any, space: Any, out: Any,

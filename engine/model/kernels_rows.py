@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.jit import fast
+from engine.model.kernels_sums import dot
 
 
 @fast
@@ -37,9 +38,7 @@ def _normalise(hidden: Any, weight: Any, epsilon: Any, out: Any) -> None:
     rows, width = hidden.shape
     for row in range(out.shape[0]):
         mine = hidden[min(row, rows - 1)]
-        total = np.float32(0)
-        for i in range(width):
-            total += mine[i] * mine[i]
+        total = dot(mine, 0, mine, 0, width)
         scale = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
         for i in range(width):
             out[row, i] = mine[i] * scale * weight[i]

@@ -1,21 +1,31 @@
-"""Softmax of scores that came from tiles, in base two, as LLVM vectors: all keys' scores of a query
-are there before the first weight is made, so a weight depends on nobody's order.
-
-Not for `fast` functions: sums are to be taken in the order written, zeros at their end.
-"""
+"""Softmax of scores in base two, as LLVM vectors: all keys' scores of a query are there before the
+first weight is made, so a weight depends on nobody's order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOAT, FLOATS, INT, INTS, LANES, PAIRS, WIDE, Emit, pointers
+from engine.attention.vectors import (
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    LANES,
+    PAIRS,
+    WIDE,
+    Emit,
+    over_lanes,
+    pointers,
+)
 from engine.model.kernels_heads import fused, number
 from engine.model.kernels_tiles import SIDE
+
+LOG2_E = np.float32(1.4426950408889634)
 
 _LEAST = -126.0  # powers of two below are zero
 _AS_EVER = 4  # how the processor rounds
@@ -43,7 +53,7 @@ def softmax(
         emit, turned = Emit(builder), builder.gep(turned, [to])
         most = _column(emit, (turned, columns, column), (count, blocks), scores)
         factor = emit.everywhere(factor, FLOATS)
-        shift = builder.fneg(builder.fmul(factor, _over_lanes(builder, most, _larger)))
+        shift = builder.fneg(builder.fmul(factor, over_lanes(builder, most, _larger)))
         total = cgutils.alloca_once_value(builder, ir.Constant(FLOATS, None))
         behind = builder.add(at, builder.mul(blocks, number(SIDE)))
         with cgutils.for_range(builder, blocks, intp=WIDE) as loop:
@@ -54,11 +64,38 @@ def softmax(
             emit.store(low, shares, builder.add(at, first))
             high = builder.shl(low, ir.Constant(INTS, [16] * LANES))
             emit.store(high, shares, builder.add(behind, first))
-        found = _over_lanes(builder, builder.load(total), lambda builder, *two: builder.fadd(*two))
+        found = over_lanes(builder, builder.load(total), lambda builder, *two: builder.fadd(*two))
         found = builder.extract_element(found, ir.Constant(INT, 0))
         return builder.fdiv(ir.Constant(FLOAT, 1.0), found)
 
     return signature, generate
+
+
+@intrinsic  # type: ignore[misc]
+def weights(
+    typing: Any, scores: Any, first: Any, count: Any, largest: Any, factor: Any, shares: Any
+) -> Any:
+    """Weights of `scores[first:]`, of which `largest` is the largest, and those from `count` on
+    -inf up to a multiple of LANES, in the same places of `shares`, float32 or bfloat16; answers
+    their sum. Scores are multiplied by `factor` as powers of two."""
+    whole, single = types.int64, types.float32
+    as_they_are = shares.dtype == single
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scores, first, count, largest, factor, shares = pointers(context, builder, signature, args)
+        emit, step = Emit(builder), number(LANES)
+        shift = emit.everywhere(builder.fneg(builder.fmul(factor, largest)), FLOATS)
+        factor = emit.everywhere(factor, FLOATS)
+        total = cgutils.alloca_once_value(builder, ir.Constant(FLOATS, None))
+        with cgutils.for_range_slice(builder, number(0), count, step, WIDE) as (i, _):
+            at = builder.add(first, i)
+            share = power(emit, fused(emit, emit.load(scores, at), factor, shift))
+            builder.store(builder.fadd(builder.load(total), share), total)
+            emit.store(share if as_they_are else _rounded(emit, share), shares, at)
+        found = over_lanes(builder, builder.load(total), lambda builder, *two: builder.fadd(*two))
+        return builder.extract_element(found, ir.Constant(INT, 0))
+
+    return single(scores, whole, whole, single, single, shares), generate
 
 
 def _rounded(emit: Emit, vector: Any) -> Any:
@@ -119,13 +156,3 @@ def power(emit: Any, x: Any) -> Any:
 
 def _larger(builder: Any, one: Any, other: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", one, other), one, other)
-
-
-def _over_lanes(builder: Any, vector: Any, join: Callable[[Any, Any, Any], Any]) -> Any:
-    """All lanes joined by halves, in every lane."""
-    step = LANES // 2
-    while step:
-        turn = ir.Constant(INTS, [(lane + step) % LANES for lane in range(LANES)])
-        vector = join(builder, vector, builder.shuffle_vector(vector, vector, turn))
-        step //= 2
-    return vector

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from engine.jit import exactly
+from engine.jit import fast
 
 NOT_FINITE, UNSURE = -1, -2  # in place of a token
 MOST_SURE = np.float32(99)  # as sampler's
@@ -41,7 +41,7 @@ float_of = _cast(types.int32, types.float32, ir.FloatType())
 double_of = _cast(types.int64, types.float64, ir.DoubleType())
 
 
-@exactly
+@fast
 def _log(x: Any) -> Any:
     """Natural logarithm of a positive normal float32, as in FreeBSD's msun: below 1 ulp."""
     shifted = np.int32(bits_of(x) + np.int32(0x3F800000 - 0x3F3504F3))
@@ -57,13 +57,13 @@ def _log(x: Any) -> Any:
     return low - half + f + power * np.float32(6.9313812256e-01)
 
 
-@exactly
+@fast
 def key_of(seed: Any, position: Any) -> Any:
     """noise.row_key."""
     return _splitmix(_splitmix(np.uint64(seed)) ^ np.uint64(position))
 
 
-@exactly
+@fast
 def _splitmix(x: Any) -> Any:
     x = np.uint64(x + np.uint64(0x9E3779B97F4A7C15))
     x = np.uint64((x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
@@ -71,7 +71,7 @@ def _splitmix(x: Any) -> Any:
     return np.uint64(x ^ (x >> np.uint64(31)))
 
 
-@exactly
+@fast
 def mixed(word: Any, low: Any, high: Any) -> Any:
     """noise._hash of one token: 0 .. 2**31-1, and the smaller, the larger the noise. `word`: its
     own, see noise._token_words; `low` and `high`: the halves of its row's key."""
@@ -81,7 +81,7 @@ def mixed(word: Any, low: Any, high: Any) -> Any:
     return np.int32(x ^ np.uint32(np.int32(np.int32(x) >> np.int32(16))))
 
 
-@exactly
+@fast
 def gumbel(word: Any) -> Any:
     """noise.gumbel_of one `mixed` word. log1p is the logarithm and what rounding its argument
     lost."""
@@ -92,7 +92,7 @@ def gumbel(word: Any) -> Any:
     return -_log(lost / rest - _log(rest))
 
 
-@exactly
+@fast
 def ordered(x: Any) -> Any:
     """int32 in the order of floats, zeros being one number: NaN lies beyond the infinities, on
     either side."""
@@ -100,7 +100,7 @@ def ordered(x: Any) -> Any:
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@exactly
+@fast
 def value(order: Any) -> Any:
     """The float32 that `ordered` made it of."""
     return float_of(np.int32(order ^ np.int32(np.int32(order >> 31) & np.int32(0x7FFFFFFF))))

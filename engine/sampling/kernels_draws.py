@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.jit import exactly
+from engine.jit import fast
 from engine.sampling.kernels import (
     BOTTOM,
     CLOSE,
@@ -43,7 +43,7 @@ _UNSIGNED = np.int32(0x7FFFFFFF)
 _TRIES = 64  # tokens beyond an edge that may score best
 
 
-@exactly
+@fast
 def space_for(vocab: Any) -> Any:
     """What a draw needs: of groups the largest logits, the smallest hashes and what their scores
     do not exceed; of one group, its hashes and scores; masses of all tokens."""
@@ -58,7 +58,7 @@ def space_for(vocab: Any) -> Any:
     )
 
 
-@exactly
+@fast
 def _look(row: Any, scale: Any, peaks: Any) -> Any:
     """`peaks`: the largest of each group of the scaled row. The largest without its sign of all,
     but for what is removed, as bits: from those of infinity on, some are no finite numbers."""
@@ -76,7 +76,7 @@ def _look(row: Any, scale: Any, peaks: Any) -> Any:
     return size
 
 
-@exactly
+@fast
 def _largest(numbers: Any) -> Any:
     most = BOTTOM
     for i in range(len(numbers)):
@@ -84,7 +84,7 @@ def _largest(numbers: Any) -> Any:
     return value(most)
 
 
-@exactly
+@fast
 def _bound(words: Any, low: Any, high: Any, space: Any) -> Any:
     """What no score of a group exceeds. The group that may score best."""
     peaks, hashes, bounds = space[:3]
@@ -102,7 +102,7 @@ def _bound(words: Any, low: Any, high: Any, space: Any) -> Any:
     return group
 
 
-@exactly
+@fast
 def _two_best(
     row: Any, scale: Any, low: Any, high: Any, words: Any, space: Any, start: Any, bar: Any,
     margin: Any,
@@ -132,7 +132,7 @@ def _two_best(
     return token, runner, best, second
 
 
-@exactly
+@fast
 def _greedy(row: Any, peaks: Any, most: Any) -> Any:
     """Where the largest stands first, and how far it lies above the next."""
     token, second, groups = len(row), np.float32(-np.inf), len(peaks)
@@ -152,7 +152,7 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
     return token, min(most - second, MOST_SURE)
 
 
-@exactly
+@fast
 def _sampled(
     row: Any, words: Any, item: Any, key: Any, most: Any, size: Any, space: Any, sure: Any
 ) -> Any:  # fmt: skip
@@ -188,7 +188,7 @@ def _sampled(
     return UNSURE, np.float32(0)
 
 
-@exactly
+@fast
 def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any) -> Any:
     scale = float_of(np.int32(item[4]))
     size = _look(row, scale if scale > 0 else np.float32(1), space[0])
@@ -200,7 +200,7 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
     return _sampled(row, words, item, key_of(item[3], position), most, float_of(size), space, sure)
 
 
-@exactly
+@fast
 def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     """What a draft draws from its row of logits for a position, NOT_FINITE where nothing can be,
     and how far its score lies above the next, MOST_SURE at most. `item` as of `draw`; `space` of
@@ -209,7 +209,7 @@ def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     return max(token, NOT_FINITE), lead
 
 
-@exactly
+@fast
 def draw(logits: Any, items: Any, words: Any, tokens: Any) -> None:
     """`tokens` int64, of row after row of all items; NOT_FINITE or UNSURE instead of some. Where
     they hold a guess before, not a negative number, and another token is drawn, it is the last of
@@ -228,7 +228,7 @@ def draw(logits: Any, items: Any, words: Any, tokens: Any) -> None:
         at += items[i, 1]
 
 
-@exactly
+@fast
 def guess_rows(logits: Any, items: Any, words: Any, tokens: Any, leads: Any) -> None:
     """`guess` of all rows."""
     space = space_for(logits.shape[1])

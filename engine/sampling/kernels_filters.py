@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.jit import exactly, fusing
+from engine.jit import fast
 from engine.sampling.kernels import float_of
 
 REMOVED, STAYS, DOUBT = 0, 1, 2
@@ -24,7 +24,7 @@ _EDGE = 2e-5  # of all mass: more than sums in float32 can differ
 _LANES = 256  # sums in float32 that are summed in float64
 
 
-@fusing
+@fast
 def _exp(x: Any) -> Any:
     """Of float32 from -88 to 0, about 1 ulp; 0 below -87."""
     whole = np.floor(x * np.float32(1.44269504089) + np.float32(0.5))
@@ -40,7 +40,7 @@ def _exp(x: Any) -> Any:
     return p * float_of(np.int32(np.int32(power + np.int32(127)) << 23))
 
 
-@exactly
+@fast
 def _mass_above(row: Any, scale: Any, bar: Any, mass: Any) -> Any:
     """The sum of `mass` where the scaled row lies above `bar`."""
     sums = np.zeros(_LANES, np.float32)
@@ -54,7 +54,7 @@ def _mass_above(row: Any, scale: Any, bar: Any, mass: Any) -> Any:
     return total
 
 
-@exactly
+@fast
 def _largest(row: Any, scale: Any, found: Any) -> None:
     """`found`: as many of the largest of the scaled row, largest first."""
     found[:] = np.float32(-np.inf)
@@ -69,7 +69,7 @@ def _largest(row: Any, scale: Any, found: Any) -> None:
             found[i] = x
 
 
-@exactly
+@fast
 def _ranks(row: Any, scale: Any, mine: Any) -> Any:
     """How many of the scaled row lie above this one, and how many are equal to it."""
     above = equal = np.int32(0)
@@ -80,7 +80,7 @@ def _ranks(row: Any, scale: Any, mine: Any) -> Any:
     return above, equal
 
 
-@exactly
+@fast
 def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
     """`mass` `[vocab]` of each token, relative to that of the largest, `most`; all that top_k (0 is
     off) leaves of it, or infinity where that is not known."""
@@ -104,7 +104,7 @@ def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
     return whole
 
 
-@exactly
+@fast
 def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -> Any:
     """`found`: what lies above `bar`. How many, and their mass; one more than there is room for
     where they are too many, or too scattered for it to pay."""
@@ -128,7 +128,7 @@ def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -
     return count, total
 
 
-@exactly
+@fast
 def _sort(numbers: Any) -> None:
     """Largest first."""
     for i in range(1, len(numbers)):
@@ -139,7 +139,7 @@ def _sort(numbers: Any) -> None:
         numbers[at] = x
 
 
-@exactly
+@fast
 def cut_of(
     row: Any, scale: Any, most: Any, fields: Any, peaks: Any, mass: Any, whole: Any
 ) -> Any:  # fmt: skip
@@ -168,7 +168,7 @@ def cut_of(
     return np.float32(-np.inf)
 
 
-@exactly
+@fast
 def stays(
     row: Any, scale: Any, mine: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
 ) -> Any:  # fmt: skip
