@@ -77,7 +77,8 @@ def weights(
 ) -> Any:
     """Weights of `scores[first:]`, of which `largest` is the largest, and those from `count` on
     -inf up to a multiple of LANES, in the same places of `shares`, float32 or bfloat16; answers
-    their sum. Scores are multiplied by `factor` as powers of two."""
+    their sum. Scores are multiplied by `factor` as powers of two; where that is above 2**31 they
+    cancel, and a weight may be none or infinite."""
     whole, single = types.int64, types.float32
     as_they_are = shares.dtype == single
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import numba.core.registry
 
+import engine
 import engine.attention
 import engine.model
 import engine.sampling
 
-PACKAGES = (engine.attention, engine.model, engine.sampling)
+PACKAGES = (engine, engine.attention, engine.model, engine.sampling)
 
 
 def compiled() -> Iterator[tuple[str, Any]]:

@@ -80,8 +80,7 @@ def test_sums_stay_in_registers(packed: Any) -> None:
     """Law: within the loops over inputs hardly anything is stored. In the order of instructions
     that the compiler prefers, eight rows of three panels stored 26 vectors a turn and took twice as
     long."""
-    freedoms = {"contract", "reassoc", "nsz"}
-    compiled = numba.njit(error_model="numpy", fastmath=freedoms)(by_vectors.py_func)
+    compiled = numba.njit(error_model="numpy")(by_vectors.py_func)
     x = rows_of(ROWS_AT_ONCE, 64).view(torch.uint32).numpy()
     weights, out = packed(rows_of(64, 64)), np.empty((ROWS_AT_ONCE, 64), np.float32)
     compiled(taken_apart(x), x.shape[1], weights, out)
