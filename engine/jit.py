@@ -33,9 +33,9 @@ if not HAS_TILES and llvmlite.binding.get_host_cpu_features().get("avx512bf16", 
 
 
 def _date() -> tuple[tuple[float, int], ...]:
-    """Of all files with compiled code or numbers that it holds, and this one. numba's own is that
-    of one file, whoever it calls. And whether there are tiles: what was kept where they were granted
-    may run only there."""
+    """Of all files with compiled code or with numbers that it holds, and this one. numba's own is
+    that of one file, whoever it calls. And whether there are tiles: what was kept where they were
+    granted may run only there."""
     names = ("kernels*.py", "tiles.py", "vectors.py", "panels.py", "confidence.py", "jit.py")
     files = [file for name in names for at in (name, f"*/{name}") for file in _ENGINE.glob(at)]
     stats = [file.stat() for file in sorted(files)]
