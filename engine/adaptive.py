@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 from engine.chances import FEW
 from engine.controller import Confidences, Load, Overheard, StepObservation
-from engine.experience import GRID, Experience
+from engine.experience import Experience
 from engine.exploration import Exploration
 from engine.forecast import Forecast, Pace
+from engine.going_on import GoingOn
 from engine.hearing import Hearing
 from engine.lessons import Lesson, Lessons
 from engine.messages import Estimates, Reason
@@ -27,11 +28,8 @@ from engine.profile import Profile
 from engine.rests import Rests
 from engine.spells import Spells
 from engine.step_costs import StepCosts
+from engine.turning import best_above, best_now, best_of
 
-# Speed-up that turns it on, and in a crowd: less may be an error of the estimates.
-_CLEAR, _CLEAR_CROWD = 1.03, 1.06
-# And of K = 0, that turns it off while the batch is new: there it does not see what it misses.
-_DARK = 1.02
 _MORE = 3  # rounds with a neighbour after the first, to overhear
 _REST, _REST_OLD = 23, 47  # rounds between two that are looked at, at K = 0; when that is old
 _NEAR = 8  # and at least, however near contexts are to another class: they may stay there for long
@@ -80,7 +78,7 @@ class AdaptiveK:
         self._usual = 0.0  # seconds of a round
         self._pace = Pace()  # at K > 0
         self._said: Estimates | None = None  # see estimates; in most rounds nothing is new
-        self._gains = [[0.0] * len(GRID)] * k_max  # by depth: of one more step, see Experience
+        self._going_on = GoingOn(self._guesses, k_max)
 
     def profile(self, measured: Profile) -> None:
         """Start-up costs. Without draft points there is nothing to forward."""
@@ -204,8 +202,7 @@ class AdaptiveK:
                 return 1
             case "trial":
                 self.reason = "trial"
-                rates = self._ahead.rates
-                return max(range(1, len(rates)), key=rates.__getitem__)
+                return best_above(self._ahead.rates)
         self.reason = "off"
         return 0
 
@@ -222,15 +219,11 @@ class AdaptiveK:
         if not self._k:
             staying.judge(self._ahead.rates[0], self._spells.turned)
         self._ahead.stay(staying.part, on=self._k > 0)
-        rates = self._ahead.rates
-        best = max(range(len(rates)), key=rates.__getitem__)
-        clear = _CLEAR_CROWD if sequences > FEW else _CLEAR
-        dark = 1.0 if self._spells.is_known else _DARK
-        if best and not self._k and not changed and rates[best] < clear * rates[0]:
-            best = 0
-        if not best and self._k and not changed and rates[0] < dark * max(rates[1:]):
-            best = max(range(1, len(rates)), key=rates.__getitem__)
-        if (best > 0) != (self._k > 0):
+        rates, on, crowd = self._ahead.rates, self._k > 0, sequences > FEW
+        best = best_now(rates)
+        if not changed:
+            best = best_of(rates, on=on, crowd=crowd, known=self._spells.is_known)
+        if (best > 0) != on:
             known = self._spells.turn()
             if not best:
                 staying.turn(self._pace.blend(rates[self._k]))
@@ -243,10 +236,8 @@ class AdaptiveK:
         self._usual = self._hearing.usual = self._ahead.usual_seconds(sequences, self._k)
         if self._stops:
             _, step = self._costs.drafting(sequences)
-            price = self._price
-            rows = price * self._ahead.row_seconds(sequences)
-            gains = self._guesses.gains(price * step / sequences, rows)
-            self._gains = gains.tolist()
+            rows = self._price * self._ahead.row_seconds(sequences)
+            self._going_on.reprice(self._price * step / sequences, rows)
 
     def goes_on(self, confidences: Confidences) -> bool:
         """Whether one more draft step, or several, are worth their seconds."""
@@ -259,13 +250,7 @@ class AdaptiveK:
             return True
         if self._sequences > FEW:  # of so many the mean confidence tells no more than K does
             return depth < self._k
-        gains = self._gains[depth]
-        worth = 0.0
-        for found in self._guesses.chances.lists(confidences):
-            place = found[-1] * (len(GRID) - 1)
-            i = min(int(place), len(GRID) - 2)
-            worth += gains[i] + (place - i) * (gains[i + 1] - gains[i])
-        return worth > 0.0
+        return self._going_on.pays(confidences, depth)
 
     def keep(self, confidences: Confidences) -> list[int]:
         """The rows with the most expected tokens at the present price."""

@@ -148,13 +148,7 @@ class Emit:
 
     def largest(self, vector: Any) -> Any:
         """The largest lane, in every lane."""
-        step = LANES // 2
-        while step:
-            turn = ir.Constant(INTS, [(lane + step) % LANES for lane in range(LANES)])
-            turned = self.builder.shuffle_vector(vector, vector, turn)
-            vector = self.larger(vector, turned)
-            step //= 2
-        return vector
+        return over_lanes(self.builder, vector, lambda _, *two: self.larger(*two))
 
     def exp(self, x: Any) -> Any:
         """e**x for x <= 0, to some 2e-7: 2**n times a polynomial (Cephes, expf); 0 below -87. A NaN
