@@ -26,7 +26,7 @@ LEVELS = {
     "engine.cost_curve": 1, "engine.line": 1, "engine.part_costs": 1, "engine.hearing": 1,
     "engine.configured": 1, "engine.kernels_forecast": 1,
     "engine.profile": 1, "engine.validation": 1, "engine.lessons": 1,
-    "engine.rests": 1, "engine.staying": 1,
+    "engine.rests": 1, "engine.staying": 1, "engine.turning": 1, "engine.going_on": 1,
     "engine.speculation.proposal": 1, "engine.speculation.proposer": 1,
     "engine.speculation.ngram": 1, "engine.speculation.prediction": 1,
     "engine.speculation.evidence": 1, "engine.speculation.look_up": 1,
