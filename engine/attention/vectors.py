@@ -88,6 +88,12 @@ def over_lanes(builder: Any, vector: Any, join: Callable[[Any, Any, Any], Any]) 
     return vector
 
 
+def sum_of_lanes(builder: Any, vector: Any) -> Any:
+    """As one number, added up by halves."""
+    lanes = over_lanes(builder, vector, lambda builder, *two: builder.fadd(*two))
+    return builder.extract_element(lanes, ir.Constant(INT, 0))
+
+
 class Emit:
     """Vector code at one place of a function."""
 

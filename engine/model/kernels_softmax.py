@@ -21,6 +21,7 @@ from engine.attention.vectors import (
     Emit,
     over_lanes,
     pointers,
+    sum_of_lanes,
 )
 from engine.model.kernels_heads import fused, number
 from engine.model.kernels_tiles import SIDE
@@ -64,9 +65,7 @@ def softmax(
             emit.store(low, shares, builder.add(at, first))
             high = builder.shl(low, ir.Constant(INTS, [16] * LANES))
             emit.store(high, shares, builder.add(behind, first))
-        found = over_lanes(builder, builder.load(total), lambda builder, *two: builder.fadd(*two))
-        found = builder.extract_element(found, ir.Constant(INT, 0))
-        return builder.fdiv(ir.Constant(FLOAT, 1.0), found)
+        return builder.fdiv(ir.Constant(FLOAT, 1.0), sum_of_lanes(builder, builder.load(total)))
 
     return signature, generate
 
@@ -93,8 +92,7 @@ def weights(
             share = power(emit, fused(emit, emit.load(scores, at), factor, shift))
             builder.store(builder.fadd(builder.load(total), share), total)
             emit.store(share if as_they_are else _rounded(emit, share), shares, at)
-        found = over_lanes(builder, builder.load(total), lambda builder, *two: builder.fadd(*two))
-        return builder.extract_element(found, ir.Constant(INT, 0))
+        return sum_of_lanes(builder, builder.load(total))
 
     return single(scores, whole, whole, single, single, shares), generate
 

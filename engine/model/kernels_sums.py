@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.attention.vectors import FLOAT, FLOATS, INT, LANES, WIDE, Emit, over_lanes, pointers
+from engine.attention.vectors import FLOAT, FLOATS, LANES, WIDE, Emit, pointers, sum_of_lanes
 
 
 @intrinsic  # type: ignore[misc]
@@ -24,10 +24,7 @@ def dot(typing: Any, one: Any, at: Any, other: Any, there: Any, count: Any) -> A
         sums = cgutils.alloca_once_value(builder, ir.Constant(FLOATS, None))
         with cgutils.for_range_slice(builder, ir.Constant(WIDE, 0), whole, step, WIDE) as (i, _):
             emit.add_product(sums, emit.load(one, i), emit.load(other, i))
-        lanes = over_lanes(builder, builder.load(sums), lambda builder, *two: builder.fadd(*two))
-        total = cgutils.alloca_once_value(
-            builder, builder.extract_element(lanes, ir.Constant(INT, 0))
-        )
+        total = cgutils.alloca_once_value(builder, sum_of_lanes(builder, builder.load(sums)))
         add = emit.function("llvm.fmuladd.f32", FLOAT, [FLOAT] * 3)
         with cgutils.for_range_slice(builder, whole, count, ir.Constant(WIDE, 1), WIDE) as (i, _):
             factors = [builder.load(builder.gep(array, [i])) for array in (one, other)]
