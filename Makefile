@@ -16,7 +16,7 @@ help:  ## this list
 # requirements.lock constrains versions; pyproject.toml says what is needed. The marker is written
 # last, so an install that broke off is taken up again.
 $(VENV)/.serve: pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit("Foretoken needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c 'import sys; sys.exit("Foredraft needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e .
 	@touch $@
@@ -26,7 +26,7 @@ $(VENV)/.dev: $(VENV)/.serve
 	@touch $@
 
 serve: $(VENV)/.serve  ## serve the built-in pair on HOST:PORT (ARGS="..." for more)
-	@exec $(BIN)/foretoken serve --host $(HOST) --port $(PORT) $(ARGS)
+	@exec $(BIN)/foredraft serve --host $(HOST) --port $(PORT) $(ARGS)
 
 # A file's tests share their models, so a file stays with one worker.
 test: $(VENV)/.dev  ## every test that needs no GPU, in JOBS processes
@@ -39,11 +39,11 @@ check: $(VENV)/.dev  ## format, lint, types, import rule
 	$(BIN)/python -m pytest tests/unit/test_layers.py
 
 bench: $(VENV)/.serve  ## what speculation gains on this machine (ARGS="--quick" for less)
-	$(BIN)/foretoken bench suite $(ARGS)
+	$(BIN)/foredraft bench suite $(ARGS)
 
 lock: $(VENV)/.dev  ## write requirements.lock from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check \
-	  | sed -E 's/\+cpu$$//' | grep -vE '^(-e|foretoken)' > requirements.lock
+	  | sed -E 's/\+cpu$$//' | grep -vE '^(-e|foredraft)' > requirements.lock
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -43,7 +43,7 @@ class ModelConfig(Part):
     quantization: QuantizationName = Field(
         "none",
         description="bits of the linear layers' weights, by torchao (`pip install"
-        " 'foretoken[quantization]'`); on a CPU `int8`, which saves memory there and costs time:"
+        " 'foredraft[quantization]'`); on a CPU `int8`, which saves memory there and costs time:"
         " 0.22 of bfloat16's tokens/s for a model of 302 M parameters, 0.07 for the built-in one",
     )
     max_model_len: int | None = Field(
@@ -154,7 +154,7 @@ class SpeculationConfig(Part):
     trace: str | None = Field(
         None,
         min_length=1,
-        description="file to record steps in, for `foretoken replay`: sizes, times and hits, no"
+        description="file to record steps in, for `foredraft replay`: sizes, times and hits, no"
         " text; an existing file is left alone, the next free number is taken; without `ngram`"
         " before the draft",
     )

@@ -1,4 +1,4 @@
-"""The engine's half of `foretoken evaluate`: runs batches of sequences under any mode, in one
+"""The engine's half of `foredraft evaluate`: runs batches of sequences under any mode, in one
 engine, and says what came and how long it took. What to run and what it means is decided in
 `server/evaluate`, whose child this is: `python -m engine.evaluate`, commands on stdin, answers on
 stdout (`engine.evaluate_messages`).

@@ -1,4 +1,4 @@
-"""What `foretoken evaluate` and its engine child say to each other. Read by both sides, so it
+"""What `foredraft evaluate` and its engine child say to each other. Read by both sides, so it
 imports neither torch nor HTTP. Each message is msgpack behind four bytes with its length (little
 endian).
 

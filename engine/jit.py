@@ -29,7 +29,7 @@ HAS_TILES = _grants_tiles()
 if not HAS_TILES and llvmlite.binding.get_host_cpu_features().get("avx512bf16", False):
     # Sums of products by vectors (`engine.model.kernels_streams`) fit the registers in the order in
     # which they are written; the compiler's own loads all factors first and stores some again.
-    llvmlite.binding.set_option("foretoken", "--enable-misched=false")
+    llvmlite.binding.set_option("foredraft", "--enable-misched=false")
 
 
 def _date() -> tuple[tuple[float, int], ...]:

@@ -27,7 +27,7 @@ def _check_picture(name: str) -> None:
     if not name.lower().endswith(".png"):
         raise ConfigError(f"--plot writes PNG files; {name} does not end in .png")
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: install foretoken[plots]")
+        raise ConfigError("--plot needs matplotlib: install foredraft[plots]")
 
 
 @contextmanager

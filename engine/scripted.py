@@ -1,4 +1,4 @@
-"""A scripted engine: speaks the wire, computes nothing. It is the load of `foretoken bench front`.
+"""A scripted engine: speaks the wire, computes nothing. It is the load of `foredraft bench front`.
 
 `python -m engine.scripted --config .. --commands .. --events .. [--step-seconds S] ...`: the real
 EngineProcess around an engine whose replies repeat their prompt, in steps of a fixed length.

@@ -20,7 +20,7 @@ from engine.profile import Profile
 
 Points = list[tuple[int, float]]
 
-FORMAT, VERSION = "foretoken trace", 1
+FORMAT, VERSION = "foredraft trace", 1
 LONGEST = 1e6  # seconds of anything
 DEEPEST = 256  # guesses in a row
 _MOST_SURE = 1e6  # a confidence

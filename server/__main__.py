@@ -1,4 +1,4 @@
-"""`python -m server` is the `foretoken` command."""
+"""`python -m server` is the `foredraft` command."""
 
 import sys
 

@@ -83,13 +83,13 @@ def create_app(
         metrics=metrics,
         admission=Admission(client, config.max_inflight),
         grammars=grammars,
-        version=version("foretoken"),
+        version=version("foredraft"),
         monotonic=monotonic,
         wall=wall,
         draw_seed=draw_seed,
     )
     app = FastAPI(
-        title="Foretoken",
+        title="Foredraft",
         version=services.version,
         routes=[route(services) for route in ROUTES],
         lifespan=lifespan,

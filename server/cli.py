@@ -1,4 +1,4 @@
-"""The `foretoken` command: serve | bench | evaluate | plan | replay | train demo. It hands over.
+"""The `foredraft` command: serve | bench | evaluate | plan | replay | train demo. It hands over.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.
@@ -43,7 +43,7 @@ Serves an OpenAI-compatible API. Without arguments: the built-in pair on 127.0.0
 no second model: the built-in draft fits the built-in target only.
 
 Any key of the configuration can be given as --set key=value (TOML values; bare words are strings)
-or as an environment variable: FORETOKEN__SERVER__API_KEY=... is safer than --api-key, which other
+or as an environment variable: FOREDRAFT__SERVER__API_KEY=... is safer than --api-key, which other
 users of the machine can see. --set wins over the other options, these over the environment, that
 over CONFIG.toml. The table of all keys is in README.md.
 """
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(parsed.run(parsed))
     except EngineError as error:
-        sys.stderr.write(f"foretoken: {error}\n")
+        sys.stderr.write(f"foredraft: {error}\n")
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -74,8 +74,8 @@ def program_of(module: str, given: Sequence[str]) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     about = "An OpenAI-compatible server with exact speculative decoding."
-    parser = Parser("foretoken", about)
-    parser.add_argument("--version", action="version", version=f"foretoken {version('foretoken')}")
+    parser = Parser("foredraft", about)
+    parser.add_argument("--version", action="version", version=f"foredraft {version('foredraft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     commands.add_parser("bench", help="measure what speculation gains here (bench --help)")

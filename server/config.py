@@ -1,7 +1,7 @@
 """ServerConfig, and the one place where a configuration is put together.
 
 Layers, later wins: defaults, the TOML file, the environment (two underscores between the parts of
-a key: `FORETOKEN__SPECULATION__CONTROLLER__K=4`), `--set key=value`. The [server] table is ours,
+a key: `FOREDRAFT__SPECULATION__CONTROLLER__K=4`), `--set key=value`. The [server] table is ours,
 all others are the engine's. Every mistake is a ConfigError of one sentence: the key, what was
 given, what is allowed. Keys are never repeated.
 """
@@ -22,8 +22,8 @@ from engine.config import BUILTIN, EngineConfig
 from engine.errors import ConfigError
 from server.config_errors import explain
 
-ENV_PREFIX = "FORETOKEN__"
-BUILTIN_NAME = "foretoken-demo"
+ENV_PREFIX = "FOREDRAFT__"
+BUILTIN_NAME = "foredraft-demo"
 
 # Which variant a key belongs to, so that a layer may switch variants without spelling out `kind`.
 KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {

@@ -33,7 +33,7 @@ class Incarnation:
             base = Path(tempfile.gettempdir())
             if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
                 base = Path("/tmp")
-        self.folder = Path(tempfile.mkdtemp(prefix="foretoken-", dir=base))
+        self.folder = Path(tempfile.mkdtemp(prefix="foredraft-", dir=base))
         self.commands = f"ipc://{self.folder}/commands"
         self.events = f"ipc://{self.folder}/events"
         self._process: asyncio.subprocess.Process | None = None

@@ -251,7 +251,7 @@ class Metrics:
 
 def _build(metric: Metric, registry: CollectorRegistry) -> Collector:
     """All label values exist from the start, at zero, so that rates see the first event."""
-    name, labels = f"foretoken_{metric.name}", tuple(metric.labels)
+    name, labels = f"foredraft_{metric.name}", tuple(metric.labels)
     if metric.name == "inter_token_latency_seconds":
         tally = Tally(name, metric.meaning, metric.buckets)
         registry.register(tally)

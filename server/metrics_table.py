@@ -210,7 +210,7 @@ def markdown() -> str:
     """README's table: one line per metric."""
     head = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     rows = [
-        f"| `foretoken_{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)}"
+        f"| `foredraft_{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)}"
         f" | {m.meaning} |"
         for m in METRICS
     ]

@@ -1,4 +1,4 @@
-"""`foretoken serve`: one front end from its first log line to its exit code.
+"""`foredraft serve`: one front end from its first log line to its exit code.
 
 Owns the socket, the signals, and the order of starting and stopping. The engine starts first, the
 tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM or

@@ -13,6 +13,6 @@ def welcome(config: Config, port: int) -> str:
     key = " -H 'Authorization: Bearer '$KEY" if config.server.api_key else ""
     body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
     return (
-        f"Foretoken serves {name} at {url}\n"
+        f"Foredraft serves {name} at {url}\n"
         f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )

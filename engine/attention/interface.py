@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from engine.errors import ModelError
 from engine.torchao_warnings import mute
 
-NAME = "foretoken"
+NAME = "foredraft"
 
 # Arguments of an attention call that change nothing here: the position is in the rotated query,
 # dropout is off in inference, nothing is cached by transformers.
@@ -29,7 +29,7 @@ HARMLESS = frozenset(
         "attention_mask",
         "cache_position",
         "dropout",
-        "foretoken",
+        "foredraft",
         "num_items_in_batch",
         "output_attentions",
         "output_hidden_states",
@@ -159,7 +159,7 @@ def attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    foretoken: PreparedAttention | None = None,
+    foredraft: PreparedAttention | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -172,14 +172,14 @@ def attention_forward(
     Raises ModelError when the model did not forward our keyword argument, or (at load, under a
     `LayerProbe`) passes something that a backend would have to ignore.
     """
-    if foretoken is None:
+    if foredraft is None:
         raise ModelError("its layers do not hand keyword arguments down to attention")
-    if isinstance(foretoken, LayerProbe):
-        foretoken.check(module, {**others, "attention_mask": None})
+    if isinstance(foredraft, LayerProbe):
+        foredraft.check(module, {**others, "attention_mask": None})
         if is_causal is False or attention_mask is not None:
             raise ModelError("its attention is not causal, or brings a mask of its own")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    output = foretoken.attend(
+    output = foredraft.attend(
         layer,
         query,
         key,
@@ -193,7 +193,7 @@ def attention_forward(
 
 
 def register() -> None:
-    """Make `attn_implementation="foretoken"` known to transformers. May be called again."""
+    """Make `attn_implementation="foredraft"` known to transformers. May be called again."""
     mute()
     from transformers import AttentionInterface
 

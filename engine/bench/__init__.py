@@ -1,1 +1,1 @@
-"""Benchmarks: modes against each other (`foretoken bench`), and the suite of `make bench`."""
+"""Benchmarks: modes against each other (`foredraft bench`), and the suite of `make bench`."""

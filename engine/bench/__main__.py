@@ -1,4 +1,4 @@
-"""`foretoken bench`: modes against each other, on engines in this process."""
+"""`foredraft bench`: modes against each other, on engines in this process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
     parsed = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foretoken bench", lambda: run(parsed))
+    return exit_code("foredraft bench", lambda: run(parsed))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = build_parser("foretoken bench")
+    parser = build_parser("foredraft bench")
     add_pair(parser)
     parser.add_argument(
         "--quantization", default="none", choices=get_args(QuantizationName),

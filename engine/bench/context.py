@@ -1,4 +1,4 @@
-"""`foretoken bench context`: what a long context costs one stream, and what a cached prefix saves.
+"""`foredraft bench context`: what a long context costs one stream, and what a cached prefix saves.
 
 Decodes after prompts of growing length, in rounds; fits a line to the step times, and sets its
 slope against the KV bytes of a token and what a copy moves. Then the time to the first token of the
@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foretoken bench context", lambda: run(parsed))
+    return exit_code("foredraft bench context", lambda: run(parsed))
 
 
 def build_parser() -> Parser:
-    parser = Parser("foretoken bench context", __doc__)
+    parser = Parser("foredraft bench context", __doc__)
     add_target(parser)
     add = parser.add_argument
     add("--attention", choices=get_args(AttentionName), default="auto",

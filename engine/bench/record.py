@@ -1,6 +1,6 @@
-"""`foretoken bench record --output DIR`: traces of the engine on known texts, to be replayed.
+"""`foredraft bench record --output DIR`: traces of the engine on known texts, to be replayed.
 
-`foretoken replay` and `python -m engine.replay.ablate` read them. One file for each kind of text,
+`foredraft replay` and `python -m engine.replay.ablate` read them. One file for each kind of text,
 temperature and number of requests at a time, and for mixed batches (half predictable, half random).
 Requests differ in length and the next one comes when one ends, so that prompts, arrivals and
 departures are in it. Half of the time the controller decides; in between every K is played for
@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 for a mistake of the caller."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foretoken bench record", lambda: run(parsed))
+    return exit_code("foredraft bench record", lambda: run(parsed))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser("foretoken bench record", __doc__)
+    parser = Parser("foredraft bench record", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a new folder")
     add("--tokens", type=whole(8, MOST_TOKENS), default=192, metavar="N",

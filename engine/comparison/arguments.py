@@ -25,7 +25,7 @@ Tokens per second of off, fixed K and auto side by side, by kind of text, temper
 requests at a time; whether every mode says the same; the wait for a first token and between tokens.
 
 Offline (the default) it loads the pair and measures the engine in this process. With --url it asks
-a running server: a Foretoken is switched between the modes while it serves (needs its admin key),
+a running server: a Foredraft is switched between the modes while it serves (needs its admin key),
 any other OpenAI-compatible server is measured as it is.
 
 Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
@@ -64,7 +64,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         help="instead of the grid: batches half predictable, half random")  # fmt: skip
     add("--quick", action="store_true", help="a small grid: a minute or two")
     add("--json", metavar="FILE", help="write everything that was measured")
-    add("--plot", metavar="FILE.png", help="draw it (needs foretoken[plots])")
+    add("--plot", metavar="FILE.png", help="draw it (needs foredraft[plots])")
     return parser
 
 

@@ -27,7 +27,7 @@ class Arm:
 
     @property
     def is_switched(self) -> bool:
-        """Whether it is a mode of one Foretoken, whose texts do not depend on the mode."""
+        """Whether it is a mode of one Foredraft, whose texts do not depend on the mode."""
         return self.mode in ("off", "fixed", "auto")
 
 

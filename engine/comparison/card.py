@@ -28,7 +28,7 @@ def card(comparison: Comparison) -> str:
 
 
 def _heading(comparison: Comparison) -> Iterator[str]:
-    yield "Foretoken bench: " + "; ".join(
+    yield "Foredraft bench: " + "; ".join(
         f"{name} {value}" for name, value in comparison.facts.items()
     )
     yield (

@@ -101,7 +101,7 @@ class Comparison:
     def as_json(self) -> str:
         return json.dumps(
             {
-                "format": "foretoken-bench",
+                "format": "foredraft-bench",
                 "version": VERSION,
                 "facts": self.facts,
                 "modes": [arm.name for arm in self.arms],

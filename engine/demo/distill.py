@@ -44,7 +44,7 @@ WRITING = 0.25  # of the time
 WARM_UP = 20  # steps
 _OF = ("own", "given")
 
-log = logging.getLogger("foretoken.demo")
+log = logging.getLogger("foredraft.demo")
 
 
 class Lessons(NamedTuple):

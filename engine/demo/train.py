@@ -38,7 +38,7 @@ TOKENS_PER_PASS, PASSES_PER_STEP = 1024, 4
 STAGES = ((0.30, 4, 256), (0.56, 8, 512), (0.91, 16, 512), (2.0, 16, 2048))
 WARM_UP = 0.015
 
-log = logging.getLogger("foretoken.demo")
+log = logging.getLogger("foredraft.demo")
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Trainer:
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="foretoken train demo", description=(__doc__ or "").split("\n", 1)[0])
+    parser = Parser(prog="foredraft train demo", description=(__doc__ or "").split("\n", 1)[0])
     add, above = parser.add_argument, number(0, 1e6, above=True)
     add("--output", type=Path, default=Path(__file__).parent, metavar="DIR",
         help="folder to write target/ and draft/ to")  # fmt: skip
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     options = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    return exit_code("foretoken train demo", lambda: run(options))
+    return exit_code("foredraft train demo", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Text that the target writes past the ends of documents, by Foretoken's own engine in a crowd."""
+"""Text that the target writes past the ends of documents, by Foredraft's own engine in a crowd."""
 
 from __future__ import annotations
 

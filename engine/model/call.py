@@ -38,7 +38,7 @@ def front_door(model: Any) -> Call:
             position_ids=positions,
             use_cache=False,
             logits_to_keep=keep,
-            foretoken=prepared,
+            foredraft=prepared,
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -61,7 +61,7 @@ def short_cut(model: Any) -> Call | None:
             input_ids=input_ids,
             position_ids=positions,
             use_cache=False,
-            foretoken=prepared,
+            foredraft=prepared,
         )
         logits: Tensor = head(_kept(output.last_hidden_state, keep))[0]
         return logits
@@ -90,7 +90,7 @@ def layer_loop(model: Any) -> Call | None:
                 position_ids=positions,
                 past_key_values=None,
                 use_cache=False,
-                foretoken=prepared,
+                foredraft=prepared,
             )
         logits: Tensor = head(norm(_kept(rows, keep)))[0]
         return logits

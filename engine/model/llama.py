@@ -132,10 +132,10 @@ class LlamaDecoderLayer(nn.Module):
         rows: Tensor,
         *,
         position_embeddings: Angles,
-        foretoken: PreparedAttention | None = None,
+        foredraft: PreparedAttention | None = None,
         **_: Any,  # what transformers' layers of other families are told
     ) -> Tensor:
-        rows = rows + self.self_attn(self.input_layernorm(rows), position_embeddings, foretoken)
+        rows = rows + self.self_attn(self.input_layernorm(rows), position_embeddings, foredraft)
         output: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return output
 
@@ -157,7 +157,7 @@ class LlamaModel(nn.Module):
         self,
         input_ids: Tensor,
         position_ids: Tensor | None,
-        foretoken: PreparedAttention | None,
+        foredraft: PreparedAttention | None,
         *,
         use_cache: bool = False,
     ) -> Hidden:
@@ -166,7 +166,7 @@ class LlamaModel(nn.Module):
         rows: Tensor = self.embed_tokens(input_ids)
         angles = self.rotary_emb(rows, position_ids=position_ids)
         for layer in self.layers:
-            rows = layer(rows, position_embeddings=angles, foretoken=foretoken)
+            rows = layer(rows, position_embeddings=angles, foredraft=foredraft)
         return Hidden(self.norm(rows))
 
 
@@ -208,10 +208,10 @@ class Llama(nn.Module):
         *,
         use_cache: bool = False,
         logits_to_keep: int | Tensor = 0,
-        foretoken: PreparedAttention | None = None,
+        foredraft: PreparedAttention | None = None,
     ) -> Output:
         """Of one sequence `[1, rows]`; all logits, of so many last rows, or of those rows."""
-        rows = self.model(input_ids, position_ids, foretoken).last_hidden_state
+        rows = self.model(input_ids, position_ids, foredraft).last_hidden_state
         if isinstance(logits_to_keep, int):
             return Output(self.lm_head(rows[:, -logits_to_keep:]))
         return Output(self.lm_head(rows[:, logits_to_keep]))

@@ -62,7 +62,7 @@ def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
     zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
         try:
-            model(input_ids=zero, position_ids=zero, use_cache=False, foretoken=probe)
+            model(input_ids=zero, position_ids=zero, use_cache=False, foredraft=probe)
         except ModelError as error:
             raise ModelError(f"{name} cannot be served: {error}") from error
         except Exception as error:  # any failure of foreign model code means the same here

@@ -43,11 +43,11 @@ def quantization_config(kind: QuantizationName, device: torch.device, name: str)
 def unsupported(kind: QuantizationName, device: torch.device) -> str | None:
     """Why not, as half a sentence."""
     if find_spec("torchao") is None:
-        return "the package torchao is not installed (pip install 'foretoken[quantization]')"
+        return "the package torchao is not installed (pip install 'foredraft[quantization]')"
     if device.type != "cuda":
         return None if kind == "int8" else "it needs a CUDA device; on a CPU use int8"
     if find_spec("accelerate") is None:
-        return "the package accelerate is not installed (pip install 'foretoken[quantization]')"
+        return "the package accelerate is not installed (pip install 'foredraft[quantization]')"
     if kind == "fp8" and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
         return "the device has no products of 8-bit floats; use int8 or int4"
     return None

@@ -1,4 +1,4 @@
-"""`python -m engine.plan` is `foretoken plan`. Exit code 0; 2 for a mistake of the caller."""
+"""`python -m engine.plan` is `foredraft plan`. Exit code 0; 2 for a mistake of the caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(given)
     if (parsed.list or parsed.examples) and len(given) > 1:
         parser.error("--list and --examples stand alone: nothing else is read beside them")
-    return exit_code("foretoken plan", lambda: show(answer(parsed)))
+    return exit_code("foredraft plan", lambda: show(answer(parsed)))
 
 
 def answer(parsed: argparse.Namespace) -> str:

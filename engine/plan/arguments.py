@@ -1,4 +1,4 @@
-"""The options of `foretoken plan`, and what their values may be."""
+"""The options of `foredraft plan`, and what their values may be."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ DESCRIPTION = """\
 Does speculation pay for a pair of models on a device? On paper: from the shapes in their
 config.json and the device's data sheet. Needs no weights, and downloads nothing.
 
-  foretoken plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 4
-  foretoken plan --target DIR/config.json --device cpu --bandwidth 80 --tflops 2
-  foretoken plan --examples
+  foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 4
+  foredraft plan --target DIR/config.json --device cpu --bandwidth 80 --tflops 2
+  foredraft plan --examples
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser("foretoken plan", DESCRIPTION)
+    parser = Parser("foredraft plan", DESCRIPTION)
     parser.add_argument("--list", action="store_true", help="the presets: models and devices")
     parser.add_argument("--examples", action="store_true", help="worked examples, with arithmetic")
     _add_models(parser)
     _add_device(parser)
     _add_load(parser)
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw it, too (foretoken[plots])")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw it, too (foredraft[plots])")
     return parser
 
 

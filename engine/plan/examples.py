@@ -1,4 +1,4 @@
-"""`foretoken plan --examples`: the classic claims about speculation, worked out.
+"""`foredraft plan --examples`: the classic claims about speculation, worked out.
 
 Every figure is computed here by the same functions that make a plan.
 """

@@ -1,4 +1,4 @@
-"""`python -m engine.replay TRACE` is `foretoken replay`: other policies on what was recorded.
+"""`python -m engine.replay TRACE` is `foredraft replay`: other policies on what was recorded.
 
 Set `speculation.trace` to a file name to record steps while serving: sizes, times, and whether
 guesses were right, but no text. Requests, arrivals and hits are then the same for every policy, so
@@ -29,7 +29,7 @@ _K_MAX = 8
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; exit code 0, or 2 for a mistake of the caller."""
     parsed = build_parser().parse_args(arguments)
-    return exit_code("foretoken replay", lambda: show(answer(parsed)))
+    return exit_code("foredraft replay", lambda: show(answer(parsed)))
 
 
 def answer(parsed: argparse.Namespace) -> str:
@@ -57,7 +57,7 @@ def play(parsed: argparse.Namespace) -> Comparison:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser("foretoken replay", __doc__)
+    parser = Parser("foredraft replay", __doc__)
     parser.add_argument("trace", metavar="TRACE", help="what `speculation.trace` recorded")
     parser.add_argument(
         "--policy", action="append", metavar="NAME", help=f"{ALLOWED}; may be repeated (adaptive)"
@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--charge", type=number(0, MOST_CHARGE), default=1.0, metavar="TIMES",
         help="count a policy's own measured time so many times (1)",
     )  # fmt: skip
-    parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs foretoken[plots])")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs foredraft[plots])")
     parser.add_argument("--json", metavar="FILE", help="all figures, for programs")
     return parser
 

@@ -3,7 +3,7 @@
 Plays the controller and, in turn, the controller without one of its refinements. `first`: on a
 trace that it sees for the first time; `again`: when it has just played it, so that only what it
 goes on learning counts. Rates are relative to the whole controller: below 1, the refinement pays.
-`foretoken bench record` makes traces; a folder stands for all of those in it.
+`foredraft bench record` makes traces; a folder stands for all of those in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `foretoken replay` prints: the replay's own check, a line for each policy, the phases."""
+"""What `foredraft replay` prints: the replay's own check, a line for each policy, the phases."""
 
 from __future__ import annotations
 

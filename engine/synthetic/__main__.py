@@ -1,5 +1,5 @@
 """`python -m engine.synthetic`: write a random target and a draft that agrees with it as often as
-asked, as two folders that `foretoken serve --target DIR/target --draft DIR/draft` takes.
+asked, as two folders that `foredraft serve --target DIR/target --draft DIR/draft` takes.
 
 Acceptance is the mean of that at temperature 0 and at 1. Prints a table while it looks for the
 scale, then what the pair does on other texts, and writes it. The same arguments give the same

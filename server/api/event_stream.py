@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # The name of an ASGI extension: a Writer. Each wrapper that a framework puts around `send` costs as
 # much as writing.
-WRITER = "foretoken.writer"
+WRITER = "foredraft.writer"
 # No cache, and no proxy (nginx reads the last one), may keep an event.
 HEADERS = {"cache-control": "no-store", "connection": "keep-alive", "x-accel-buffering": "no"}
 PING_SECONDS = 15.0

@@ -19,7 +19,7 @@ def models_router(services: Services) -> APIRouter:
             "id": name,
             "object": "model",
             "created": created,
-            "owned_by": "foretoken",
+            "owned_by": "foredraft",
             "root": services.config.model_name,
             "max_model_len": ready.max_model_len if ready is not None else None,
         }

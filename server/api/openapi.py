@@ -115,7 +115,7 @@ def document(
     keys = {"AdminKey": bearer, **({"ApiKey": bearer} if keyed else {})}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Foretoken", "version": version},
+        "info": {"title": "Foredraft", "version": version},
         "paths": _paths(keyed),
         "components": {
             "schemas": {

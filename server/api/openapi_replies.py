@@ -218,6 +218,6 @@ REPLIES: Mapping[str, Schema] = {
     ),
     "Health": record({"status": enum("ok", "failed"), **STATE}),
     "Readiness": record({"ready": BOOLEAN, **STATE}),
-    "Version": record({"name": enum("foretoken"), "version": STRING}),
+    "Version": record({"name": enum("foredraft"), "version": STRING}),
     "Document": ANY_OBJECT,
 }

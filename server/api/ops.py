@@ -44,7 +44,7 @@ def ops_router(services: Services) -> APIRouter:
     async def version() -> dict[str, Any]:
         ready = services.client.ready
         facts = {} if ready is None else _facts(ready)
-        return {"name": "foretoken", "version": services.version, **facts}
+        return {"name": "foredraft", "version": services.version, **facts}
 
     def _facts(ready: Any) -> dict[str, Any]:
         names = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")

@@ -1,1 +1,1 @@
-"""`foretoken bench --url`: the comparison (engine.comparison) asked of a running server."""
+"""`foredraft bench --url`: the comparison (engine.comparison) asked of a running server."""

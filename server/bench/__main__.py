@@ -1,4 +1,4 @@
-"""`foretoken bench --url`: modes of a running server against each other, and other servers."""
+"""`foredraft bench --url`: modes of a running server against each other, and other servers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from server.bench.against import Several, parse_others
 from server.bench.client import Client
 from server.bench.driver import Served
 
-API_KEY, ADMIN_KEY = "FORETOKEN_API_KEY", "FORETOKEN_ADMIN_KEY"
+API_KEY, ADMIN_KEY = "FOREDRAFT_API_KEY", "FOREDRAFT_ADMIN_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
     parsed = _parser().parse_args(arguments)
-    return exit_code("foretoken bench", lambda: run(parsed))
+    return exit_code("foredraft bench", lambda: run(parsed))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = build_parser("foretoken bench")
+    parser = build_parser("foredraft bench")
     parser.add_argument("--url", required=True, help="of the server, like http://127.0.0.1:8000")
     parser.add_argument("--model", help="its name there; default: the first of /v1/models")
     parser.add_argument(
@@ -78,7 +78,7 @@ def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
 
 def arms_of(driver: Served, arms: tuple[Arm, ...], *, chosen: bool) -> tuple[Arm, ...]:
     """Those that the server can play. Raises ConfigError when it cannot play what was `chosen`."""
-    if not driver.is_foretoken:
+    if not driver.is_foredraft:
         if chosen:
             raise ConfigError(
                 "this server has no GET /speculation, so it cannot be switched; without --modes it"

@@ -1,7 +1,7 @@
 """The comparison on a running server. One engine serves all arms, and its controller sees them all,
 so auto serves an unmeasured round before each of its turns.
 
-A Foretoken is switched between modes by POST /speculation, and at the end put back into the mode
+A Foredraft is switched between modes by POST /speculation, and at the end put back into the mode
 that it was found in. Any other server has one arm: as it is. It is asked for plain sampling, and
 for replies that end-of-text does not end, as far as it takes the fields for that; its tokens are
 counted by their ids or by its usage, never by its events.
@@ -30,7 +30,7 @@ _NO_CACHE: dict[str, Any] = {"cache_salt": "bench", "cache_prompt": False}
 
 
 class Served:
-    """runs.Driver over HTTP. `as_it_is`: a Foretoken is not switched either. `fields` go into
+    """runs.Driver over HTTP. `as_it_is`: a Foredraft is not switched either. `fields` go into
     every request. Raises ConfigError when the server is not there or has no model."""
 
     def __init__(
@@ -47,8 +47,8 @@ class Served:
         self.url = client.url
         self.model = str(self._fields.get("model") or model or _first_model(client))
         self._found = None if as_it_is else _speculation(client)
-        self.is_foretoken = self._found is not None
-        self.facts = _version(client) if self.is_foretoken else {}
+        self.is_foredraft = self._found is not None
+        self.facts = _version(client) if self.is_foredraft else {}
         self.exact = bool(self.facts.get("exact", self.facts.get("dtype") == "float32"))
         self._names = count()
         self._settling: Sequence[Lane] = ()
@@ -56,7 +56,7 @@ class Served:
         self._same_work: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
         self._no_cache: dict[str, Any] = {"cache_salt": "bench"}
         self.left_out: list[str] = []
-        if not self.is_foretoken:
+        if not self.is_foredraft:
             self._try_fields()
 
     @property
@@ -73,7 +73,7 @@ class Served:
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Into the prefix cache, of the draft too."""
-        if self.is_foretoken:
+        if self.is_foredraft:
             self._switch(Arm("fixed", 1) if self.k_max else Arm("off"))
         with ThreadPoolExecutor(8) as pool:
             asked = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
@@ -159,7 +159,7 @@ class Served:
             _spread(reply, tokens)
 
     def _body(self, request: Request, more: dict[str, Any]) -> dict[str, Any]:
-        plain = {} if self.is_foretoken else {"top_p": 1.0}
+        plain = {} if self.is_foredraft else {"top_p": 1.0}
         return {
             **plain,
             **self._same_work,
@@ -227,7 +227,7 @@ def _first_model(client: Client) -> str:
 
 
 def _speculation(client: Client) -> dict[str, Any] | None:
-    """GET /speculation of a Foretoken, None for any other server."""
+    """GET /speculation of a Foredraft, None for any other server."""
     try:
         found = read_json(client.get("/speculation"), "/speculation")
     except Refused as error:

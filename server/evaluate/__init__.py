@@ -1,1 +1,1 @@
-"""`foretoken evaluate`: does speculation pay for these prompts, on this machine?"""
+"""`foredraft evaluate`: does speculation pay for these prompts, on this machine?"""

@@ -1,4 +1,4 @@
-"""`foretoken evaluate`: does speculation pay for these prompts, here, and is it lossless?
+"""`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
 Runs your prompts offline with and without guesses, and says: whether every text stayed the same,
 how many guesses were kept by position and by kind of text, who should guess and how far ahead at
@@ -31,7 +31,7 @@ separated by blank lines if it has any, else one a line.
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     parsed = build_parser().parse_args(arguments)
-    return exit_code("foretoken evaluate", lambda: evaluate(parsed))
+    return exit_code("foredraft evaluate", lambda: evaluate(parsed))
 
 
 def evaluate(parsed: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def evaluate(parsed: argparse.Namespace) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser("foretoken evaluate", f"{__doc__}\n{FORMS}")
+    parser = Parser("foredraft evaluate", f"{__doc__}\n{FORMS}")
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG.toml", help="what you would serve with")
     add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")
@@ -81,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def overrides(parsed: argparse.Namespace) -> list[str]:
-    """The options as `key=value`, as `foretoken serve` reads them."""
+    """The options as `key=value`, as `foredraft serve` reads them."""
     said = {
         "target.path": parsed.target,
         "speculation.proposer.path": parsed.draft,

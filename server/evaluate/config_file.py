@@ -1,4 +1,4 @@
-"""A configuration as TOML, to be given to `foretoken serve`. Only what differs from the defaults,
+"""A configuration as TOML, to be given to `foredraft serve`. Only what differs from the defaults,
 but for who guesses and how far, which is spelled out; never a key."""
 
 from __future__ import annotations

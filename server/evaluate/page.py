@@ -19,7 +19,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 def page(report: Report) -> str:
     """The whole document."""
     findings = report.findings
-    title = f"Foretoken evaluate: {findings.facts['prompts']}"
+    title = f"Foredraft evaluate: {findings.facts['prompts']}"
     body = "\n".join(
         piece
         for part in (
@@ -43,7 +43,7 @@ def _head(report: Report, title: str) -> Iterator[str]:
     draft = f" with draft {f['draft']}" if f["draft"] else ""
     said = (
         f"{f['target']}{draft}, {f['dtype']} on {f['device']}. {f['chosen']} of {f['found']}"
-        f" prompts ({f['kinds']}). Foretoken {f['version']}, {f['date']}."
+        f" prompts ({f['kinds']}). Foredraft {f['version']}, {f['date']}."
     )
     yield f"<p>{escape(said)}</p>"
     for note in report.findings.notes:
@@ -198,7 +198,7 @@ def _ratio(record: Record | None) -> str:
 def _config(report: Report) -> Iterator[str]:
     yield "<h2>Configuration to use</h2>"
     yield f"<pre>{escape(report.config)}</pre>"
-    yield "<p>Serve it: <code>foretoken serve FILE.toml</code></p>"
+    yield "<p>Serve it: <code>foredraft serve FILE.toml</code></p>"
 
 
 def _prompts(findings: Findings) -> Iterator[str]:

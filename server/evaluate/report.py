@@ -93,10 +93,10 @@ def number(value: float) -> float | None:
 
 def _heading(findings: Findings) -> Iterator[str]:
     f = findings.facts
-    yield f"Foretoken evaluate: {f['prompts']}"
+    yield f"Foredraft evaluate: {f['prompts']}"
     draft = f" with draft {f['draft']}" if f["draft"] else ""
     yield f"{f['target']}{draft}, {f['dtype']} on {f['device']}"
-    yield f"Foretoken {f['version']}, {f['date']}"
+    yield f"Foredraft {f['version']}, {f['date']}"
     yield f"{f['chosen']} of {f['found']} prompts: {f['kinds']}"
     for note in findings.notes:
         yield f"note: {note}"

@@ -161,7 +161,7 @@ def facts(
         "minutes": options.seconds / 60,
         "max_tokens": options.max_tokens,
         "seed": options.seed,
-        "version": version("foretoken"),
+        "version": version("foredraft"),
         "date": date.today().isoformat(),
     }
 
@@ -172,13 +172,13 @@ def report_all(
     """The card, then the files. Raises ConfigError for one that cannot be written."""
     advice = advise(findings)
     best = with_speculation(config, recommended(config.engine, advice.overall))
-    origin = f"foretoken evaluate, {findings.facts['date']}, {findings.facts['prompts']}"
+    origin = f"foredraft evaluate, {findings.facts['date']}, {findings.facts['prompts']}"
     comments = [origin, *advice.reasons]
     report = Report(findings, advice, config_text(best, comments))
     out(f"{card(report)}\n")
     if options.config is not None:
         write_config(options.config, best, comments)
-        out(f"Wrote {options.config}: foretoken serve {options.config}\n")
+        out(f"Wrote {options.config}: foredraft serve {options.config}\n")
     else:
         out(f"\nConfiguration to use (--write-config FILE.toml):\n\n{config_text(best)}")
     for path, render in ((options.html, page), (options.json, as_json)):

@@ -141,7 +141,7 @@ class TaskMaker:
             metrics=Metrics(),
             admission=Admission(self._recorder, self.config.max_inflight),
             grammars=self.grammars,
-            version=version("foretoken"),
+            version=version("foredraft"),
             monotonic=time.monotonic,
             wall=time.time,
             draw_seed=lambda: self.seed,

@@ -460,7 +460,7 @@ def test_refusals_are_counted_and_nothing_reached_the_engine(http: httpx.Client)
 
     def count() -> float:
         lines = http.get("/metrics").text.splitlines()
-        name = 'foretoken_rejected_requests_total{reason="invalid"}'
+        name = 'foredraft_rejected_requests_total{reason="invalid"}'
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     before = count()

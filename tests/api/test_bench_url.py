@@ -1,4 +1,4 @@
-"""`foretoken bench --url` against servers that are none, refuse, or are not ours."""
+"""`foredraft bench --url` against servers that are none, refuse, or are not ours."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(words) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    lines = [line for line in said.err.splitlines() if line.startswith("foretoken bench: ")]
+    lines = [line for line in said.err.splitlines() if line.startswith("foredraft bench: ")]
     assert len(lines) == 1
     assert "Traceback" not in said.err
     return lines[0]
@@ -152,7 +152,7 @@ def test_several_servers_are_measured_in_turn(
 def test_another_server_beside_one_that_is_not_ours(
     other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: two foreign servers, or one under two settings, need no Foretoken."""
+    """Law: two foreign servers, or one under two settings, need no Foredraft."""
     words = ["--url", other, *SMALL, "--against", f"again={other}"]
     assert main(words) == 0
     said = capsys.readouterr().out
@@ -250,4 +250,4 @@ def test_guesses_are_what_the_counters_grew_by() -> None:
     with serve() as served:
         served.metrics._counters["spec_decode_chosen_k_total"].labels("3").inc(2)
         assert Client(served.url).counters()["spec_decode_chosen_k_total", 3] == 2.0
-        assert Served(Client(served.url), model=None, admin_key=None).is_foretoken
+        assert Served(Client(served.url), model=None, admin_key=None).is_foredraft

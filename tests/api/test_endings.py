@@ -218,7 +218,7 @@ def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
         assert reply.text.count("[DONE]") == 1
         assert "\r" not in reply.text
         assert served.client.aborted == []
-        assert 'foretoken_requests_total{reason="length"} 1.0' in http.get("/metrics").text
+        assert 'foredraft_requests_total{reason="length"} 1.0' in http.get("/metrics").text
 
 
 def test_a_running_stream_survives_the_stop_signal() -> None:

@@ -232,7 +232,7 @@ def test_models(sdk: OpenAI) -> None:
     """The list has the one served model, which can be retrieved by its name."""
     [model] = sdk.models.list().data
     assert model.id == MODEL
-    assert sdk.models.retrieve(MODEL).owned_by == "foretoken"
+    assert sdk.models.retrieve(MODEL).owned_by == "foredraft"
 
 
 def test_error_classes(served: Served, sdk: OpenAI) -> None:

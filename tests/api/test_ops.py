@@ -137,12 +137,12 @@ def test_replies_carry_their_id(http: httpx.Client) -> None:
 def test_metrics_count_requests(http: httpx.Client) -> None:
     """Prometheus text with our prefix; unauthorised requests are counted."""
     text = http.get("/metrics").text
-    assert "foretoken_time_to_first_token_seconds_count" in text
-    assert 'foretoken_rejected_requests_total{reason="unauthorized"}' in text
+    assert "foredraft_time_to_first_token_seconds_count" in text
+    assert 'foredraft_rejected_requests_total{reason="unauthorized"}' in text
 
 
 def test_version(http: httpx.Client) -> None:
     """Code and numerics, for a bug report."""
     version = http.get("/version").json()
-    assert version["name"] == "foretoken"
+    assert version["name"] == "foredraft"
     assert version["proposer"] == "draft_model"

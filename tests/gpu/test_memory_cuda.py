@@ -77,7 +77,7 @@ def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFac
 
 
 def test_the_measuring_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """`foretoken bench machine --device cuda --synthetic 8b` measures; here it is only small."""
+    """`foredraft bench machine --device cuda --synthetic 8b` measures; here it is only small."""
     given = ["--synthetic", "3e7", "--device", "cuda", "--dtype", "bfloat16"]
     assert main([*given, "--rounds", "2", "--tokens", "32"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -50,7 +50,7 @@ def eager(loaded: LoadedModel) -> Eager:
             with torch.inference_mode():
                 out = loaded.model(input_ids=torch.tensor([tokens]), use_cache=False)
         finally:
-            loaded.model.set_attn_implementation("foretoken")
+            loaded.model.set_attn_implementation("foredraft")
         result: Tensor = out.logits[0]
         return result
 

@@ -1,4 +1,4 @@
-"""`foretoken bench` on tiny models: what is asked and counted, never how fast it was."""
+"""`foredraft bench` on tiny models: what is asked and counted, never how fast it was."""
 
 from __future__ import annotations
 
@@ -181,5 +181,5 @@ def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[s
         assert main(words) == 2
         said = capsys.readouterr()
         assert said.out == ""
-        assert said.err.startswith("foretoken bench: ")
+        assert said.err.startswith("foredraft bench: ")
         assert said.err.count("\n") == 1

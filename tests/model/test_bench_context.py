@@ -1,4 +1,4 @@
-"""`foretoken bench context` on a tiny model: a card, a line for programs, one sentence for
+"""`foredraft bench context` on a tiny model: a card, a line for programs, one sentence for
 mistakes."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`foretoken bench machine` on a tiny pair: a card, a line for programs, and one sentence for
+"""`foredraft bench machine` on a tiny pair: a card, a line for programs, and one sentence for
 mistakes."""
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_a_mistake_is_a_sentence(given: list[str], capsys: pytest.CaptureFixture
     assert main(given) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("foretoken bench suite: ")
+    assert said.err.startswith("foredraft bench suite: ")
     assert said.err.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""`foretoken evaluate` on tiny models: the engine's half alone, and the command with its child."""
+"""`foredraft evaluate` on tiny models: the engine's half alone, and the command with its child."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(
     out = tmp_path / "r.json"
     assert main(["--prompts", str(tmp_path / "p.txt"), "--target", folder, "--json", str(out)]) == 2
     said = capfd.readouterr().err
-    assert "foretoken evaluate: " in said.splitlines()[-1]
+    assert "foredraft evaluate: " in said.splitlines()[-1]
     assert "Traceback" not in said
     assert not out.exists()
 

@@ -235,7 +235,7 @@ def test_an_argument_that_no_backend_honours_is_refused(tiny_target: str) -> Non
 
     def call(**arguments: Any) -> None:
         interface.attention_forward(
-            attention, tensor, tensor[:, :2], tensor[:, :2], None, foretoken=probe, **arguments
+            attention, tensor, tensor[:, :2], tensor[:, :2], None, foredraft=probe, **arguments
         )
 
     with pytest.raises(ModelError, match="'position_bias'"):
@@ -271,7 +271,7 @@ def test_different_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         return plain(*tensors, scaling=1.0, **named)
 
     monkeypatch.setattr(
-        loader, "register", lambda: AttentionInterface.register("foretoken", unscaled)
+        loader, "register", lambda: AttentionInterface.register("foredraft", unscaled)
     )
     try:
         assert "does not compute the same" in refusal(of_transformers(tmp_path))

@@ -1,4 +1,4 @@
-"""`foretoken plan` counts weights by rule; transformers builds them."""
+"""`foredraft plan` counts weights by rule; transformers builds them."""
 
 from __future__ import annotations
 

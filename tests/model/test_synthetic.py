@@ -78,7 +78,7 @@ def test_the_configuration_says_what_the_files_hold(folder: Path) -> None:
 def test_a_pair_made_on_the_device_is_held_as_a_start_would_hold_it(
     dtype: str, proposer: dict[str, str], folder: Path
 ) -> None:
-    """Bug: `foretoken bench machine --synthetic` measured a draft in all bits, and both models in
+    """Bug: `foredraft bench machine --synthetic` measured a draft in all bits, and both models in
     float32, where a start serves the same pair in bfloat16 with the draft in eight bits."""
     read = config(folder).model_dump()
     read["target"]["dtype"] = dtype

@@ -19,7 +19,7 @@ AMBIGUOUS = {
     "ambiguous": 'start: a\na: a a a | a a | "x" |',
     "ambiguous words": "start: s\ns: s s s | s s | /[a-z]+/ | /[a-z ]{1,5}/",
 }
-MODEL: dict[str, Any] = {"model": "foretoken-demo", "max_tokens": 200}
+MODEL: dict[str, Any] = {"model": "foredraft-demo", "max_tokens": 200}
 SAID = [{"role": "user", "content": "hi"}]
 BAD: dict[str, dict[str, Any]] = {
     "10k stop strings": {"stop": [f"stop {i}" for i in range(10_000)]},

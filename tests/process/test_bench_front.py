@@ -1,4 +1,4 @@
-"""`foretoken bench front`, briefly: real processes, and what it tells of them."""
+"""`foredraft bench front`, briefly: real processes, and what it tells of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`foretoken bench --url` against a whole server that is switched while it serves."""
+"""`foredraft bench --url` against a whole server that is switched while it serves."""
 
 from __future__ import annotations
 

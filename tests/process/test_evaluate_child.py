@@ -1,4 +1,4 @@
-"""The engine child of `foretoken evaluate` when it does not do what it should."""
+"""The engine child of `foredraft evaluate` when it does not do what it should."""
 
 from __future__ import annotations
 

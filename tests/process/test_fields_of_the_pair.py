@@ -73,7 +73,7 @@ def http() -> Iterator[httpx.Client]:
 
 
 def ask(http: httpx.Client, route: str, **fields: Any) -> dict[str, Any]:
-    body = {"model": "foretoken-demo", "max_tokens": 24, "seed": 5, "return_token_ids": True}
+    body = {"model": "foredraft-demo", "max_tokens": 24, "seed": 5, "return_token_ids": True}
     reply = http.post(route, json={**body, **fields})
     assert reply.status_code == 200, reply.text
     return dict(reply.json())

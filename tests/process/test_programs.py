@@ -1,4 +1,4 @@
-"""Offline commands are children of `foretoken`."""
+"""Offline commands are children of `foredraft`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ raise SystemExit(run_program("timeit", ["-n1", "-r1", "-s", setup, "time.sleep(6
 
 
 def test_a_program_ends_with_its_parent() -> None:
-    """Bug: SIGTERM, which a supervisor sends to one process, ended `foretoken bench` and left the
+    """Bug: SIGTERM, which a supervisor sends to one process, ended `foredraft bench` and left the
     program that it had started running."""
     command = [sys.executable, "-c", _PARENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:

@@ -45,7 +45,7 @@ async def same_reply(server: Server) -> None:
     sdk: Any = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     async with sdk:
         for options in ({"temperature": 0.0}, {"temperature": 1.0, "extra_body": {"seed": 7}}):
-            asked = {"model": "foretoken-demo", **options}
+            asked = {"model": "foredraft-demo", **options}
             question = "What is the capital of France?"
             whole = await sdk.responses.create(input=question, max_output_tokens=24, **asked)
             chat = await sdk.chat.completions.create(
@@ -57,7 +57,7 @@ async def same_reply(server: Server) -> None:
             )
             streamed = told([event.to_dict() async for event in stream])
             assert streamed["output"][0]["content"][0]["text"] == whole.output_text
-            count = await sdk.responses.input_tokens.count(model="foretoken-demo", input=question)
+            count = await sdk.responses.input_tokens.count(model="foredraft-demo", input=question)
             assert count.input_tokens == whole.usage.input_tokens
 
 

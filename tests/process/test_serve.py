@@ -74,7 +74,7 @@ def _discard(stream: IO[str]) -> None:
 
 
 def body(tokens: int) -> dict[str, object]:
-    return {"model": "foretoken-demo", "prompt": "abc", "max_tokens": tokens, "stream": True}
+    return {"model": "foredraft-demo", "prompt": "abc", "max_tokens": tokens, "stream": True}
 
 
 def events(response: httpx.Response) -> Iterator[str]:
@@ -225,7 +225,7 @@ def test_engine_that_cannot_start_is_one_sentence() -> None:
     process = _spawn(Script(refuse_to_start="the folder holds no model"), "server.port=0")
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert err.strip().splitlines()[-1] == "foretoken: the folder holds no model"
+    assert err.strip().splitlines()[-1] == "foredraft: the folder holds no model"
     assert err.count("the folder holds no model") == 1
     assert "Traceback" not in err
     assert out == ""

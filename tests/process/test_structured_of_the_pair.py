@@ -43,7 +43,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 def body(**fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": ASK}]
-    return {"model": "foretoken-demo", "messages": messages, "max_tokens": 120, **fields}
+    return {"model": "foredraft-demo", "messages": messages, "max_tokens": 120, **fields}
 
 
 async def reply(server: Server, **fields: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_a_mode_outlives_the_engine() -> None:
             await switch(server, {"mode": "fixed", "k": 1})
             assert (await one(server, max_tokens=12))[1]["rounds"] == 6
             lines = (await server.http.get("/metrics")).text.splitlines()
-            assert 'foretoken_spec_decode_mode{mode="fixed"} 1.0' in lines
+            assert 'foredraft_spec_decode_mode{mode="fixed"} 1.0' in lines
 
     asyncio.run(scenario())
 

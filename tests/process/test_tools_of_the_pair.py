@@ -23,7 +23,7 @@ from tests.support.tools import accumulated
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0")
-MODEL = "foretoken-demo"
+MODEL = "foredraft-demo"
 HELLO: list[Any] = [{"role": "user", "content": "Tell me something."}]
 
 

@@ -148,10 +148,10 @@ def test_a_departed_client_frees_the_engine() -> None:
             async with completion(server, max_tokens=4000) as stream:
                 assert await stream.next() is not None
                 async with asyncio.timeout(30):
-                    while "foretoken_requests_running 1.0" not in await metrics(server):
+                    while "foredraft_requests_running 1.0" not in await metrics(server):
                         await asyncio.sleep(0.05)
             async with asyncio.timeout(30):
-                while "foretoken_requests_running 0.0" not in await metrics(server):
+                while "foredraft_requests_running 0.0" not in await metrics(server):
                     await asyncio.sleep(0.05)
 
     asyncio.run(scenario())
@@ -164,5 +164,5 @@ def test_an_engine_that_refuses_to_start_ends_the_server() -> None:
         SCRIPTED, cwd=ROOT, env=script.environment(), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "foretoken: no such model folder: /x"
+    assert done.stderr.splitlines()[-1] == "foredraft: no such model folder: /x"
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""FakeLab: the engine of `foretoken evaluate` without an engine. Its seconds follow a formula, so
+"""FakeLab: the engine of `foredraft evaluate` without an engine. Its seconds follow a formula, so
 that what pays is known; its clock stands still but for them."""
 
 from __future__ import annotations

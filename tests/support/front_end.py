@@ -1,4 +1,4 @@
-"""`foretoken serve` with the byte tokenizer: a front end to kill, itself free of torch.
+"""`foredraft serve` with the byte tokenizer: a front end to kill, itself free of torch.
 
 `python -m tests.support.front_end scripted|real key=value ...`: the engine is the scripted child
 (its script is in the environment) or `python -m engine`.
@@ -30,7 +30,7 @@ def main() -> int:
         try:
             return loop.run(run(config, listener, ENGINES[engine]))
         except EngineError as error:  # as the command does
-            sys.stderr.write(f"foretoken: {error}\n")
+            sys.stderr.write(f"foredraft: {error}\n")
             return EXIT_MISTAKE
 
 

@@ -15,10 +15,10 @@ import pytest
 from server.metrics_table import METRICS, Metric
 
 TARGET = frozenset({"job", "instance"})  # labels that a scrape adds
-PREFIX = "foretoken_"
+PREFIX = "foredraft_"
 TABLE = {metric.name: metric for metric in METRICS}
 SUFFIXES = ("_bucket", "_sum", "_count")
-SELECTOR = re.compile(r"(\w+\()?\b(foretoken_\w+)(?:\{([^}]*)\})?(\[)?")
+SELECTOR = re.compile(r"(\w+\()?\b(foredraft_\w+)(?:\{([^}]*)\})?(\[)?")
 MATCHER = re.compile(r"(\w+)(=~|!~|!=|=)(['\"])(.*?)\3")
 
 needs_promtool = pytest.mark.skipif(

@@ -1,7 +1,7 @@
 """The scripted engine with troubles, as a child: the real EngineProcess, an engine without torch.
 
 `python tests/support/scripted.py --config .. --commands .. --events ..`; the script is the JSON of
-`Script` in the environment variable FORETOKEN_SCRIPT. Tokens follow a rule that a test can repeat:
+`Script` in the environment variable FOREDRAFT_SCRIPT. Tokens follow a rule that a test can repeat:
 `next_token`.
 """
 
@@ -26,7 +26,7 @@ from engine.parent import follow_parent
 from engine.process import EngineProcess
 from engine.scripted import make_ready
 
-VARIABLE = "FORETOKEN_SCRIPT"
+VARIABLE = "FOREDRAFT_SCRIPT"
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
 

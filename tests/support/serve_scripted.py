@@ -1,4 +1,4 @@
-"""`foretoken serve` with the scripted engine and the byte tokenizer: a real front end, no torch.
+"""`foredraft serve` with the scripted engine and the byte tokenizer: a real front end, no torch.
 
 `python -m tests.support.serve_scripted key=value ...`; the script is in the environment.
 """
@@ -28,7 +28,7 @@ def main() -> int:
         try:
             return loop.run(run(config, listener))
         except EngineError as error:
-            sys.stderr.write(f"foretoken: {error}\n")
+            sys.stderr.write(f"foredraft: {error}\n")
             return 2
 
 

@@ -81,7 +81,7 @@ def test_mistakes_are_one_sentence(
     said that it was the target's, and of names that no file can have there was a traceback."""
     assert main(arguments) == 2
     said = capsys.readouterr().err
-    assert said.startswith("foretoken: ")
+    assert said.startswith("foredraft: ")
     assert said.count("\n") == 1
     assert len(said) < 400
     for part in parts:
@@ -106,7 +106,7 @@ def test_mistakes_in_arguments_are_one_sentence(
         main(arguments)
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith("foretoken")
+    assert said.startswith("foredraft")
     assert said.count("\n") == 1
     assert part in said
 
@@ -161,7 +161,7 @@ def test_welcome_can_be_pasted() -> None:
     config = load_config(None, ["server.host=0.0.0.0", "server.api_key=s3cret"])
     said = welcome(config, 8123)
     assert "curl -N http://127.0.0.1:8123/v1/completions" in said
-    assert '"model": "foretoken-demo"' in said
+    assert '"model": "foredraft-demo"' in said
     assert "Authorization" in said
     assert "s3cret" not in said
     assert "http://[::1]:1/v1" in welcome(load_config(None, ["server.host=::"]), 1)
@@ -190,7 +190,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             main(arguments)
         assert ended.value.code == 0
     said = capsys.readouterr().out
-    for word in ("serve", "bench", "plan", "replay", "train", "foretoken 0", "--target", "n-gram"):
+    for word in ("serve", "bench", "plan", "replay", "train", "foredraft 0", "--target", "n-gram"):
         assert word in said
 
 
@@ -225,4 +225,4 @@ def test_a_mistake_is_one_sentence(words: list[str], capsys: pytest.CaptureFixtu
         bench_front(words)
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("foretoken bench front: ")
+    assert line.startswith("foredraft bench front: ")

@@ -192,7 +192,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     assert show(compared(), json=str(path), picture=str(tmp_path / "found.png")) == 0
     found = json.loads(path.read_text())
-    assert found["format"] == "foretoken-bench"
+    assert found["format"] == "foredraft-bench"
     assert found["cells"][0]["modes"]["K=2"]["rounds"][0]["acceptance"] == [0.5, 0.5]
     assert found["cells"][0]["auto_against_off"]["value"] == pytest.approx(1.35)
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
@@ -240,7 +240,7 @@ def test_intervals_hold_the_median() -> None:
 def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
     """Law: what was given, and what is allowed."""
     with pytest.raises(ConfigError) as caught:
-        settings(build_parser("foretoken bench").parse_args(arguments))
+        settings(build_parser("foredraft bench").parse_args(arguments))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -264,9 +264,9 @@ def test_wrong_values_are_sentences(
 ) -> None:
     """Law: the option, what was given, and what is allowed."""
     with pytest.raises(SystemExit) as ended:
-        build_parser("foretoken bench").parse_args(arguments)
+        build_parser("foredraft bench").parse_args(arguments)
     assert ended.value.code == 2
-    told = f"foretoken bench: argument {arguments[0]}: {said}\n"
+    told = f"foredraft bench: argument {arguments[0]}: {said}\n"
     assert capsys.readouterr().err == told
 
 

@@ -14,7 +14,7 @@ import pytest
 from server.metrics_table import METRICS
 from tests.support.promql import check, groupings, needs_promtool, parse, selectors
 
-FILE = Path(__file__).parents[2] / "docker/grafana/dashboards/foretoken.json"
+FILE = Path(__file__).parents[2] / "docker/grafana/dashboards/foredraft.json"
 DASHBOARD = json.loads(FILE.read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]

@@ -56,7 +56,7 @@ def test_grafana_finds_the_dashboard_and_its_data() -> None:
     mounted = mounts("grafana")
     for kind in ("datasources", "dashboards"):
         assert mounted[f"/etc/grafana/provisioning/{kind}"] == f"./grafana/provisioning/{kind}"
-    [provider] = read("grafana/provisioning/dashboards/foretoken.yaml")["providers"]
+    [provider] = read("grafana/provisioning/dashboards/foredraft.yaml")["providers"]
     folder = provider["options"]["path"]
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert Path(home).parent == Path(folder)
@@ -68,13 +68,13 @@ def test_grafana_finds_the_dashboard_and_its_data() -> None:
     )
 
 
-def test_prometheus_finds_foretoken_and_the_rules() -> None:
+def test_prometheus_finds_foredraft_and_the_rules() -> None:
     """Law: the target is compose's service at the port of the image and of the server."""
     [scrape] = read("prometheus.yaml")["scrape_configs"]
-    assert scrape["job_name"] == "foretoken", "an alert names it"
-    assert scrape["static_configs"] == [{"targets": [f"foretoken:{_port('foretoken')}"]}]
-    assert f"EXPOSE {_port('foretoken')}\n" in DOCKERFILE
-    assert ServerConfig().port == _port("foretoken")
+    assert scrape["job_name"] == "foredraft", "an alert names it"
+    assert scrape["static_configs"] == [{"targets": [f"foredraft:{_port('foredraft')}"]}]
+    assert f"EXPOSE {_port('foredraft')}\n" in DOCKERFILE
+    assert ServerConfig().port == _port("foredraft")
     [rules] = read("prometheus.yaml")["rule_files"]
     assert mounts("prometheus")[f"/etc/prometheus/{rules}"] == f"./{rules}"
 
@@ -85,15 +85,15 @@ def _port(service: str) -> int:
     return int(published.rpartition(":")[2])
 
 
-def test_foretoken_is_built_as_the_dockerfile_says() -> None:
+def test_foredraft_is_built_as_the_dockerfile_says() -> None:
     """Law: the target exists, what it keeps is its user's, and replies may end before it is
     killed."""
-    service = SERVICES["foretoken"]
+    service = SERVICES["foredraft"]
     assert f" AS {service['build']['target']}\n" in DOCKERFILE
     assert (DOCKER / service["build"]["context"]).resolve() == ROOT
     assert all(f"ARG {name}=" in DOCKERFILE for name in service["build"]["args"])
-    [kept] = mounts("foretoken")
-    assert f"--owner=foretoken --group=foretoken {kept}\n" in DOCKERFILE
+    [kept] = mounts("foredraft")
+    assert f"--owner=foredraft --group=foredraft {kept}\n" in DOCKERFILE
     assert int(service["stop_grace_period"].rstrip("s")) > ServerConfig().grace_seconds
     start_period = re.search(r"--start-period=(\d+)s", DOCKERFILE)
     assert start_period is not None
@@ -131,29 +131,29 @@ def test_prometheus_reads_its_configuration() -> None:
 HISTORIES = {
     "none, since all is well": {
         "up{}": "1+0x40",
-        'foretoken_engine_state{state="ready"}': "1+0x40",
-        "foretoken_engine_restarts_total{}": "2+0x40",
-        "foretoken_requests_waiting{}": "5+0x40",
-        'foretoken_rejected_requests_total{reason="queue_full"}': "7+0x40",
-        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "0+50x40",
-        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "0+40x40",
+        'foredraft_engine_state{state="ready"}': "1+0x40",
+        "foredraft_engine_restarts_total{}": "2+0x40",
+        "foredraft_requests_waiting{}": "5+0x40",
+        'foredraft_rejected_requests_total{reason="queue_full"}': "7+0x40",
+        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "0+50x40",
+        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "0+40x40",
     },
     "none, since nothing runs": {
-        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "90+0x40",
-        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "99+0x40",
+        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "90+0x40",
+        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "99+0x40",
     },
     "none, since next to nothing runs": {
-        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "0+1x40",
-        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "0+2x40",
+        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "0+1x40",
+        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "0+2x40",
     },
-    "ForetokenDown": {"up{}": "0+0x40"},
-    "ForetokenNotReady": {'foretoken_engine_state{state="ready"}': "0+0x40"},
-    "ForetokenRestarted": {"foretoken_engine_restarts_total{}": "0+0x20 1+0x20"},
-    "ForetokenQueueGrows": {"foretoken_requests_waiting{}": "1+1x40"},
-    "ForetokenQueueFull": {'foretoken_rejected_requests_total{reason="queue_full"}': "0+1x40"},
-    "ForetokenSpeculationLoses": {
-        'foretoken_spec_decode_compared_seconds_total{kind="plain"}': "0+48x40",
-        'foretoken_spec_decode_compared_seconds_total{kind="taken"}': "0+50x40",
+    "ForedraftDown": {"up{}": "0+0x40"},
+    "ForedraftNotReady": {'foredraft_engine_state{state="ready"}': "0+0x40"},
+    "ForedraftRestarted": {"foredraft_engine_restarts_total{}": "0+0x20 1+0x20"},
+    "ForedraftQueueGrows": {"foredraft_requests_waiting{}": "1+1x40"},
+    "ForedraftQueueFull": {'foredraft_rejected_requests_total{reason="queue_full"}': "0+1x40"},
+    "ForedraftSpeculationLoses": {
+        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "0+48x40",
+        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "0+50x40",
     },
 }
 
@@ -162,7 +162,7 @@ HISTORIES = {
 @pytest.mark.parametrize("history", HISTORIES)
 def test_alerts_fire_when_they_should(history: str, tmp_path: Path) -> None:
     """Law: each on its own trouble, and none on a good day."""
-    labels = 'job="foretoken",instance="a:8000"'
+    labels = 'job="foredraft",instance="a:8000"'
     series = [
         {"series": name.replace("}", f",{labels}}}").replace("{,", "{"), "values": values}
         for name, values in HISTORIES[history].items()
@@ -177,7 +177,7 @@ def test_alerts_fire_when_they_should(history: str, tmp_path: Path) -> None:
 def _expected(rule: dict[str, Any], history: str) -> dict[str, Any]:
     fires = rule["alert"] == history
     own = dict(re.findall(r'(reason|state)="(\w+)"', rule["expr"]))
-    labels = {"job": "foretoken", "instance": "a:8000", **own}
+    labels = {"job": "foredraft", "instance": "a:8000", **own}
     summary = rule["annotations"]["summary"].replace("{{ $labels.instance }}", "a:8000")
     told = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
     return {"alertname": rule["alert"], "exp_alerts": [told] if fires else []}

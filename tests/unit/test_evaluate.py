@@ -1,4 +1,4 @@
-"""`foretoken evaluate` without an engine: what is measured, what is advised, what is written."""
+"""`foredraft evaluate` without an engine: what is measured, what is advised, what is written."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_mistakes_are_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     said = capsys.readouterr().err
-    assert said.startswith("foretoken evaluate: ")
+    assert said.startswith("foredraft evaluate: ")
     assert said.count("\n") == 1
     assert part in said
 
@@ -370,7 +370,7 @@ def test_wrong_options_say_what_is_allowed(
         main(arguments)
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("foretoken evaluate: ")
+    assert said.startswith("foredraft evaluate: ")
     assert said.count("\n") == 1
 
 

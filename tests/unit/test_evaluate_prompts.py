@@ -1,4 +1,4 @@
-"""`foretoken evaluate`: forms of a prompts file, one sentence for each mistake, kinds of text."""
+"""`foredraft evaluate`: forms of a prompts file, one sentence for each mistake, kinds of text."""
 
 from __future__ import annotations
 

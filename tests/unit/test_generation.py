@@ -354,10 +354,10 @@ def test_metrics_of_a_finished_call() -> None:
     run(lambda: collect(call))
     call.close()
     text = metrics.render().decode()
-    assert 'foretoken_requests_total{reason="length"} 1.0' in text
-    assert "foretoken_time_to_first_token_seconds_count 1.0" in text
-    assert "foretoken_inter_token_latency_seconds_count 8.0" in text
-    assert "foretoken_prompt_tokens_total 2.0" in text
+    assert 'foredraft_requests_total{reason="length"} 1.0' in text
+    assert "foredraft_time_to_first_token_seconds_count 1.0" in text
+    assert "foredraft_inter_token_latency_seconds_count 8.0" in text
+    assert "foredraft_prompt_tokens_total 2.0" in text
 
 
 def test_admission_counts_those_being_tokenised() -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of `foretoken bench machine`, against numbers worked by hand."""
+"""The arithmetic of `foredraft bench machine`, against numbers worked by hand."""
 
 from __future__ import annotations
 

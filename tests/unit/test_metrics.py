@@ -20,7 +20,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
             labels = ",".join(sample.labels.values())
-            name = sample.name.removeprefix("foretoken_")
+            name = sample.name.removeprefix("foredraft_")
             found[f"{name}{{{labels}}}" if labels else name] = sample.value
     return found
 

@@ -1,4 +1,4 @@
-"""`foretoken plan` as a program: what it prints and writes, and one sentence per mistake."""
+"""`foredraft plan` as a program: what it prints and writes, and one sentence per mistake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     said = capsys.readouterr()
     assert code == 2
     assert said.out == ""
-    assert said.err.startswith("foretoken plan: ")
+    assert said.err.startswith("foredraft plan: ")
     assert said.err.count("\n") == 1
     return said.err
 
@@ -131,7 +131,7 @@ def test_plot_without_matplotlib(
         monkeypatch.setitem(sys.modules, module, None)
     plot, file = str(tmp_path / "a.png"), str(tmp_path / "a.json")
     said = refused(capsys, *ON_FOUR, "--plot", plot, "--json", file)
-    assert "install foretoken[plots]" in said
+    assert "install foredraft[plots]" in said
     assert os.listdir(tmp_path) == []
 
 

@@ -30,7 +30,7 @@ def test_defaults_serve_the_built_in_pair() -> None:
     """Law: no file, no flags: the built-in pair on localhost, adaptive."""
     config = load_config(None)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
-    assert config.model_name == "foretoken-demo"
+    assert config.model_name == "foredraft-demo"
     assert config.max_inflight == 64 + 256
     assert config.engine.speculation.proposer == DraftModelConfig()
     assert config.engine.speculation.controller == AdaptiveConfig()
@@ -56,7 +56,7 @@ def test_there_are_configs_to_load() -> None:
 def test_later_layers_win(tmp_path: Path) -> None:
     """Law: command line over environment over file over default, key by key."""
     path = written(tmp_path, "[server]\nport = 1\nhost = 'a'\nlog_level = 'debug'\n")
-    env = {"FORETOKEN__SERVER__PORT": "2", "FORETOKEN__SERVER__HOST": "b", "OTHER": "x"}
+    env = {"FOREDRAFT__SERVER__PORT": "2", "FOREDRAFT__SERVER__HOST": "b", "OTHER": "x"}
     config = load_config(path, ["server.port=3"], env)
     server = config.server
     assert (server.port, server.host, server.log_level) == (3, "b", "debug")
@@ -65,7 +65,7 @@ def test_later_layers_win(tmp_path: Path) -> None:
 
 def test_empty_variable_is_unset() -> None:
     """Bug to avoid: compose files pass unset variables as empty strings."""
-    assert load_config(None, [], {"FORETOKEN__SERVER__API_KEY": ""}).server.api_key is None
+    assert load_config(None, [], {"FOREDRAFT__SERVER__API_KEY": ""}).server.api_key is None
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_one_name_or_a_list_of_names() -> None:
     names = load_config(None, ['server.served_model_name=["a", "b", "a"]']).model_names
     assert names == ("a", "b")
     assert load_config(None, ["server.served_model_name=a"]).model_names == ("a",)
-    assert load_config(None, []).model_names == ("foretoken-demo",)
+    assert load_config(None, []).model_names == ("foredraft-demo",)
 
 
 def test_typed_values() -> None:
@@ -188,8 +188,8 @@ def test_mistakes_name_key_given_and_allowed(override: str, parts: list[str]) ->
 
 def test_environment_mistakes_are_named() -> None:
     """Law: the environment is refused like a file."""
-    assert "unknown key foo;" in refusal(env={"FORETOKEN__FOO__BAR": "1"})
-    assert "FORETOKEN__" in refusal(env={"FORETOKEN__": "1"})
+    assert "unknown key foo;" in refusal(env={"FOREDRAFT__FOO__BAR": "1"})
+    assert "FOREDRAFT__" in refusal(env={"FOREDRAFT__": "1"})
 
 
 def test_a_higher_layer_does_not_hide_what_is_no_table(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Traces: written, read, refused, and replayed by `foretoken replay`."""
+"""Traces: written, read, refused, and replayed by `foredraft replay`."""
 
 from __future__ import annotations
 
@@ -226,10 +226,10 @@ WRONG = [
     ("hello\nworld\n", "is no trace"),
     ("[]\n", "is no trace"),
     ('{"format":"something else","version":1}\n', "is no trace"),
-    ('{"format":"foretoken trace"}\n', "is no trace"),
-    ('{"format":"foretoken trace","version":1}\n', "is no trace"),
-    ('{"format":"foretoken trace","version":2}\n', "is of version 2"),
-    ('{"format":"foretoken trace","version":"x"}\n', "is of version 'x'"),
+    ('{"format":"foredraft trace"}\n', "is no trace"),
+    ('{"format":"foredraft trace","version":1}\n', "is no trace"),
+    ('{"format":"foredraft trace","version":2}\n', "is of version 2"),
+    ('{"format":"foredraft trace","version":"x"}\n', "is of version 'x'"),
     ("\x00\x01\n", "is no trace"),
     ("[" * 100_000 + "\n", "is no trace"),
 ]

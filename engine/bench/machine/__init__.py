@@ -1,1 +1,1 @@
-"""`foretoken bench machine`: what forwards cost here, and how close the engine comes to that."""
+"""`foredraft bench machine`: what forwards cost here, and how close the engine comes to that."""

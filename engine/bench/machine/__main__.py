@@ -1,4 +1,4 @@
-"""`foretoken bench machine`: what verification and drafting cost here, next to what the memory can
+"""`foredraft bench machine`: what verification and drafting cost here, next to what the memory can
 do and to what Leviathan's formula promises.
 
 Prints a card and, as the last line, one JSON object. Exit code 0; 1 if speculation changed a token
@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foretoken bench machine", lambda: run(parsed))
+    return exit_code("foredraft bench machine", lambda: run(parsed))
 
 
 def build_parser() -> Parser:
-    parser = Parser("foretoken bench machine", __doc__)
+    parser = Parser("foredraft bench machine", __doc__)
     add_pair(parser)
     add = parser.add_argument
     add("--synthetic", metavar="SIZE",

@@ -57,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed; 2 when the pair cannot be loaded."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foretoken bench suite", lambda: run(parsed))
+    return exit_code("foredraft bench suite", lambda: run(parsed))
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="foretoken bench suite", description=__doc__)
+    parser = Parser(prog="foredraft bench suite", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
     parser.add_argument(
         "--only", choices=["json", "prediction", "transformers"],

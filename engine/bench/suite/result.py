@@ -42,7 +42,7 @@ QUICK = Size(ks=(1, 2, 4, 8), prompts=3, tokens=48, rounds=2, concurrent_tokens=
 class Result:
     """What was measured; `as_json` is the last line of the output. Rates are tokens per second by
     contender and temperature; ratios are to K = 0 of the same round. `predicted`: rates with a
-    prediction, by its quality. `machine`: what `foretoken bench machine` finds, and its page."""
+    prediction, by its quality. `machine`: what `foredraft bench machine` finds, and its page."""
 
     facts: dict[str, Any]
     rates: dict[str, dict[float, float]] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def card(result: Result) -> str:
 
 def _heading(result: Result) -> Iterator[str]:
     f = result.facts
-    yield f"Foretoken bench: {f['target']} with draft {f['draft']}, {f['dtype']} on {f['device']}"
+    yield f"Foredraft bench: {f['target']} with draft {f['draft']}, {f['dtype']} on {f['device']}"
     yield (
         f"{f['threads']} threads, torch {f['torch']}, transformers {f['transformers']};"
         f" {f['prompts']} held-out prompts of {f['prompt_tokens'][0]} to {f['prompt_tokens'][1]}"

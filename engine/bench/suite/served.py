@@ -1,4 +1,4 @@
-"""The benchmark over HTTP: `foretoken serve` as a user starts it, timed to its first `/ready`, then
+"""The benchmark over HTTP: `foredraft serve` as a user starts it, timed to its first `/ready`, then
 64 greedy streams at once against the same ones alone.
 
 The server is a child process with its defaults; what it prints goes nowhere.
@@ -81,7 +81,7 @@ def server(target: str, draft: str) -> Iterator[tuple[subprocess.Popen[bytes], i
     try:
         while not is_ready(port):
             if process.poll() is not None or time.perf_counter() - started > START_TIMEOUT:
-                raise EngineError("the server did not get ready; run `foretoken serve` to see why")
+                raise EngineError("the server did not get ready; run `foredraft serve` to see why")
             time.sleep(0.02)
         yield process, port, time.perf_counter() - started
     finally:

@@ -1,4 +1,4 @@
-"""`foretoken bench front`: what the front end costs, with an engine that computes nothing.
+"""`foredraft bench front`: what the front end costs, with an engine that computes nothing.
 
 Three scenes for completions and chat: one stream alone, with a step of a millisecond; many streams
 at a given rate; and the same with an engine that goes as fast as it can. Added time to the first
@@ -35,11 +35,11 @@ ALONE_STEP = 0.001  # seconds
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake, or where the system does not tell a process's CPU time."""
     parsed = _parser().parse_args(arguments)
-    return exit_code("foretoken bench front", lambda: run(parsed))
+    return exit_code("foredraft bench front", lambda: run(parsed))
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="foretoken bench front", description=__doc__)
+    parser = Parser(prog="foredraft bench front", description=__doc__)
     parser.add_argument("--streams", type=whole(1, _MOST), default=64, help="side by side (64)")
     parser.add_argument(
         "--rate", type=number(0, above=True), default=21000,

@@ -107,7 +107,7 @@ def _request(host: str, kind: Kind, tokens: int) -> bytes:
     said: dict[str, Any] = {"prompt": TEXT}
     if kind == "chat":
         said = {"messages": [{"role": "user", "content": TEXT}]}
-    fields = {"model": "foretoken-demo", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    fields = {"model": "foredraft-demo", "max_tokens": tokens, "stream": True, "ignore_eos": True}
     # A chat's prompt, and so its reply, begins with one, and a token without text has no event.
     fields["skip_special_tokens"] = False
     body = json.dumps({**fields, **said}).encode()

@@ -1,4 +1,4 @@
-"""The server under test: `foretoken serve`, but its engine is the scripted one.
+"""The server under test: `foredraft serve`, but its engine is the scripted one.
 
 `python -m server.bench.front.serve [--step-seconds S] [--tokens-per-step N] [--times FILE]`. The
 address is the first word on stdout. Its tokenizer is the built-in pair's.
