@@ -19,11 +19,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from engine.arguments import Parser
+from engine.child.parent import follow_parent
+from engine.child.threads import limit_threads
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.parent import follow_parent
 from engine.process import EngineProcess, StepEngine
-from engine.threads import limit_threads
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +80,7 @@ def _make_engine(path: Path) -> StepEngine:
     limit_threads(config.threads, os.environ)
     gc.disable()  # what is imported stays, and is not to be walked a hundred times
     from engine.core import Engine  # brings torch in, which reads the environment once
-    from engine.first_start import telling_what_compiles
+    from engine.cpu.first_start import telling_what_compiles
 
     gc.enable()
     with telling_what_compiles():

@@ -11,13 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from engine.acceptance import Acceptor, Sampled
-from engine.allowance import Allowance
-from engine.block_pool import BlockPool
-from engine.compiling import Compiling
 from engine.config import EngineConfig
-from engine.configured import build_controller
-from engine.controller import Load
+from engine.control.configured import build_controller
+from engine.control.controller import Load
+from engine.control.modes import Modes
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.compiling import Compiling
 from engine.messages import (
     Mode,
     Output,
@@ -29,28 +28,29 @@ from engine.messages import (
     proposers_of,
 )
 from engine.model.kv_cache import KVCache
-from engine.modes import Modes
-from engine.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
-from engine.profiling import profile_at_start
-from engine.recording import Recorder
-from engine.report import ending, introduction, report
-from engine.rounds import Rounds
+from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.sampling.draws import build_draws
-from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import StepPlan
+from engine.scheduling.validation import refusal
+from engine.speculation.allowance import Allowance
 from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
 from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Proposer
 from engine.speculation.verify import MatchSampled
-from engine.step_clock import Overhead, Stopwatch
-from engine.step_metrics import measure, observation
-from engine.step_plan import StepPlan
-from engine.validation import refusal
+from engine.step.acceptance import Acceptor, Sampled
+from engine.step.clock import Overhead, Stopwatch
+from engine.step.metrics import measure, observation
+from engine.step.profiling import profile_at_start
+from engine.step.recording import Recorder
+from engine.step.report import ending, introduction, report
+from engine.step.rounds import Rounds
 
 
 class Engine:

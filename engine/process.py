@@ -2,7 +2,7 @@
 
 Promises: commands are taken between steps; an idle engine beats once a second from this very loop
 (a stuck step is therefore silence); the last message of a failing process is Fatal(sentence).
-Leaves to others: what a step does (engine.core), how it ends with its parent (engine.parent).
+Leaves to others: what a step does (engine.core), how it ends with its parent (engine.child.parent).
 Free of torch: the engine is made by a function that is passed in.
 
 Exit codes: 0 drained or stopped; 1 something unexpected, or the parent is gone; 2 the engine could
@@ -19,6 +19,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from engine.child.settling import settle_memory
 from engine.errors import EXIT_CANNOT_START, EngineError
 from engine.messages import (
     Abort,
@@ -35,7 +36,6 @@ from engine.messages import (
     Stop,
     Submit,
 )
-from engine.settling import settle_memory
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
-from server.admission import Admission
 from server.api import errors
 from server.api.auth import ApiKey
 from server.api.capabilities import capabilities_router
@@ -29,10 +28,11 @@ from server.api.services import Services
 from server.api.speculation import speculation_router
 from server.api.tokenize import tokenize_router
 from server.config import Config
-from server.engine_client import EngineHandle
-from server.metrics import Metrics
-from server.structured import Grammars
-from server.tokenizer import Tokenizer
+from server.generation.admission import Admission
+from server.generation.engine_client import EngineHandle
+from server.generation.structured import Grammars
+from server.observe.metrics import Metrics
+from server.text.tokenizer import Tokenizer
 
 # Starlette's own: what FastAPI does around an endpoint takes a quarter of a request's way to the
 # engine, and these read their bodies themselves.

@@ -24,15 +24,15 @@ EXIT_INTERRUPTED = 130
 # Offline commands run as programs of their own, so that the front end's modules need not import
 # them. Most are the engine's.
 PROGRAMS = {
-    ("bench", "suite"): "engine.bench.suite",
-    ("bench", "machine"): "engine.bench.machine",
-    ("bench", "context"): "engine.bench.context",
-    ("bench", "record"): "engine.bench.record",
-    ("bench", "front"): "server.bench.front",
-    ("bench",): "engine.bench",
-    ("evaluate",): "server.evaluate",
-    ("plan",): "engine.plan",
-    ("replay",): "engine.replay",
+    ("bench", "suite"): "engine.lab.bench.suite",
+    ("bench", "machine"): "engine.lab.bench.machine",
+    ("bench", "context"): "engine.lab.bench.context",
+    ("bench", "record"): "engine.lab.bench.record",
+    ("bench", "front"): "server.lab.bench.front",
+    ("bench",): "engine.lab.bench",
+    ("evaluate",): "server.lab.evaluate",
+    ("plan",): "engine.lab.plan",
+    ("replay",): "engine.lab.replay",
     ("train", "demo"): "engine.demo.train",
 }
 
@@ -69,7 +69,7 @@ def program_of(module: str, given: Sequence[str]) -> str:
     """The benchmark of a server is the server's; it knows HTTP."""
     names = {word.partition("=")[0] for word in given}
     of_servers = not names.isdisjoint(("--url", "--against", "--against-fields"))
-    return "server.bench" if module == "engine.bench" and of_servers else module
+    return "server.lab.bench" if module == "engine.lab.bench" and of_servers else module
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -29,15 +29,15 @@ from engine.messages import StepMetrics
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
-from server.engine_client import EngineClient, EngineState
-from server.lifecycle import RestartPolicy
+from server.generation.engine_client import EngineClient, EngineState
+from server.generation.structured import grammar_checker
 from server.loop import run
-from server.metrics import Metrics
-from server.speculation_log import SpeculationLog
-from server.structured import grammar_checker
-from server.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
-from server.tensorless import forget_torch
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.observe.metrics import Metrics
+from server.observe.speculation_log import SpeculationLog
+from server.supervise.lifecycle import RestartPolicy
+from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
+from server.text.tensorless import forget_torch
+from server.text.tokenizer import Tokenizer, load_tokenizer
 from server.welcome import welcome
 
 logger = logging.getLogger(__name__)

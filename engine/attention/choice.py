@@ -12,10 +12,10 @@ from importlib.util import find_spec
 
 import torch
 
-from engine.attention.compiled import CompiledBackend, suits
 from engine.attention.interface import AttentionBackend, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.config import AttentionName
+from engine.cpu.attention import CompiledBackend, suits
 from engine.errors import ConfigError
 
 FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from engine.attention.torchao_warnings import mute
 from engine.errors import ModelError
-from engine.torchao_warnings import mute
 
 NAME = "foredraft"
 

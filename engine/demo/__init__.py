@@ -5,6 +5,6 @@ draft alone, on what the target writes: writer.py) -> card.py (the figures in RE
 of the engine imports this package; the models are loaded by their folders.
 """
 
-from engine.torchao_warnings import mute
+from engine.attention.torchao_warnings import mute
 
 mute()  # its modules begin by importing transformers

@@ -5,7 +5,7 @@ transformers wraps each forward in output capture, configuration defaults, masks
 about 0.25 ms a call, a third of a one-layer draft's forward. The undecorated forward of the body
 followed by the output embedding is the same arithmetic for most families; for the plainest ones so
 is the loop over their layers. Where it is not (scaled or capped logits, another signature) the
-front door is used. Small plain models go further, see `engine.model.fused`. Which one is decided
+front door is used. Small plain models go further, see `engine.cpu.fused`. Which one is decided
 once, by comparison.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import PreparedAttention
-from engine.model.fused import fused_decoder
+from engine.cpu.fused import fused_decoder
 
 LOOPED = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # embedding, equal layers, norm, head
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from engine.attention.flashinfer import scrap_span
 from engine.attention.interface import KVPlane, PreparedAttention, Span
-from engine.memory import buckets
 from engine.model.batch import Batch
 from engine.model.call import Call
+from engine.scheduling.memory import buckets
 
 MOST_GRAPHS = 64  # of one pool; the one that was used longest ago makes room
 WARM_UPS = 2  # runs before a capture: compiling, planning and allotting happen there

@@ -1,6 +1,6 @@
 """KVCache: one block numbering, one plane of tensors per model.
 
-Owns the memory of keys and values; how many blocks fit is `engine.memory`'s to say. A slot is
+Owns the memory of keys and values; how many blocks fit is `scheduling.memory`'s to say. A slot is
 `block * block_size + offset` and means the same position in every plane, so one allocator, one
 prefix cache and one preemption serve target and drafter. Who holds which block is the block
 pool's business; writing and reading during a forward is the attention backend's.
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import LayerShape
+from engine.cpu.huge_pages import space
 from engine.errors import MemoryPlanError
-from engine.memory import gib
-from engine.model.huge_pages import space
+from engine.scheduling.memory import gib
 
 
 class Plane:

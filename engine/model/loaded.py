@@ -10,8 +10,8 @@ import torch
 
 from engine.attention.interface import LayerShape
 from engine.config import QuantizationName, Role
+from engine.cpu.decoder import CompiledDecoder
 from engine.model.call import Call
-from engine.model.compiled import CompiledDecoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

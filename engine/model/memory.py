@@ -1,4 +1,4 @@
-"""What loaded models take, and what a device has: the facts behind `engine.memory`'s plan."""
+"""What loaded models take, and what a device has: the facts behind `scheduling.memory`'s plan."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.config import CacheConfig
-from engine.memory import Part, Shape, activation_bytes, available_bytes, buckets
+from engine.cpu.packed import PackedDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
-from engine.model.packed import PackedDecoder
 from engine.model.precision import named_dtype
+from engine.scheduling.memory import Part, Shape, activation_bytes, available_bytes, buckets
 
 UNTOLD = 1 << 62  # where a machine does not say what it has
 NOISE = 64 << 20  # see engine.sampling.noise

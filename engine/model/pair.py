@@ -1,68 +1,172 @@
-"""Does a draft's vocabulary fit its target's?
+"""The models an engine serves with, and the KV cache that holds both of their planes.
 
-A draft guesses ids, so the same id must mean the same token in both models. Embedding rows padded
-beyond the tokenizer are common in real pairs and are no mismatch. Reads `tokenizer.json` as plain
-JSON: the engine speaks ids and imports no tokenizer.
+Loading is apart from the engine so that one loaded pair can serve several configurations (the
+benchmark, the tests).
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-from engine.errors import ModelError
+from llguidance import LLTokenizer
+
+from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
+from engine.grammar.vocabulary import load_vocabulary
+from engine.model.graphs import CudaRecorder
+from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
+from engine.model.loader import load_model
+from engine.model.memory import device_limit, item_bytes, plan_limit, reserve_of, weights_of
+from engine.model.runner import Graphs, ModelRunner
+from engine.model.shared_vocabulary import check_pair
+from engine.scheduling.memory import (
+    GIB,
+    MemoryPlan,
+    parameters_in,
+    plan_memory,
+    refuse_heavy_weights,
+)
+
+logger = logging.getLogger(__name__)
 
 
-def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise ModelError unless ids below the smaller vocabulary mean the same tokens in both, and
-    the draft reaches as far as the target. Where one of them brings no tokenizer.json, the two
-    vocabulary sizes must be equal."""
-    pair = f"the draft model {draft.path!r} does not fit the target model {target.path!r}"
-    if draft.max_model_len < target.max_model_len:
-        raise ModelError(
-            f"{pair}: it has {draft.max_model_len} positions, the target is to serve "
-            f"{target.max_model_len}; set target.max_model_len to {draft.max_model_len} or less"
-        )
-    ours, theirs = vocabulary(target), vocabulary(draft)
-    if ours is None or theirs is None:
-        if target.vocab_size != draft.vocab_size:
-            raise ModelError(
-                f"{pair}: their vocabularies have {draft.vocab_size} and {target.vocab_size} "
-                "tokens, and without a tokenizer.json in both folders they cannot be compared"
-            )
-        return
-    shared = min(target.vocab_size, draft.vocab_size)
-    for token_id in sorted(ours.keys() | theirs.keys()):
-        one, other = ours.get(token_id), theirs.get(token_id)
-        if token_id < shared and one != other:
-            raise ModelError(
-                f"{pair}: token {token_id} is {other!r} for the draft and {one!r} for the target"
-            )
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and, if the proposer is a draft model, its draft, on one device."""
+
+    target: LoadedModel
+    draft: LoadedModel | None = None
 
 
-def vocabulary(model: LoadedModel) -> dict[int, str] | None:
-    """Token text by id from the folder's tokenizer.json, or None if there is none."""
-    file = model.folder / "tokenizer.json" if model.folder else None
-    if file is None or not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return _tokens(content)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise ModelError(
-            f"the {model.role} model {model.path!r} has a tokenizer.json that cannot be read: "
-            f"{error}"
-        ) from error
+def load_pair(config: EngineConfig) -> Pair:
+    """Raises ModelError when a model is missing, corrupt or unsupported, or the two do not fit, and
+    MemoryPlanError when their weights alone cannot fit the device."""
+    _refuse_heavy_weights(config)
+    said = config.target
+    target = load_model(
+        model_folder(said.path, "target"),
+        role="target",
+        revision=said.revision,
+        dtype=said.dtype,
+        quantization=said.quantization,
+        device=config.device,
+        max_model_len=said.max_model_len,
+        trust_remote_code=said.trust_remote_code,
+    )
+    proposer = config.speculation.proposer
+    if not isinstance(proposer, DraftModelConfig):
+        return Pair(target)
+    draft = load_model(
+        model_folder(proposer.path, "draft"),
+        role="draft",
+        revision=proposer.revision,
+        dtype=proposer.dtype,
+        quantization=proposer.quantization,
+        device=config.device,
+        trust_remote_code=proposer.trust_remote_code,
+    )
+    check_pair(target, draft)
+    return Pair(target, draft)
 
 
-def _tokens(content: dict[str, Any]) -> dict[int, str]:
-    """BPE and WordPiece keep a map, Unigram a list of (text, score); added tokens stand apart."""
-    vocab = content["model"]["vocab"]
-    if isinstance(vocab, dict):
-        tokens = {int(token_id): text for text, token_id in vocab.items()}
-    else:
-        tokens = {token_id: entry[0] for token_id, entry in enumerate(vocab)}
-    for added in content.get("added_tokens") or []:
-        tokens[int(added["id"])] = added["content"]
-    return tokens
+def build_cache(
+    config: EngineConfig, pair: Pair, given: KVCache | None = None
+) -> tuple[KVCache, MemoryPlan]:
+    """An empty cache, planes not yet added, and the plan it follows, which is logged. Or the one
+    that is `given`, and a plan of the blocks that are its own. Raises MemoryPlanError."""
+    plan = memory_plan(config, pair, given)
+    for line in plan.lines():
+        logger.info("%s", line)
+    if given is not None:
+        assert (plan.blocks, config.cache.block_size) == (len(given.own), given.block_size)
+        return given, plan
+    return _empty_cache(plan.blocks, config, pair), plan
+
+
+def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
+    """An empty cache of `cache.num_blocks` blocks, to be given to several engines in parts. On a
+    CPU nothing is refused here but what the system refuses. Raises MemoryPlanError."""
+    assert config.cache.num_blocks is not None
+    if pair.target.device.type == "cuda":
+        memory_plan(config, pair)
+    return _empty_cache(config.cache.num_blocks, config, pair)
+
+
+def _empty_cache(num_blocks: int, config: EngineConfig, pair: Pair) -> KVCache:
+    device = pair.target.device
+    scrap = device.type == "cuda"  # where graphs write what fills them up
+    return KVCache(num_blocks, config.cache.block_size, device, scrap=scrap)
+
+
+def runner_of(
+    config: EngineConfig,
+    model: LoadedModel,
+    cache: KVCache,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ModelRunner:
+    """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
+    Raises ConfigError where the configured attention cannot serve the model."""
+    graphs = None
+    if config.graphs and model.device.type == "cuda":
+        graphs = Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens)
+    runner = ModelRunner(
+        model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
+    )
+    runner.capture()
+    return runner
+
+
+def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) -> MemoryPlan:
+    """Weights are loaded, nothing else is allotted yet but for a `given` cache. Raises
+    MemoryPlanError."""
+    models = [pair.target] + ([pair.draft] if pair.draft else [])
+    schedule, device = config.schedule, pair.target.device
+    weights = tuple(weights_of(model) for model in models)
+    asked = schedule.max_sequences * (config.speculation.k_max + 1)
+    on_cuda = device.type == "cuda"
+    loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
+    return plan_memory(
+        config.cache,
+        schedule,
+        device=str(device),
+        weights=weights,
+        reserved=reserve_of(
+            models,
+            rows=schedule.max_step_tokens,
+            logit_rows=min(schedule.max_step_tokens, asked),
+            graphs=on_cuda and config.graphs,
+        ),
+        token_bytes={m.role: bytes_per_token(m.layers, m.dtype) for m in models},
+        max_model_len=pair.target.max_model_len,
+        limit=plan_limit(config.cache, device, loaded),
+        kv_limit=None if on_cuda else int(config.cache.cpu_memory_gib * GIB),
+    )
+
+
+def _refuse_heavy_weights(config: EngineConfig) -> None:
+    """By the headers of local files. Raises MemoryPlanError."""
+    said: dict[Role, ModelConfig | DraftModelConfig] = {"target": config.target}
+    if isinstance(config.speculation.proposer, DraftModelConfig):
+        said["draft"] = config.speculation.proposer
+    sizes: dict[str, int] = {}
+    for role, model in said.items():
+        numbers = parameters_in(Path(model_folder(model.path, role)))
+        if numbers is not None and model.quantization in ("none", "auto"):
+            sizes[role] = numbers * item_bytes(model.dtype, config.device)
+    refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))
+
+
+def vocabulary_of(config: EngineConfig, target: LoadedModel) -> LLTokenizer:
+    """The target's tokens as bytes, as wide as its logits. Raises ModelError."""
+    said = config.target
+    return load_vocabulary(
+        model_folder(said.path, "target"),
+        revision=said.revision,
+        trust_remote_code=said.trust_remote_code,
+        vocab_size=target.vocab_size,
+        eos_ids=target.eos_ids,
+    )

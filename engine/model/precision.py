@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from engine.attention.vectors import multiplies_pairs
 from engine.config import DTypeName, Role
-from engine.memory import dtypes_in
-from engine.model.compiled import LARGEST, has_pairs, takes_all_rows
-from engine.model.compiled_weights import head_dim
-from engine.model.fused import FAMILIES
+from engine.cpu.decoder import LARGEST, has_pairs, takes_all_rows
+from engine.cpu.fused import FAMILIES
+from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.weights import head_dim
+from engine.scheduling.memory import dtypes_in
 
 logger = logging.getLogger(__name__)
 

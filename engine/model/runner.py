@@ -18,10 +18,10 @@ from torch import Tensor
 from engine.attention.choice import choose_backend
 from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
+from engine.cpu.decoder import MOST_ROWS, Memory, Start
+from engine.cpu.weights import Floats
 from engine.model.batch import Batch, Segment, Unseen
 from engine.model.chain_graphs import ChainGraphs, Found, read_chains
-from engine.model.compiled import MOST_ROWS, Memory, Start
-from engine.model.compiled_weights import Floats
 from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.constraint import Constraint
 from engine.messages import SamplingParams
 from engine.sampling.filters import keep_most_likely
 from engine.sampling.penalties import Penalties, PenaltyTables, is_penalised
 from engine.sampling.plain import Plain, plain_of, scale_at
-from engine.sequence import Sequence
+from engine.scheduling.constraint import Constraint
+from engine.scheduling.sequence import Sequence
 
 _MAX_HISTORIES = 128
 _MAX_PLAIN = 4096  # sequences

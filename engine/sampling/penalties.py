@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.messages import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 _MOST_TEXTS = 128
 _LEAST_ROOM = 64

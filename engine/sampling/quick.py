@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from engine.cpu import kernels_draws
+from engine.cpu.kernels_noise import UNSURE
 from engine.messages import SamplingParams
-from engine.sampling import kernels_draws
-from engine.sampling.kernels import UNSURE
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import words_of
 from engine.sampling.plain import plain_of
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
 Items = npt.NDArray[np.int64]  # of compiled code, see kernels_draws.draw

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.grammar import trimmed
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import Agreement, Proposer
-from engine.step_plan import Chunk
 
 Limits = Callable[[Sequence], Mapping[str, int] | None]
 

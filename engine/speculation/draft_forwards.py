@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.cpu.decoder import Start
 from engine.model.batch import Segment
 from engine.model.chain_graphs import Found
-from engine.model.compiled import Start
 from engine.model.runner import ModelOutput
 from engine.sampling.noise import Key
 from engine.sampling.penalties import Penalties

@@ -34,13 +34,13 @@ from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 from engine.sampling.quick import Rows
 from engine.sampling.sampler import Sampler
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.draft_forwards import DraftForwards, Runner
 from engine.speculation.drafts import Draft, chain_keys, drafts_of, noise_keys, starts_of
 from engine.speculation.hindsight import agreements, judge, parts
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import Agreement
-from engine.step_plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)

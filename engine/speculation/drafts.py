@@ -7,13 +7,13 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from engine.model.compiled import Start
+from engine.cpu.decoder import Start
 from engine.sampling.noise import Key
 from engine.sampling.plain import Plain
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import Proposal, chain
-from engine.step_plan import Chunk
 
 
 class Draft(msgspec.Struct):

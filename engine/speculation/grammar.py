@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine.constraint import Constraint, has_bit
-from engine.sequence import Sequence
+from engine.scheduling.constraint import Constraint, has_bit
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
 from engine.speculation.proposer import Agreement
-from engine.step_plan import Chunk
 
 
 class GrammarProposer:

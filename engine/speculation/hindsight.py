@@ -21,7 +21,7 @@ from engine.sampling.noise import Key
 from engine.sampling.plain import Plain
 from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from engine.speculation.proposer import Agreement
 
 MOST_ROWS, MOST_OF_ALL = 32, 96  # of a sequence, and of all; so many tell enough

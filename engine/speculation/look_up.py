@@ -8,10 +8,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.proposer import Agreement
-from engine.step_plan import Chunk
 
 
 class Follower(Protocol):

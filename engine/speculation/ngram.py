@@ -12,7 +12,7 @@ As one of several proposers it tells the chances of its guesses (`evidence`). No
 
 from __future__ import annotations
 
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from engine.speculation.evidence import Evidence, Record
 from engine.speculation.look_up import LookUp
 

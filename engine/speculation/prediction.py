@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from engine.speculation.evidence import START, SUPPOSED, Doubted, Record, grown
 from engine.speculation.look_up import LookUp
 

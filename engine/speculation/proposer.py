@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.step_plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.errors import ApiError, respond
-from server.metrics import Metrics
+from server.observe.metrics import Metrics
 
 
 class ApiKey:

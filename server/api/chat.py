@@ -23,8 +23,8 @@ from server.api.sse import GenerationStream
 from server.api.tool_reply import CallReader, message_of
 from server.api.tool_use import ToolUse, grammar_of, tool_use
 from server.api.usage import provenance_body, usage_body
-from server.choice import Delta
-from server.generation import Generation
+from server.generation.choice import Delta
+from server.generation.generation import Generation
 
 
 def chat_route(services: Services) -> Route:

@@ -14,7 +14,7 @@ from server.api.errors import invalid, unsupported
 from server.api.intake import SHORT, check_size, off_loop
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
-from server.conversation import render, token_ids
+from server.text.conversation import render, token_ids
 
 
 async def chat_ids(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.messages import Estimates
-from server.gain import Gain
+from server.observe.gain import Gain
 
 
 def came_of(gain: Gain) -> str:

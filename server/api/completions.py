@@ -21,9 +21,9 @@ from server.api.schema_completions import CompletionRequest
 from server.api.services import Services
 from server.api.sse import GenerationStream
 from server.api.usage import provenance_body, usage_body
-from server.choice import Delta
-from server.generation import Generation
-from server.generation_spec import Echo
+from server.generation.choice import Delta
+from server.generation.generation import Generation
+from server.generation.generation_spec import Echo
 
 
 def completions_route(services: Services) -> Route:

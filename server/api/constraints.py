@@ -1,9 +1,8 @@
 """The two fields that constrain text, each read into one Grammar: OpenAI's `response_format`, and
 vLLM's `structured_outputs`.
 
-Shape only: whether the grammar can be honoured is asked of `server.structured` in intake. Nothing
-is loosened: a schema is enforced whether `strict` is said or not, and what is not enforced is
-refused by name.
+Shape only: whether the grammar can be honoured is asked of `generation.structured` in intake.
+A schema is enforced whether `strict` is said or not; what is not enforced is refused by name.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from engine.errors import EngineError, EngineLost
-from server.admission import QueueFull
-from server.choice import GenerationFailed
-from server.metrics import Metrics
-from server.metrics_table import Rejection
-from server.tokenizer import ChatTemplateError
+from server.generation.admission import QueueFull
+from server.generation.choice import GenerationFailed
+from server.observe.metrics import Metrics
+from server.observe.metrics_table import Rejection
+from server.text.tokenizer import ChatTemplateError
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 RETRY_SECONDS = {429: 1, 503: 2}

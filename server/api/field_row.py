@@ -12,7 +12,7 @@ from typing import Literal
 
 from engine.messages import Ready
 from server.config import Config
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 Endpoint = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
 Status = Literal["supported", "no-op", "refused"]

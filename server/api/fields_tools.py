@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.api.field_row import Facts, FieldRow, refused
 from server.api.limits import MAX_TOOLS
-from server.tools.formats import tool_format
+from server.text.tools.formats import tool_format
 
 
 def _no_tools(facts: Facts) -> str | None:

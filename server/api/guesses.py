@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.messages import Ready, SamplingParams, Speculation, proposers_of
 from server.api.errors import ContextLengthExceeded, invalid
 from server.api.schema_guesses import SpeculationWish
-from server.generation_spec import Guessing
+from server.generation.generation_spec import Guessing
 
 
 def engine_wish(wish: SpeculationWish | None, ready: Ready) -> Speculation | None:

@@ -23,8 +23,8 @@ from server.api.guesses import check_prediction, effective, engine_wish
 from server.api.params import check_ids, check_length, sampling_params
 from server.api.schema import CommonRequest
 from server.api.services import Services
-from server.generation import Generation
-from server.generation_spec import Echo, GenerationSpec
+from server.generation.generation import Generation
+from server.generation.generation_spec import Echo, GenerationSpec
 
 T = TypeVar("T")
 SHORT = 1024  # characters: tokenised in half a millisecond or so

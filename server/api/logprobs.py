@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.messages import TokenLogprobs
-from server.logprobs import Alternative, TextLogprobs, token_text
-from server.tokenizer import Tokenizer
+from server.generation.logprobs import Alternative, TextLogprobs, token_text
+from server.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # stands for minus infinity, which JSON does not have
 

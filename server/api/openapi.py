@@ -31,7 +31,7 @@ from server.api.schema_completions import CompletionRequest
 from server.api.schema_responses import ResponsesRequest
 from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
 from server.api.services import Services
-from server.metrics_table import MAX_DEPTH
+from server.observe.metrics_table import MAX_DEPTH
 
 REQUESTS: Mapping[Endpoint, type[BaseModel]] = {
     "completions": CompletionRequest,

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from server.api.services import Services
-from server.metrics import CONTENT_TYPE
+from server.observe.metrics import CONTENT_TYPE
 
 # The page holds nothing; what it shows it asks for, with the key that its reader types.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/speculation/live"})

@@ -8,7 +8,7 @@ from engine.messages import Ready, SamplingParams
 from server.api.errors import ApiError, ContextLengthExceeded, invalid
 from server.api.guesses import engine_wish
 from server.api.schema import CommonRequest
-from server.generation_spec import MASK
+from server.generation.generation_spec import MASK
 
 GREEDY_BELOW = 1e-4
 

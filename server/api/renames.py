@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from server.api.errors import ApiError, ContextLengthExceeded, as_api_error
-from server.choice import GenerationFailed
-from server.tokenizer import ChatTemplateError
+from server.generation.choice import GenerationFailed
+from server.text.tokenizer import ChatTemplateError
 
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from engine.messages import Ready
-from server.admission import Admission
 from server.api.errors import ApiError, NotReady
 from server.api.field_row import Facts
 from server.config import Config
-from server.engine_client import NOT_READY, EngineHandle
-from server.metrics import Metrics
-from server.structured import Grammars
-from server.tokenizer import Tokenizer
+from server.generation.admission import Admission
+from server.generation.engine_client import NOT_READY, EngineHandle
+from server.generation.structured import Grammars
+from server.observe.metrics import Metrics
+from server.text.tokenizer import Tokenizer
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ from server.api.errors import as_api_error
 from server.api.event_stream import EventStream, Outlet
 from server.api.intake import Call
 from server.api.usage import usage_body
-from server.choice import Delta
+from server.generation.choice import Delta
 
 logger = logging.getLogger(__name__)
 

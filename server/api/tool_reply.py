@@ -1,6 +1,6 @@
 """The text of a reply with tools, in the API's shapes.
 
-A reply's text is read while it comes (`server.tools.calls`), so the deltas of a stream put together
+A reply's text is read while it comes (`text.tools.calls`), so the deltas of a stream put together
 are the message of the same reply unstreamed.
 """
 
@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from server.choice import Finish
-from server.tools.calls import ToolCallParser
-from server.tools.events import CallArguments, CallBegin, Text, ToolEvent
+from server.generation.choice import Finish
+from server.text.tools.calls import ToolCallParser
+from server.text.tools.events import CallArguments, CallBegin, Text, ToolEvent
 
 
 class CallReader:

@@ -20,8 +20,8 @@ from server.api.schema_chat import ChatRequest
 from server.api.schema_tools import Tool, ToolChoice
 from server.api.services import Services
 from server.api.tool_reply import CallReader
-from server.tools.formats import ToolFormat, tool_format
-from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from server.text.tools.formats import ToolFormat, tool_format
+from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
 
 BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 

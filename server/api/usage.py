@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from server.provenance import Origin
-from server.usage import Usage
+from server.generation.provenance import Origin
+from server.generation.usage import Usage
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from server.bench.__main__ import main
-from server.bench.client import Client
-from server.bench.driver import Served, guesses
+from server.lab.bench.__main__ import main
+from server.lab.bench.client import Client
+from server.lab.bench.driver import Served, guesses
 from tests.support.serving import serve
 
 SMALL = ["--kinds", "random", "--temperatures", "0", "--concurrency", "2", "--rounds", "2",

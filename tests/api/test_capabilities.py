@@ -10,7 +10,7 @@ import pytest
 from server.api import limits
 from server.api.capabilities import PATHS
 from server.api.fields import ROWS
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.api.test_fields import BODIES, good_body
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient

@@ -16,9 +16,9 @@ from engine.messages import SamplingParams
 from server.api.completions import CompletionChunks
 from server.api.intake import Call
 from server.api.sse import GenerationStream
-from server.generation import Generation
-from server.generation_spec import GenerationSpec
-from server.metrics import Metrics
+from server.generation.generation import Generation
+from server.generation.generation_spec import GenerationSpec
+from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve

@@ -19,9 +19,9 @@ from server.api.completions import CompletionChunks
 from server.api.event_stream import EventStream, Outlet
 from server.api.intake import Call
 from server.api.sse import events
-from server.generation import Generation
-from server.generation_spec import GenerationSpec
-from server.metrics import Metrics
+from server.generation.generation import Generation
+from server.generation.generation_spec import GenerationSpec
+from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
 from tests.support.serving import MODEL, Served, serve

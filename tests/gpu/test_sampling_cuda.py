@@ -13,7 +13,7 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import KeyedNoise
 from engine.sampling.quick import Rows
 from engine.sampling.sampler import NOT_FINITE, Sampler, token_logprobs
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.attention.choice import choose_backend
-from engine.attention.compiled import MOST_THREADS, CompiledBackend
 from engine.attention.interface import LayerShape, Span
 from engine.attention.sdpa import SdpaBackend
-from engine.attention.vectors import multiplies_pairs
+from engine.cpu.attention import MOST_THREADS, CompiledBackend
+from engine.cpu.vectors import multiplies_pairs
 from engine.errors import ConfigError
 from engine.model.batch import ancestors_of
 from engine.model.kv_cache import Plane

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.__main__ import main
-from engine.bench.offline import Offline, in_turns
-from engine.comparison.arms import AUTO, Arm, parse_arms
-from engine.comparison.grid import Size, cells, lanes, mixed_cells
-from engine.comparison.race import race
-from engine.comparison.result import Comparison
-from engine.comparison.runs import Reply, Run
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.pair import Pair, load_pair
+from engine.lab.bench.__main__ import main
+from engine.lab.bench.offline import Offline, in_turns
+from engine.lab.comparison.arms import AUTO, Arm, parse_arms
+from engine.lab.comparison.grid import Size, cells, lanes, mixed_cells
+from engine.lab.comparison.race import race
+from engine.lab.comparison.result import Comparison
+from engine.lab.comparison.runs import Reply, Run
+from engine.model.pair import Pair, load_pair
 from tests.support import tiny, tiny_text
 
 ARMS = parse_arms("off,2,auto")
@@ -100,7 +100,7 @@ def test_auto_learns_from_its_own_traffic_alone(driver: Offline) -> None:
 def test_arms_run_abreast(driver: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: in a round arms take turns of some tokens, and the clock of one stands still while
     another has its turn, so that a slow second of the machine is a slow second of each."""
-    monkeypatch.setattr("engine.bench.offline.TURN", 0.0)  # a turn is a step
+    monkeypatch.setattr("engine.lab.bench.offline.TURN", 0.0)  # a turn is a step
     (cell,) = cells(["code"], [1.0], [2])
     ends: list[Arm] = []
     turns: list[Arm] = []

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from engine.bench.context import line, main
+from engine.lab.bench.context import line, main
 from tests.support import tiny
 
 

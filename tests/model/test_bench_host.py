@@ -1,4 +1,4 @@
-"""`python -m engine.bench.host` on a tiny pair: a table, a line for programs, one sentence for
+"""`python -m engine.lab.bench.host` on a tiny pair: a table, a line for programs, one sentence for
 mistakes."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.host import VERBS, main
-from engine.synthetic.__main__ import main as synthesise
+from engine.lab.bench.host import VERBS, main
+from engine.lab.synthetic.__main__ import main as synthesise
 
 
 def test_every_verb_of_every_row_is_measured(

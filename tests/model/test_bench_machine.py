@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.machine.__main__ import main
-from engine.bench.machine.found import KS
-from engine.synthetic.__main__ import main as synthesise
+from engine.lab.bench.machine.__main__ import main
+from engine.lab.bench.machine.found import KS
+from engine.lab.synthetic.__main__ import main as synthesise
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.bench import __main__ as bench
-from engine.bench import context, host, record
-from engine.bench.machine import __main__ as machine
-from engine.bench.options import add_pair, pair_config
-from engine.bench.suite import __main__ as suite
+from engine.lab.bench import __main__ as bench
+from engine.lab.bench import context, host, record
+from engine.lab.bench.machine import __main__ as machine
+from engine.lab.bench.options import add_pair, pair_config
+from engine.lab.bench.suite import __main__ as suite
 
 PROGRAMS = [bench.main, context.main, host.main, record.main, machine.main, suite.main]
 WRONG = {"--threads": "-1", "--device": "tpu", "--dtype": "int3"}

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.suite.__main__ import build_contenders, facts, main
-from engine.bench.suite.contenders import EngineContender, TransformersContender, load_plain
-from engine.bench.suite.json_replies import Task, schema_of, structured
-from engine.bench.suite.measures import concurrency, overhead, race
-from engine.bench.suite.prediction import old_file, prediction
-from engine.bench.suite.result import (
+from engine.config import EngineConfig
+from engine.lab.bench.suite.__main__ import build_contenders, facts, main
+from engine.lab.bench.suite.contenders import EngineContender, TransformersContender, load_plain
+from engine.lab.bench.suite.json_replies import Task, schema_of, structured
+from engine.lab.bench.suite.measures import concurrency, overhead, race
+from engine.lab.bench.suite.prediction import old_file, prediction
+from engine.lab.bench.suite.result import (
     ADAPTIVE,
     HF_PLAIN,
     K_MAX,
@@ -27,9 +28,8 @@ from engine.bench.suite.result import (
     card,
     json_lines,
 )
-from engine.config import EngineConfig
 from engine.messages import Grammar
-from engine.pair import Pair, load_pair
+from engine.model.pair import Pair, load_pair
 from tests.support import tiny, tiny_text
 
 SIZE = Size(ks=(1, K_MAX), prompts=2, tokens=12, rounds=1, concurrent_tokens=6)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engine.cpu.fused import FusedDecoder, fused_decoder
 from engine.model.call import choose_call, front_door, layer_loop, short_cut
-from engine.model.fused import FusedDecoder, fused_decoder
 from engine.model.loader import load_model
 from engine.model.proof import sample_tokens, whole_sequence
 from tests.support import tiny

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.attention.vectors import multiplies_pairs
 from engine.config import DraftModelConfig, DraftQuantizationName
+from engine.cpu.kernels_codes import pack, product_of_codes, suits
+from engine.cpu.kernels_streams import PANEL
+from engine.cpu.vectors import multiplies_pairs
 from engine.model.batch import Segment
-from engine.model.kernels_codes import pack, product_of_codes, suits
-from engine.model.kernels_streams import PANEL
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.memory import weights_of

@@ -12,21 +12,21 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, compiled_decoder
+from engine.cpu.kernels import product
+from engine.cpu.panels import PANEL, is_exact, pack, padded
 from engine.messages import SamplingParams
 from engine.model.batch import Segment
-from engine.model.compiled import MOST_ROWS, CompiledDecoder, compiled_decoder
-from engine.model.kernels import product
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
-from engine.model.panels import PANEL, is_exact, pack, padded
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
-from engine.step_plan import Chunk
 from tests.support import tiny
 
 BLOCK_SIZE = 4
@@ -254,7 +254,7 @@ def test_it_passes_the_proof_or_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: a compiled decoder that answers anything else than transformers is not used."""
-    from engine.model import compiled
+    from engine.cpu import decoder as compiled
 
     genuine = compiled.angle_table
     monkeypatch.setattr(compiled, "angle_table", lambda *given: genuine(*given)[::-1])

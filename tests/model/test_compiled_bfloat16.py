@@ -13,14 +13,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.sdpa import SdpaBackend
-from engine.attention.vectors import multiplies_pairs
-from engine.jit import HAS_TILES
-from engine.model import compiled, kernels_attention, kernels_layer, loader
+from engine.cpu import decoder as compiled
+from engine.cpu import kernels_attention, kernels_layer
+from engine.cpu.decoder import CompiledDecoder
+from engine.cpu.jit import HAS_TILES
+from engine.cpu.kernels_decoder import FEW, MANY
+from engine.cpu.kernels_gate import gate
+from engine.cpu.vectors import multiplies_pairs
+from engine.model import loader
 from engine.model.batch import Batch, Segment
 from engine.model.call import front_door
-from engine.model.compiled import CompiledDecoder
-from engine.model.kernels_decoder import FEW, MANY
-from engine.model.kernels_gate import gate
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model

@@ -18,7 +18,7 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
 from engine.sampling.survivors import MOST
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from tests.support.waits import Waits
 
 VOCAB = 3000  # more than are looked at

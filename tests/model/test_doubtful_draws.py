@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from engine.acceptance import Acceptor, Sampled
+from engine.cpu.kernels_noise import UNSURE
 from engine.messages import SamplingParams
 from engine.model.runner import ModelOutput
-from engine.sampling.kernels import UNSURE
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.quick import QuickDraws
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal
 from engine.speculation.verify import MatchSampled, VerifyResult
-from engine.step_plan import Chunk, StepPlan
+from engine.step.acceptance import Acceptor, Sampled
 
 VOCAB, PROMPT, GUESSES = 300, [1, 2, 3, 4, 5], 3
 IDS = ("a", "b", "c", "d")

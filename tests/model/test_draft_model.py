@@ -18,14 +18,14 @@ from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.sampler import Sampler
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.build import build_proposer
 from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
 from engine.speculation.proposer import NoProposer
-from engine.step_plan import Chunk
 from tests.support.fake_runner import FakeRunner
 
 VOCAB = 40

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.controller import FixedK, Load
+from engine.control.controller import FixedK, Load
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
 from engine.model.batch import Segment
+from engine.model.pair import Pair, load_pair
 from engine.model.runner import ModelOutput
-from engine.pair import Pair, load_pair
 
 
 @pytest.fixture(scope="module")

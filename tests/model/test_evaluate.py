@@ -10,11 +10,11 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.evaluate import Runner
-from engine.evaluate_messages import Batch, Mode, Ran, Weigh, Weighed
+from engine.lab.evaluate import Runner
+from engine.lab.evaluate_messages import Batch, Mode, Ran, Weigh, Weighed
 from engine.messages import Ready, SamplingParams, Submit
 from server.config import load_config
-from server.evaluate.__main__ import main
+from server.lab.evaluate.__main__ import main
 from tests.support import tiny, tiny_text
 
 OFF = Mode("off")

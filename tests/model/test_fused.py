@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.cpu.fused import FusedDecoder, fused_decoder
+from engine.cpu.kernels_rows import gate
 from engine.model.call import front_door
-from engine.model.fused import FusedDecoder, fused_decoder
-from engine.model.kernels_rows import gate
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.proof import sample_tokens, whole_sequence

@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 
 from engine.core import Engine
-from engine.grammar_check import verdict
+from engine.grammar.check import verdict
+from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar, SamplingParams
-from engine.pair import load_pair
-from engine.sampling.vocabulary import load_vocabulary
+from engine.model.pair import load_pair
 from tests.model.test_lossless import Replies, config_for, run, submit_all
 from tests.support import tiny, tiny_text
 from tests.support.schemas import COUNT, REFUSED, schemas

@@ -12,7 +12,7 @@ import pytest
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.hindsight import MOST_OF_ALL, MOST_ROWS

@@ -13,7 +13,7 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.filters import keep_most_likely
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from tests.support.reference import log_softmax, penalised
 
 VOCAB = 300

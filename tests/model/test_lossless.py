@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from engine.config import EngineConfig
-from engine.controller import Confidences, FixedK, KController, Load
+from engine.control.controller import Confidences, FixedK, KController, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
-from engine.pair import Pair, load_pair
+from engine.model.pair import Pair, load_pair
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference import Reference, log_softmax
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.attention.vectors import multiplies_pairs
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.cpu.vectors import multiplies_pairs
 from engine.messages import Output, SamplingParams, Submit
-from engine.pair import Pair, load_pair
+from engine.model.pair import Pair, load_pair
 from tests.model.test_lossless import FIELDS, VARIANTS, Replies, config_for, run
 
 pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")

@@ -15,10 +15,10 @@ import pytest
 
 from engine.core import Engine
 from engine.messages import Grammar, SamplingParams, Speculation
-from engine.pair import Pair, load_pair
-from server.tools.formats import Marker, ToolFormat
-from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
-from server.usage import Counts
+from engine.model.pair import Pair, load_pair
+from server.generation.usage import Counts
+from server.text.tools.formats import Marker, ToolFormat
+from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all
 from tests.support import tiny, tiny_text
 from tests.support.drafters import Liar, Oracle, TreeOracle

@@ -13,7 +13,7 @@ import pytest
 
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation
-from engine.pair import Pair, load_pair
+from engine.model.pair import Pair, load_pair
 from tests.model.test_lossless import FIELDS, KS, LENGTH, PROMPT, config_for, submit_all
 from tests.support.reference import Reference
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core import Engine
 from engine.messages import SamplingParams, Speculation
-from engine.pair import Pair, load_pair
+from engine.model.pair import Pair, load_pair
 from tests.model.test_lossless import FIELDS, KS, PROMPT, Replies, config_for, run, submit_all
 from tests.support.reference import Reference
 

@@ -20,11 +20,11 @@ from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Su
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
+from engine.model.pair import Pair
 from engine.model.runner import Graphs, ModelRunner
-from engine.pair import Pair
 from engine.sampling.device_draws import DeviceDraws
-from engine.step_clock import Stopwatch
-from engine.step_plan import StepPlan
+from engine.scheduling.step_plan import StepPlan
+from engine.step.clock import Stopwatch
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
 from tests.support.waits import Waits

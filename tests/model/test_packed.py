@@ -11,14 +11,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.kernel import FOLDED_ROWS, Kernel
-from engine.attention.vectors import multiplies_pairs
-from engine.jit import HAS_TILES
-from engine.model import kernels_bfloat16
+from engine.cpu import kernels_bfloat16
+from engine.cpu.jit import HAS_TILES
+from engine.cpu.kernels_rows import gate_rows
+from engine.cpu.packed import MOST_THREADS, SMALLEST, PackedDecoder, packed_decoder
+from engine.cpu.vectors import multiplies_pairs
 from engine.model.call import front_door
-from engine.model.kernels_rows import gate_rows
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
-from engine.model.packed import MOST_THREADS, SMALLEST, PackedDecoder, packed_decoder
 from engine.model.proof import TOLERANCE, sample_tokens, whole_sequence
 from tests.support import tiny
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.vectors import SLOW_PAIRS, multiplies_pairs
-from engine.jit import HAS_TILES
-from engine.model import kernels_codes
-from engine.model.kernels_bfloat16 import pack, padded, taken_apart
-from engine.model.kernels_streams import PANEL, ROWS_AT_ONCE, by_vectors
+from engine.cpu import kernels_codes
+from engine.cpu.jit import HAS_TILES
+from engine.cpu.kernels_bfloat16 import pack, padded, taken_apart
+from engine.cpu.kernels_streams import PANEL, ROWS_AT_ONCE, by_vectors
+from engine.cpu.vectors import SLOW_PAIRS, multiplies_pairs
 
 pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")
 

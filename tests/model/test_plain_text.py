@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.config import model_folder
-from server.conversation import Rendered, render, token_ids
-from server.tokenizer import HFTokenizer, load_tokenizer
+from server.text.conversation import Rendered, render, token_ids
+from server.text.tokenizer import HFTokenizer, load_tokenizer
 
 FAST: Any = PreTrainedTokenizerFast  # untyped
 

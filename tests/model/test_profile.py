@@ -14,16 +14,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
+from engine.control.profile import BATCHES, CONTEXT, Profile, alone
 from engine.core import Engine
+from engine.cpu.decoder import Start
+from engine.cpu.fused import SHORTEST_TABLE
 from engine.messages import SamplingParams, Submit
 from engine.model.batch import Segment
-from engine.model.compiled import Start
-from engine.model.fused import SHORTEST_TABLE
 from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
-from engine.profile import BATCHES, CONTEXT, Profile, alone
-from engine.profiling import LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
+from engine.step.profiling import LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
 ALONE = alone(8)  # guesses by default

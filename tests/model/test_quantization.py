@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.bench.options import pair_config
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ModelError
+from engine.lab.bench.options import pair_config
 from engine.messages import SamplingParams, Submit
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
+from engine.model.pair import load_pair
 from engine.model.quantization import is_quantized, unsupported
-from engine.pair import load_pair
 from tests.support import tiny
 
 pytest.importorskip("torchao")
@@ -111,7 +111,7 @@ def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.demo.train", "engine.synthetic", "engine.bench.machine"]
+    "module", ["engine.demo.train", "engine.lab.synthetic", "engine.lab.bench.machine"]
 )
 def test_a_mistake_is_the_one_thing_that_is_said(module: str) -> None:
     """Bug: four lines of such warnings stood before the sentence."""

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine.cpu.kernels_filters import MOST_RANKED
+from engine.cpu.kernels_noise import UNSURE, gumbel, mixed
 from engine.messages import SamplingParams
-from engine.sampling.kernels import UNSURE, gumbel, mixed
-from engine.sampling.kernels_filters import MOST_RANKED
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import row_key, words_of
 from engine.sampling.quick import QuickDraws, Rows
 from engine.sampling.sampler import Sampler
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 VOCAB = 1000  # no multiple of the blocks in which rows are read
 ROWS = 12

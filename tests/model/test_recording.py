@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from engine.bench.record import drive, main, workloads
 from engine.config import EngineConfig, ScheduleConfig
-from engine.controller import StepObservation
+from engine.control.controller import StepObservation
 from engine.core import Engine
 from engine.errors import TraceError
+from engine.lab.bench.record import drive, main, workloads
+from engine.lab.replay.comparison import compare
+from engine.lab.replay.measured import MeasuredCosts
+from engine.lab.replay.recorded import recorded
+from engine.lab.replay.references import Repeat
 from engine.messages import Output, SamplingParams, Submit
-from engine.replay.comparison import compare
-from engine.replay.measured import MeasuredCosts
-from engine.replay.recorded import recorded
-from engine.replay.references import Repeat
-from engine.trace import Trace, read_trace
+from engine.step.trace import Trace, read_trace
 from tests.support import tiny, tiny_text
 
 SECRET = "a name that must not be told"

@@ -18,7 +18,7 @@ from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import KeyedNoise
 from engine.sampling.sampler import NOT_FINITE, Sampler, token_logprobs
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from tests.support.reference import filtered, log_softmax, penalised
 
 VOCAB = 12

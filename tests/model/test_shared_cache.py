@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import KVCache
-from engine.pair import Pair, load_pair, memory_plan, shared_cache
+from engine.model.pair import Pair, load_pair, memory_plan, shared_cache
 
 SIZE, EACH, RUN = 4, 40, 5  # tokens; blocks of an engine, and in one piece
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]

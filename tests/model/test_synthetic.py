@@ -10,14 +10,14 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.memory import dtypes_in
+from engine.lab.synthetic.__main__ import main
+from engine.lab.synthetic.calibrate import Agreement, Text, find_scale
+from engine.lab.synthetic.on_device import synthetic_pair
+from engine.lab.synthetic.weights import Whisper, draft_of, random_target, shape_of
 from engine.messages import SamplingParams, Submit
 from engine.model.memory import weights_of
-from engine.pair import load_pair
-from engine.synthetic.__main__ import main
-from engine.synthetic.calibrate import Agreement, Text, find_scale
-from engine.synthetic.on_device import synthetic_pair
-from engine.synthetic.weights import Whisper, draft_of, random_target, shape_of
+from engine.model.pair import load_pair
+from engine.scheduling.memory import dtypes_in
 
 TINY = ["--parameters", "1.2e6", "--tokens", "128"]
 

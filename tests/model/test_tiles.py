@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.jit import HAS_TILES
-from engine.model.kernels_bfloat16 import pack
-from engine.model.kernels_streams import PANEL
-from engine.model.kernels_tiles import product_of_tiles, room
+from engine.cpu.jit import HAS_TILES
+from engine.cpu.kernels_bfloat16 import pack
+from engine.cpu.kernels_streams import PANEL
+from engine.cpu.kernels_tiles import product_of_tiles, room
 
 pytestmark = pytest.mark.skipif(
     not HAS_TILES, reason="the processor has no AMX, or does not grant it"

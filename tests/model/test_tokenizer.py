@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.config import model_folder
 from engine.errors import ModelError
-from server.detokenizer import Detokenizer
-from server.tokenizer import ChatTemplateError, HFTokenizer, load_tokenizer
+from server.text.detokenizer import Detokenizer
+from server.text.tokenizer import ChatTemplateError, HFTokenizer, load_tokenizer
 
 FAST: Any = PreTrainedTokenizerFast  # untyped
 

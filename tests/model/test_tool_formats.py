@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.config import model_folder
-from server.detokenizer import Detokenizer
-from server.tokenizer import HFTokenizer, load_tokenizer
-from server.tools.formats import ToolFormat, tool_format
+from server.text.detokenizer import Detokenizer
+from server.text.tokenizer import HFTokenizer, load_tokenizer
+from server.text.tools.formats import ToolFormat, tool_format
 from tests.model.test_tokenizer import byte_level
 
 # The parts about tools, as the templates of these families write them.

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.jit import HAS_TILES
-from engine.model import compiled_weights
+from engine.cpu import weights as compiled_weights
+from engine.cpu.jit import HAS_TILES
+from engine.cpu.kernels_bfloat16 import pack as pack_words
+from engine.cpu.kernels_bfloat16 import product_of_pairs
+from engine.cpu.kernels_streams import PANEL
+from engine.cpu.kernels_twelve import DoesNotFit, pack, product_of_twelve
 from engine.model.batch import Segment
-from engine.model.kernels_bfloat16 import pack as pack_words
-from engine.model.kernels_bfloat16 import product_of_pairs
-from engine.model.kernels_streams import PANEL
-from engine.model.kernels_twelve import DoesNotFit, pack, product_of_twelve
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.memory import weights_of

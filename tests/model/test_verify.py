@@ -14,7 +14,7 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.sampler import NOT_FINITE, Sampler
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.verify import MatchSampled, walk
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.messages import Output, SamplingParams, Submit
-from server.engine_client import EngineClient, EngineState
-from server.lifecycle import RestartPolicy
-from server.mailbox import Stream
-from server.supervisor import EngineSupervisor, SupervisorSettings
+from server.generation.engine_client import EngineClient, EngineState
+from server.generation.mailbox import Stream
+from server.supervise.lifecycle import RestartPolicy
+from server.supervise.supervisor import EngineSupervisor, SupervisorSettings
 from tests.support.scripted import COMMAND, Script
 
 PATIENCE = 120.0  # seconds; how long a loaded machine may take for what is normally instant

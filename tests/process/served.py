@@ -34,7 +34,7 @@ class Server:
     def engine(self) -> int:
         """The pid of its engine: its only child that does not compile grammars."""
         found = children(self.process.pid)
-        (engine,) = [pid for pid in found if "engine.grammar_check" not in arguments(pid)]
+        (engine,) = [pid for pid in found if "engine.grammar.check" not in arguments(pid)]
         return engine
 
     async def exit_code(self) -> int:

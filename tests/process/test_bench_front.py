@@ -15,7 +15,7 @@ SECONDS = 180  # on a busy machine
 async def told(*words: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr of a child: the program holds its process to some cores."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "server.bench.front", *words,
+        sys.executable, "-m", "server.lab.bench.front", *words,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, err = await asyncio.wait_for(child.communicate(), SECONDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.bench.__main__ import main
+from server.lab.bench.__main__ import main
 from tests.process.served import SCRIPTED, serving
 from tests.support.scripted import Script
 

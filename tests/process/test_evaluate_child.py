@@ -8,12 +8,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.evaluate_messages import Batch, Mode
-from server.evaluate.child import Child
+from engine.lab.evaluate_messages import Batch, Mode
+from server.lab.evaluate.child import Child
 
 READY = """
 import sys
-from engine.evaluate_messages import Batch, Start, receive, send
+from engine.lab.evaluate_messages import Batch, Start, receive, send
 from tests.support.fake_client import make_ready
 receive(sys.stdin.buffer, Start)
 send(sys.stdout.buffer, make_ready())
@@ -51,7 +51,7 @@ def test_its_parent_is_told_why_there_is_no_engine() -> None:
     """Law: the engine's own sentence is the command's."""
     code = """
 import sys
-from engine.evaluate_messages import Start, receive, send
+from engine.lab.evaluate_messages import Start, receive, send
 from engine.messages import Fatal
 receive(sys.stdin.buffer, Start)
 send(sys.stdout.buffer, Fatal("there are no weights"))

@@ -139,7 +139,7 @@ def test_grace_ends() -> None:
 
 
 def compilers(front: int) -> list[int]:
-    return [pid for pid in children(front) if "engine.grammar_check" in arguments(pid)]
+    return [pid for pid in children(front) if "engine.grammar.check" in arguments(pid)]
 
 
 def log_of_a_drain(path: Path, stop: Callable[[int, list[int]], None]) -> str:

@@ -87,7 +87,7 @@ async def bombed(server: Server) -> None:
 
 def compilers_of(server: Server) -> list[int]:
     found = children(server.process.pid)
-    return [pid for pid in found if "engine.grammar_check" in arguments(pid)]
+    return [pid for pid in found if "engine.grammar.check" in arguments(pid)]
 
 
 def check(kind: str, text: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.comparison.arms import Arm
-from engine.comparison.grid import Lane
-from engine.comparison.runs import Guesses, Notice, Reply, Run, in_turn
+from engine.lab.comparison.arms import Arm
+from engine.lab.comparison.grid import Lane
+from engine.lab.comparison.runs import Guesses, Notice, Reply, Run, in_turn
 
 
 @dataclass

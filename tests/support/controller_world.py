@@ -7,10 +7,10 @@ import random
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.adaptive import AdaptiveK
-from engine.controller import KController, Load, StepObservation
-from engine.estimates import Outcome
-from engine.profile import Profile
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import KController, Load, StepObservation
+from engine.control.estimates import Outcome
+from engine.control.profile import Profile
 
 K_MAX = 8
 _MOST_JUDGED = 32

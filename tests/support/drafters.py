@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.proposer import Agreement
-from engine.step_plan import Chunk
 
 
 class Oracle:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.config import EngineConfig
-from engine.evaluate_messages import Batch, Mode, Ran, Sums, Weigh
+from engine.lab.evaluate_messages import Batch, Mode, Ran, Sums, Weigh
 from engine.messages import Submit
 from tests.support.fake_client import LOWERCASE, make_ready
 

@@ -15,7 +15,7 @@ from server import loop
 from server.cli import EXIT_MISTAKE
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen
-from server.supervisor import ENGINE_COMMAND
+from server.supervise.supervisor import ENGINE_COMMAND
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.scripted import COMMAND
 

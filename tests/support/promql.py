@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from server.metrics_table import METRICS, Metric
+from server.observe.metrics_table import METRICS, Metric
 
 TARGET = frozenset({"job", "instance"})  # labels that a scrape adds
 PREFIX = "foredraft_"

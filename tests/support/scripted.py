@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import engine.scripted
+import engine.lab.scripted
 from engine.__main__ import parse, read_config
+from engine.child.parent import follow_parent
 from engine.errors import ModelError
+from engine.lab.scripted import make_ready
 from engine.messages import Outputs, Ready
-from engine.parent import follow_parent
 from engine.process import EngineProcess
-from engine.scripted import make_ready
 
 VARIABLE = "FOREDRAFT_SCRIPT"
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
@@ -63,7 +63,7 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 258) ->
     return tokens[len(prompt) :]
 
 
-class ScriptedEngine(engine.scripted.ScriptedEngine):
+class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
     """With the script's troubles."""
 
     def __init__(self, script: Script, ready: Ready) -> None:

@@ -16,10 +16,10 @@ from engine.config import EngineConfig
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
-from server.metrics import Metrics
+from server.generation.structured import grammar_checker
+from server.observe.metrics import Metrics
 from server.serve import listen
-from server.structured import grammar_checker
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 

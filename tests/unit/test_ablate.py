@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Load, StepObservation
-from engine.profile import Profile
-from engine.replay import ablate
-from engine.replay.variants import STOP, VARIANTS, WHOLE, KeepAll, NoHindsight, ProfileOnly, Uniform
-from engine.trace import Trace
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Load, StepObservation
+from engine.control.profile import Profile
+from engine.lab.replay import ablate
+from engine.lab.replay.variants import (
+    STOP,
+    VARIANTS,
+    WHOLE,
+    KeepAll,
+    NoHindsight,
+    ProfileOnly,
+    Uniform,
+)
+from engine.step.trace import Trace
 from tests.support.controller_world import K_MAX, World, play
 from tests.unit.test_trace import served, write
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.exploration import Exploration
+from engine.control.exploration import Exploration
 
 
 def baselines(explore: Exploration, *, first: float, later: float, rounds: int) -> list[int]:

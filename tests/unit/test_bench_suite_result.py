@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from engine.bench.suite.reading import Reading, Reply, reading_lines
-from engine.bench.suite.result import (
+from engine.lab.bench.suite.reading import Reading, Reply, reading_lines
+from engine.lab.bench.suite.result import (
     ADAPTIVE,
     HF_ASSISTED,
     HF_PLAIN,

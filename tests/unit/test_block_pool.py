@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.block_pool import BlockPool
 from engine.messages import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.sequence import Sequence
 
 SIZE = 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.chances import Chances
-from engine.confidence import Array, Calibration
+from engine.control.chances import Chances
+from engine.control.confidence import Array, Calibration
 
 ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
 

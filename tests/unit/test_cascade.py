@@ -9,15 +9,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.allowance import Allowance
-from engine.constraint import Bits
-from engine.controller import Confidences, FixedK, KController, Load
+from engine.control.controller import Confidences, FixedK, KController, Load
 from engine.messages import SamplingParams, Speculation, StepMetrics, StepSeconds
-from engine.sequence import Sequence
+from engine.scheduling.constraint import Bits
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
+from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.proposer import Agreement
-from engine.step_plan import Chunk
 
 
 @dataclass

@@ -8,7 +8,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from engine.chances import FEW, Chances
+from engine.control.chances import FEW, Chances
 
 DEPTHS = 5
 BASES = [-0.5, 0.0, 0.3, 0.1, -0.2]

@@ -14,10 +14,10 @@ from server.api.completions import CompletionChunks
 from server.api.event_stream import Outlet
 from server.api.intake import Call
 from server.api.sse import ChunkShape, events
-from server.choice import Delta
-from server.generation import Generation
-from server.generation_spec import GenerationSpec
-from server.metrics import Metrics
+from server.generation.choice import Delta
+from server.generation.generation import Generation
+from server.generation.generation_spec import GenerationSpec
+from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, listed_script, make_ready
 

@@ -14,9 +14,9 @@ import pytest
 from engine.config import DraftModelConfig, NgramConfig
 from engine.errors import ConfigError
 from server import loop
-from server.bench.front.__main__ import main as bench_front
 from server.cli import build_parser, main, overrides, run_program
 from server.config import Config, load_config
+from server.lab.bench.front.__main__ import main as bench_front
 from server.serve import listen
 from server.welcome import welcome
 
@@ -137,9 +137,9 @@ def test_unknown_host_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("arguments", "program"),
     [
-        (["bench", "--quick"], ["engine.bench", "--quick"]),
-        (["plan", "--examples"], ["engine.plan", "--examples"]),
-        (["replay", "trace"], ["engine.replay", "trace"]),
+        (["bench", "--quick"], ["engine.lab.bench", "--quick"]),
+        (["plan", "--examples"], ["engine.lab.plan", "--examples"]),
+        (["replay", "trace"], ["engine.lab.replay", "trace"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
     ],
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Load, StepObservation
-from engine.cost_curve import CostCurve
-from engine.estimates import Outcome
-from engine.forecast import Company
-from engine.profile import Profile
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Load, StepObservation
+from engine.control.cost_curve import CostCurve
+from engine.control.estimates import Outcome
+from engine.control.forecast import Company
+from engine.control.profile import Profile
 
 BATCH = 16
 PLAIN, MORE, ROW = 4e-3, 6e-4, 2e-5  # seconds without guesses, of any at all, and of each

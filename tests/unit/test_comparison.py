@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.comparison.arguments import build_parser, settings
-from engine.comparison.arms import AUTO, OFF, Arm, parse_arms
-from engine.comparison.card import card
-from engine.comparison.grid import Part, Size, cells, lanes, mixed_cells
-from engine.comparison.output import show
-from engine.comparison.prompts import read_prompts
-from engine.comparison.race import contenders, race, steps, turned
-from engine.comparison.result import CellResult, Comparison
-from engine.comparison.runs import Figures, Reply, Run, equal_texts, figures, under_load
-from engine.comparison.sizing import LONGEST, SHORTEST, run_seconds, sized
-from engine.comparison.statistics import estimate, geometric_mean, paired
 from engine.errors import ConfigError
-from engine.files import replace_file
+from engine.lab.comparison.arguments import build_parser, settings
+from engine.lab.comparison.arms import AUTO, OFF, Arm, parse_arms
+from engine.lab.comparison.card import card
+from engine.lab.comparison.grid import Part, Size, cells, lanes, mixed_cells
+from engine.lab.comparison.output import show
+from engine.lab.comparison.prompts import read_prompts
+from engine.lab.comparison.race import contenders, race, steps, turned
+from engine.lab.comparison.result import CellResult, Comparison
+from engine.lab.comparison.runs import Figures, Reply, Run, equal_texts, figures, under_load
+from engine.lab.comparison.sizing import LONGEST, SHORTEST, run_seconds, sized
+from engine.lab.comparison.statistics import estimate, geometric_mean, paired
+from engine.lab.files import replace_file
 from tests.support.arms import ScriptedDriver
 
 ARMS = parse_arms("off,2,4,auto")

@@ -8,14 +8,14 @@ from concurrent.futures import wait
 import pytest
 from llguidance import LLTokenizer
 
-from engine.compiling import Compiling
 from engine.config import model_folder
+from engine.grammar import compiler as grammar_module
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.compiling import Compiling
+from engine.grammar.source import compile_grammar
+from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar, SamplingParams
-from engine.sampling import grammar as grammar_module
-from engine.sampling.grammar import GrammarCompiler
-from engine.sampling.grammar_source import compile_grammar
-from engine.sampling.vocabulary import load_vocabulary
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 
 def waiting(id: str, pattern: str) -> Sequence:

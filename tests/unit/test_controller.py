@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from engine.adaptive import AdaptiveK
 from engine.config import SpeculationConfig
-from engine.configured import build_controller
-from engine.controller import FixedK, KController, Load, StepObservation
-from engine.estimates import Outcome
-from engine.exploration import PROBE_FIRST, Exploration
-from engine.profile import CONTEXT, Profile
+from engine.control.adaptive import AdaptiveK
+from engine.control.configured import build_controller
+from engine.control.controller import FixedK, KController, Load, StepObservation
+from engine.control.estimates import Outcome
+from engine.control.exploration import PROBE_FIRST, Exploration
+from engine.control.profile import CONTEXT, Profile
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation import Rendered, render, token_ids
+from server.text.conversation import Rendered, render, token_ids
 from tests.support.byte_tokenizer import BOS, IM_END, IM_START, SPECIALS, ByteTokenizer
 
 TOKENIZER = ByteTokenizer()

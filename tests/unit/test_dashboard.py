@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.metrics_table import METRICS
+from server.observe.metrics_table import METRICS
 from tests.support.promql import check, groupings, needs_promtool, parse, selectors
 
 FILE = Path(__file__).parents[2] / "docker/grafana/dashboards/foredraft.json"

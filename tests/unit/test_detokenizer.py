@@ -8,8 +8,8 @@ from itertools import combinations
 
 import pytest
 
-from server.detokenizer import Detokenizer, StopStrings
-from server.token_pieces import text_piece_bytes
+from server.text.detokenizer import Detokenizer, StopStrings
+from server.text.token_pieces import text_piece_bytes
 from tests.support.byte_tokenizer import BOS, EOS, IM_END, ByteTokenizer
 
 ZWJ = "\N{ZERO WIDTH JOINER}"

@@ -13,15 +13,15 @@ import pytest
 
 from engine.config import AdaptiveConfig, EngineConfig, FixedConfig, NgramConfig, NoProposerConfig
 from engine.errors import ConfigError, EngineError
-from engine.evaluate_messages import Mode
+from engine.lab.evaluate_messages import Mode
 from server.config import Config, ServerConfig, load_config
-from server.evaluate.__main__ import build_parser, main, overrides
-from server.evaluate.advice import recommended
-from server.evaluate.config_file import config_text, write_config
-from server.evaluate.contenders import contenders
-from server.evaluate.findings import PLAIN, Record
-from server.evaluate.prompts import PromptsError
-from server.evaluate.run import Options, run
+from server.lab.evaluate.__main__ import build_parser, main, overrides
+from server.lab.evaluate.advice import recommended
+from server.lab.evaluate.config_file import config_text, write_config
+from server.lab.evaluate.contenders import contenders
+from server.lab.evaluate.findings import PLAIN, Record
+from server.lab.evaluate.prompts import PromptsError
+from server.lab.evaluate.run import Options, run
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import make_ready
 from tests.support.fake_lab import FakeLab, compute_bound, memory_bound

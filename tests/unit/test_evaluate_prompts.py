@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.evaluate.kinds import kind_of, title_of
-from server.evaluate.prompts import PromptsError, read_prompts
+from server.lab.evaluate.kinds import kind_of, title_of
+from server.lab.evaluate.prompts import PromptsError, read_prompts
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me of the sea."}]}
 

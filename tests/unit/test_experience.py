@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.controller import StepObservation
-from engine.estimates import Outcome
-from engine.experience import Experience
+from engine.control.controller import StepObservation
+from engine.control.estimates import Outcome
+from engine.control.experience import Experience
 
 K = 4
 

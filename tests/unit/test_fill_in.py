@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.fill_in import SPELLINGS, find_fill_in
+from server.text.fill_in import SPELLINGS, find_fill_in
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

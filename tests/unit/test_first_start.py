@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from numba.core import event
 
-from engine.first_start import telling_what_compiles
+from engine.cpu.first_start import telling_what_compiles
 
 
 def compiling(folder: str | None = "/kept") -> Any:
@@ -20,7 +20,7 @@ def compiling(folder: str | None = "/kept") -> Any:
 
 @pytest.fixture(autouse=True)
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "engine.first_start")
+    caplog.set_level(logging.INFO, "engine.cpu.first_start")
     return caplog
 
 

@@ -9,10 +9,10 @@ import pytest
 from llguidance import LLMatcher
 
 from engine.config import model_folder
+from engine.grammar.recursion import without_right_recursion
+from engine.grammar.source import compile_grammar, limits
+from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
-from engine.sampling.grammar_recursion import without_right_recursion
-from engine.sampling.grammar_source import compile_grammar, limits
-from engine.sampling.vocabulary import load_vocabulary
 
 VOCABULARY = load_vocabulary(model_folder("demo", "target"))
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from engine.config import model_folder
-from engine.grammar_check import verdict
+from engine.grammar.check import verdict
+from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar, GrammarKind
-from engine.sampling.vocabulary import load_vocabulary
 
 VOCABULARY = load_vocabulary(model_folder("demo", "target"))
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
-from engine.allowance import Allowance
 from engine.config import model_folder
-from engine.constraint import has_bit
-from engine.controller import FixedK, Load
+from engine.control.controller import FixedK, Load
+from engine.grammar.compiler import Compiled, GrammarState
+from engine.grammar.source import compile_grammar
+from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar, SamplingParams
-from engine.sampling.grammar import Compiled, GrammarState
-from engine.sampling.grammar_source import compile_grammar
-from engine.sampling.vocabulary import load_vocabulary
-from engine.sequence import Sequence
+from engine.scheduling.constraint import has_bit
+from engine.scheduling.sequence import Sequence
+from engine.speculation.allowance import Allowance
 
 VOCABULARY = load_vocabulary(model_folder("demo", "target"))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.chances import FEW
-from engine.exploration import Exploration
-from engine.hearing import Hearing
-from engine.spells import Spells
+from engine.control.chances import FEW
+from engine.control.exploration import Exploration
+from engine.control.hearing import Hearing
+from engine.control.spells import Spells
 
 
 def heard(

@@ -8,14 +8,14 @@ import random
 import numpy as np
 import pytest
 
-from engine.adaptive import AdaptiveK
-from engine.chances import FEW
-from engine.controller import Load
-from engine.estimates import Outcome
-from engine.experience import Experience
-from engine.forecast import Forecast
-from engine.profile import Profile
-from engine.step_costs import StepCosts
+from engine.control.adaptive import AdaptiveK
+from engine.control.chances import FEW
+from engine.control.controller import Load
+from engine.control.estimates import Outcome
+from engine.control.experience import Experience
+from engine.control.forecast import Forecast
+from engine.control.profile import Profile
+from engine.control.step_costs import StepCosts
 from tests.support.controller_world import K_MAX, World, adaptive, play
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.confidence import LOWEST, SUREST, Array
-from engine.kernels_forecast import expect, price_rows, sharpen
+from engine.control.confidence import LOWEST, SUREST, Array
+from engine.control.kernels_forecast import expect, price_rows, sharpen
 from tests.support.rising import rising
 
 

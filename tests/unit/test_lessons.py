@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Load, StepObservation
-from engine.estimates import Outcome
-from engine.experience import Experience
-from engine.lessons import Lesson, Lessons
-from engine.step_costs import StepCosts
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Load, StepObservation
+from engine.control.estimates import Outcome
+from engine.control.experience import Experience
+from engine.control.lessons import Lesson, Lessons
+from engine.control.step_costs import StepCosts
 from tests.support.controller_world import World, adaptive, play
 
 K = 4

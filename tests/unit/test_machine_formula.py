@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.bench.machine.formula import (
+from engine.lab.bench.machine.formula import (
     acceptance_of,
     leviathan,
     tokens_per_round,

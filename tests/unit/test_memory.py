@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import CacheConfig, ScheduleConfig
 from engine.errors import MemoryPlanError
-from engine.memory import (
+from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
     Part,

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import Estimates, StepMetrics, StepSeconds
-from server.metrics import Metrics, RequestTimes, Tally
-from server.metrics_table import METRICS
+from server.observe.metrics import Metrics, RequestTimes, Tally
+from server.observe.metrics_table import METRICS
 
 
 def samples(metrics: Metrics) -> dict[str, float]:

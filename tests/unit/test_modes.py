@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Confidences, FixedK, Load, StepObservation
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Confidences, FixedK, Load, StepObservation
+from engine.control.modes import Modes
 from engine.errors import ConfigError
 from engine.messages import Mode
-from engine.modes import Modes
 from tests.support.controller_world import K_MAX, World, play
 
 

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from engine.messages import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
-from engine.step_plan import Chunk
 
 
 def sequence(tokens: list[int]) -> Sequence:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.step_clock import Overhead, Stopwatch
+from engine.step.clock import Overhead, Stopwatch
 
 
 class Clock:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Load, Overheard
-from engine.estimates import Outcome
-from engine.experience import Experience
-from engine.lessons import Lessons
-from engine.modes import Modes
-from engine.step_costs import StepCosts
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Load, Overheard
+from engine.control.estimates import Outcome
+from engine.control.experience import Experience
+from engine.control.lessons import Lessons
+from engine.control.modes import Modes
+from engine.control.step_costs import StepCosts
 from tests.support.controller_world import K_MAX, World
 
 

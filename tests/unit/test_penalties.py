@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.messages import SamplingParams
 from engine.sampling.penalties import PenaltyTables, packed
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 
 def sequence(prompt: list[int], **fields: Any) -> Sequence:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.plan.closed_forms import best, break_even, expected_tokens, speed_up
+from engine.lab.plan.closed_forms import best, break_even, expected_tokens, speed_up
 
 # Best K and speed-up from (1 - a^(K+1)) / (1 - a) / (1 + K (c + v)), K up to 32, by acceptance;
 # columns: c of .02, .05, .1, .2 with v = 0, then c = .1 with v = .05.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.plan.__main__ import main
-from engine.plan.device import DEVICES
-from engine.plan.presets import PRESETS
+from engine.lab.plan.__main__ import main
+from engine.lab.plan.device import DEVICES
+from engine.lab.plan.presets import PRESETS
 from tests.support.readme import section
 
 PAIR = ["--target", "llama-3.1-70b", "--draft", "llama-3.2-1b"]

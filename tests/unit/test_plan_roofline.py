@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.plan import closed_forms
-from engine.plan.device import DEVICES, choose_device
-from engine.plan.examples import eight, scenario
-from engine.plan.find_model import find_model
-from engine.plan.numerics import PRECISIONS
-from engine.plan.presets import PRESETS
-from engine.plan.roofline import Served
-from engine.plan.shape import Experts
+from engine.lab.plan import closed_forms
+from engine.lab.plan.device import DEVICES, choose_device
+from engine.lab.plan.examples import eight, scenario
+from engine.lab.plan.find_model import find_model
+from engine.lab.plan.numerics import PRECISIONS
+from engine.lab.plan.presets import PRESETS
+from engine.lab.plan.roofline import Served
+from engine.lab.plan.shape import Experts
 
 H100 = DEVICES["h100-sxm"]
 BF16 = PRECISIONS["bf16"]

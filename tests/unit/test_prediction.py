@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from engine.messages import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
 from engine.speculation.prediction import PredictionProposer
-from engine.step_plan import Chunk
 
 PROMPT = [901, 902, 903]
 

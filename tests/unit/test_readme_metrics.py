@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from server import metrics_table
+from server.observe import metrics_table
 from tests.support.readme import section
 
 
 def test_readme_lists_every_metric() -> None:
-    """Law: between the markers stands what `python -m server.metrics` prints."""
+    """Law: between the markers stands what `python -m server.observe.metrics` prints."""
     assert section("metrics") == metrics_table.markdown()

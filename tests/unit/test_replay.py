@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine import simulate
-from engine.controller import FixedK, StepObservation
-from engine.estimates import Outcome
-from engine.replay.costs import Roofline
-from engine.replay.references import Clairvoyant
-from engine.replay.run import Player
-from engine.replay.scores import play, references
-from engine.replay.streams import Live, Request
-from engine.replay.worlds import PhaseSpec, Text, World, random_world
+from engine.control.controller import FixedK, StepObservation
+from engine.control.estimates import Outcome
+from engine.lab import simulate
+from engine.lab.replay.costs import Roofline
+from engine.lab.replay.references import Clairvoyant
+from engine.lab.replay.run import Player
+from engine.lab.replay.scores import play, references
+from engine.lab.replay.streams import Live, Request
+from engine.lab.replay.worlds import PhaseSpec, Text, World, random_world
 
 HITS = [True, True, True, False, True, False, False, True, True, True, True, True]
 

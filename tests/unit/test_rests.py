@@ -1,4 +1,4 @@
-from engine.rests import Rests
+from engine.control.rests import Rests
 
 
 def test_there_are_as_many_as_were_begun() -> None:

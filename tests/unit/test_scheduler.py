@@ -8,12 +8,12 @@ from collections.abc import Collection
 
 import pytest
 
-from engine.block_pool import BlockPool
 from engine.config import ScheduleConfig
 from engine.messages import SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.step_plan import Chunk, StepPlan
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk, StepPlan
 
 SIZE = 4
 

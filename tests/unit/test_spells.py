@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.spells import Spells
+from engine.control.spells import Spells
 
 
 def _choices(spells: Spells, rounds: int) -> list[int]:

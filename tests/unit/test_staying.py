@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Load, StepObservation
-from engine.estimates import Outcome
-from engine.modes import Modes
-from engine.profile import Profile
-from engine.staying import ROUNDS, Staying
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Load, StepObservation
+from engine.control.estimates import Outcome
+from engine.control.modes import Modes
+from engine.control.profile import Profile
+from engine.control.staying import ROUNDS, Staying
 
 BATCH, RIGHT = 16, 10  # guesses of each step, and those of them that are kept
 COLD, WARM, DRAFT = 5e-3, 2e-3, 8e-4  # seconds of a forward among guesses and long after them

@@ -10,14 +10,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.controller import Overheard, StepObservation
-from engine.cost_curve import NEW, CostCurve
-from engine.estimates import Outcome
-from engine.kernels_forecast import price_rows
-from engine.line import Line
-from engine.part_costs import DraftCost, HostCost
-from engine.profile import CONTEXT, Profile
-from engine.step_costs import StepCosts
+from engine.control.controller import Overheard, StepObservation
+from engine.control.cost_curve import NEW, CostCurve
+from engine.control.estimates import Outcome
+from engine.control.kernels_forecast import price_rows
+from engine.control.line import Line
+from engine.control.part_costs import DraftCost, HostCost
+from engine.control.profile import CONTEXT, Profile
+from engine.control.step_costs import StepCosts
 from tests.support.rising import rising
 
 FLAT = [(1, 4e-3), (64, 4e-3)]

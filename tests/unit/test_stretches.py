@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Load, StepObservation
-from engine.estimates import Outcome
-from engine.profile import CONTEXT, Profile
-from engine.step_costs import StepCosts
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Load, StepObservation
+from engine.control.estimates import Outcome
+from engine.control.profile import CONTEXT, Profile
+from engine.control.step_costs import StepCosts
 
 _TOKEN = 1e-6
 _SIZES = [(16, 4e-3), (48, 5e-3)]

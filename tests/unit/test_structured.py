@@ -12,9 +12,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Grammar
-from server import structured
 from server.api.errors import ApiError
-from server.structured import GrammarChecker, check_command
+from server.generation import structured
+from server.generation.structured import GrammarChecker, check_command
 
 CHILD = """
     import os, struct, sys, time

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from server.tools.calls import HermesParser, LlamaParser, ToolCallParser
-from server.tools.events import CallArguments, CallBegin, Text
+from server.text.tools.calls import HermesParser, LlamaParser, ToolCallParser
+from server.text.tools.events import CallArguments, CallBegin, Text
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 OFFERED = ("add", "get_time")

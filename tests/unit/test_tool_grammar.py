@@ -16,11 +16,11 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.config import model_folder
+from engine.grammar.source import compile_grammar
+from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
-from engine.sampling.grammar_source import compile_grammar
-from engine.sampling.vocabulary import load_vocabulary
-from server.tools.formats import Marker, ToolFormat
-from server.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from server.text.tools.formats import Marker, ToolFormat
+from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
 from tests.unit.test_tool_calls import read
 
 FOLDER = model_folder("demo", "target")

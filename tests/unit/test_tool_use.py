@@ -11,14 +11,14 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Grammar
-from server.admission import Admission
 from server.api.errors import ApiError, invalid
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.api.tool_use import grammar_of, tool_use
 from server.config import Config, ServerConfig
-from server.metrics import Metrics
+from server.generation.admission import Admission
+from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 

@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from engine.errors import TraceError
-from engine.replay import __main__ as replay
-from engine.replay.comparison import compare
-from engine.replay.costs import Roofline
-from engine.replay.measured import MeasuredCosts
-from engine.replay.policies import build_policy
-from engine.replay.recorded import recorded
-from engine.replay.references import Repeat
-from engine.trace import Agreed, Header, Part, Step, Trace, Writer, read_trace
+from engine.lab.replay import __main__ as replay
+from engine.lab.replay.comparison import compare
+from engine.lab.replay.costs import Roofline
+from engine.lab.replay.measured import MeasuredCosts
+from engine.lab.replay.policies import build_policy
+from engine.lab.replay.recorded import recorded
+from engine.lab.replay.references import Repeat
+from engine.step.trace import Agreed, Header, Part, Step, Trace, Writer, read_trace
 
 HEADER = Header(
     k_max=4,

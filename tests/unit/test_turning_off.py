@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.adaptive import AdaptiveK
-from engine.controller import Load, StepObservation
-from engine.estimates import Outcome
-from engine.profile import Profile
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Load, StepObservation
+from engine.control.estimates import Outcome
+from engine.control.profile import Profile
 
 BATCH, RIGHT = 4, 2  # guesses of each step, and those of them that are kept
 TARGET = 4e-3  # seconds of a forward, whatever its rows

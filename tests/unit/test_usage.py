@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import TARGET, Output
-from server.generation_spec import Guessing
-from server.usage import Counts, usage_of
+from server.generation.generation_spec import Guessing
+from server.generation.usage import Counts, usage_of
 
 
 def taken(*steps: Output, cut: int | None = None, plainly: bool = False) -> Counts:

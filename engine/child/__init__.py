@@ -1,0 +1,1 @@
+"""What the engine process asks of its operating system."""

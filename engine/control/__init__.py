@@ -1,0 +1,1 @@
+"""Which K pays: acceptance, cost model and exploration. No torch."""

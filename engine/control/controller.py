@@ -1,0 +1,242 @@
+"""Controller: which K pays. What every controller must offer, and the one that obeys (FixedK).
+
+AdaptiveK, the one that decides, is `adaptive`'s. No clock and no randomness in here: seconds are
+passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engine.control.estimates import Outcome
+from engine.control.profile import Profile
+from engine.messages import Estimates, Reason
+
+NEVER = 2.0  # of KController.least: no chance is as large
+Confidences = Sequence[Sequence[float]]  # by sequence, one for each of its guesses in order
+
+_LIKELIER_THAN_NOT = 0.5
+_SMALL = 4  # one row of a prompt in so many rows hardly shows
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the next step faces: how many sequences will sample in it, and how many tokens each of
+    them has on average, for who asks: to count them takes time. None where that is not known."""
+
+    num_sequences: int
+    length: Callable[[], float] | None = None
+
+
+class Overheard(NamedTuple):
+    """What is kept of a step of decoding of which `update` is not told. `k`, `outcomes`,
+    `num_drafting`, `context`: as in an observation. `steps`: that it drafted; 0: the time of
+    drafting says nothing."""
+
+    k: int
+    outcomes: Sequence[Outcome]
+    num_sequences: int
+    num_drafting: int
+    rows: int
+    steps: int
+    tokens: int
+    draft_seconds: float
+    target_seconds: float
+    host_seconds: float
+    context: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.draft_seconds + self.target_seconds + self.host_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StepObservation:
+    """What one step did and took. `rows`: positions that the target computed; `tokens`: that were
+    generated; `prompt_rows`: of the rows, those of prompts beyond the one that samples; `context`:
+    tokens of all sequences before these rows, if that is known. The three times are disjoint parts
+    of the step.
+
+    The rest is of the main proposer alone, and of sequences that no look-up served. `k`: the
+    largest asked of it. `outcomes`: one for each of them. `confidences`: for each, those of its
+    tried guesses (empty: the proposer tells none). `agreements`: for each of some sequences,
+    (confidence, right) at positions in a row, of guesses that it would have made there, found out
+    in hindsight. `num_drafting`: sequences that it drafted for; None: all of them; 0: the time of
+    drafting says nothing, since some had to catch up."""
+
+    num_sequences: int
+    rows: int
+    k: int
+    tokens: int
+    outcomes: Sequence[Outcome]
+    draft_seconds: float
+    target_seconds: float
+    host_seconds: float
+    prompt_rows: int = 0
+    num_drafting: int | None = None
+    confidences: Confidences = ()
+    agreements: Sequence[Sequence[tuple[float, bool]]] = ()
+    context: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.draft_seconds + self.target_seconds + self.host_seconds
+
+    def in_short(self) -> Overheard:
+        """What of it is overheard, had nobody been told of it."""
+        size = self.num_sequences
+        steps = max((outcome.offered for outcome in self.outcomes), default=0)
+        return Overheard(
+            k=self.k,
+            outcomes=self.outcomes if self.k else (),
+            num_sequences=size,
+            num_drafting=size if self.num_drafting is None else self.num_drafting,
+            rows=self.rows,
+            steps=0 if self.num_drafting == 0 else steps,
+            tokens=self.tokens,
+            draft_seconds=self.draft_seconds,
+            target_seconds=self.target_seconds,
+            host_seconds=self.host_seconds,
+            context=self.context,
+        )
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether prompts are so small a part of it that it costs what its rows cost."""
+        return _SMALL * self.prompt_rows <= self.rows
+
+
+class KController(Protocol):
+    """Chooses one K for the batch before each step, and learns after it."""
+
+    name: str
+    k_max: int
+
+    @property
+    def reason(self) -> Reason:
+        """Why the last choice; see messages.Estimates."""
+        ...
+
+    @property
+    def listens(self) -> bool:
+        """Whether `update` is to be told of the step that follows the last choice: not of each,
+        since to be told takes time."""
+        ...
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it is to be told of that step's `agreements`, too."""
+        ...
+
+    @property
+    def overhears(self) -> bool:
+        """Whether `overhear` is to be told of that step, if `update` is not."""
+        ...
+
+    @property
+    def max_speculating(self) -> int | None:
+        """For how many sequences the last choice is meant; None: for all of them."""
+        ...
+
+    def profile(self, measured: Profile) -> None:
+        """What steps are to be believed to cost until they say so themselves."""
+        ...
+
+    def choose(self, load: Load) -> int:
+        """K for the step ahead: draft steps of the main proposer."""
+        ...
+
+    def resume(self) -> None:
+        """It is obeyed again after a spell in which others chose."""
+        ...
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        """Whether to draft one step more. Asked between draft steps, where each is a forward of its
+        own, with the confidences so far of the sequences that might have more."""
+        ...
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        """Of each drafted sequence, how many of its guesses, from the first, are worth a row of the
+        target. Asked once a round, when all are drafted."""
+        ...
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        """How many guesses that cost nothing to make pay, for one sequence of the step, given for
+        each its chance to be kept with all before it. 0 also where the main proposer is the better
+        choice, if it may be asked `instead`."""
+        ...
+
+    def least(self, *, instead: bool) -> float:
+        """A chance: where the first guess has less, `worth` is 0 whatever follows it."""
+        ...
+
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        """Of a step in which so many sequences, with so many tokens of context among them, get a
+        token each without a guess, at the present costs; 0 where these are not known."""
+        ...
+
+    def update(self, observation: StepObservation) -> None:
+        """Learn from the step that the last choice led to, if it `listens`."""
+        ...
+
+    def overhear(self, heard: Overheard) -> None:
+        """Such a step in short; told some time after it, before the next `update`."""
+        ...
+
+    def estimates(self) -> Estimates:
+        """What it believed at the last choice, for the front end."""
+        ...
+
+
+class FixedK:
+    """The same K in every round; 0 is plain decoding. The baseline of every benchmark. It knows no
+    costs: free guesses go before the main proposer's where the first is likelier right than not."""
+
+    name = "fixed"
+    listens = looks_back = overhears = False
+    max_speculating: int | None = None
+
+    def __init__(self, k: int) -> None:
+        self.k_max = k
+        self.reason: Reason = "fixed" if k else "off"
+
+    def profile(self, measured: Profile) -> None:
+        return None
+
+    def choose(self, load: Load) -> int:
+        return self.k_max
+
+    def resume(self) -> None:
+        return None
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        return True
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        return [len(sure) for sure in confidences]
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        if survival and survival[0] < self.least(instead=instead):
+            return 0
+        return min(len(survival), self.k_max)
+
+    def least(self, *, instead: bool) -> float:
+        if not self.k_max:
+            return NEVER
+        return _LIKELIER_THAN_NOT if instead else 0.0
+
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        return 0.0
+
+    def update(self, observation: StepObservation) -> None:
+        return None
+
+    def overhear(self, heard: Overheard) -> None:
+        return None
+
+    def estimates(self) -> Estimates:
+        return Estimates(k=self.k_max, reason=self.reason)

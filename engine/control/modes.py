@@ -1,0 +1,132 @@
+"""Modes: a controller that its operator may overrule while it runs.
+
+Owns the mode and nothing else. In every mode the configured controller is asked for its choice and
+told what came of it, though rarely while it is not obeyed (a baseline must not pay for it): its
+estimates stay fresh, and it goes on from there when it is obeyed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+from engine.control.controller import (
+    Confidences,
+    FixedK,
+    KController,
+    Load,
+    Overheard,
+    StepObservation,
+)
+from engine.control.profile import Profile
+from engine.errors import ConfigError
+from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
+
+_LOOK = 16  # steps between two questions to a controller that is not obeyed
+
+
+class Modes:
+    """A KController: the configured one in the mode `auto`, which is the first; see
+    messages.SetSpeculation for the others."""
+
+    def __init__(self, configured: KController) -> None:
+        self.name = configured.name
+        self.k_max = configured.k_max
+        self._configured = configured
+        self._present = configured  # who is obeyed
+        self._mode: Mode = "auto"
+        # What held until `auto` was switched to: told until that has chosen.
+        self._before: tuple[Mode, int, Reason] | None = None
+        self._num_sequences = 0
+        self._unasked = _LOOK  # steps since the last question
+        self.listens = self.looks_back = True
+
+    def set(self, mode: Mode, k: int = 0) -> None:
+        """From the next choice on. Raises ConfigError for a K that is not allowed."""
+        refusal = mode_refusal(SetSpeculation(mode, k), self.k_max)
+        if refusal is not None:
+            raise ConfigError(refusal[1])
+        if mode != "auto":
+            self._before = None
+        elif self._mode != "auto":
+            self._before = (self._mode, self._present.k_max, self.reason)
+            self._configured.resume()
+        self._unasked = _LOOK  # what resumed knows nothing until it is asked
+        self._mode = mode
+        self._present = self._configured if mode == "auto" else FixedK(k)
+
+    @property
+    def reason(self) -> Reason:
+        return self._present.reason
+
+    @property
+    def overhears(self) -> bool:
+        return self._mode == "auto" and self._configured.overhears
+
+    @property
+    def max_speculating(self) -> int | None:
+        return self._present.max_speculating
+
+    def profile(self, measured: Profile) -> None:
+        self._configured.profile(measured)
+
+    def choose(self, load: Load) -> int:
+        self._num_sequences = load.num_sequences
+        if self._mode == "auto":
+            self._before = None
+            chosen = self._configured.choose(load)
+            self.listens, self.looks_back = self._configured.listens, self._configured.looks_back
+            return chosen
+        self._unasked += 1
+        self.listens, self.looks_back = self._unasked >= _LOOK, False
+        if self.listens:
+            self._unasked = 0
+            self._configured.choose(load)
+            self.looks_back = self._configured.looks_back
+        return self._present.choose(load)
+
+    def resume(self) -> None:
+        self._configured.resume()
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        return self._present.goes_on(confidences)
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        if self._mode == "auto":
+            return self._configured.keep(confidences)
+        if self.listens:
+            self._configured.keep(confidences)
+        return self._present.keep(confidences)
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        return self._present.worth(survival, instead=instead)
+
+    def least(self, *, instead: bool) -> float:
+        return self._present.least(instead=instead)
+
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        return self._configured.plain_seconds(sequences, context)
+
+    def update(self, observation: StepObservation) -> None:
+        if self._mode != "auto":
+            # A single one stands behind a proposal whose length the configured did not choose.
+            stretches = [each for each in observation.agreements if len(each) > 1]
+            observation = replace(observation, agreements=stretches)
+        self._configured.update(observation)
+
+    def overhear(self, heard: Overheard) -> None:
+        self._configured.overhear(heard)
+
+    def estimates(self) -> Estimates:
+        """The configured controller's, with the K that was played, in which mode, and why."""
+        said = self._configured.estimates()
+        if self._mode == "auto" and not self._before and said.num_sequences == self._num_sequences:
+            return said
+        said = copy(said)  # which is the controller's own
+        said.num_sequences = self._num_sequences
+        mode, k, reason = self._before or (self._mode, self._present.k_max, self.reason)
+        if mode != "auto":
+            said.mode, said.k, said.reason, rates = mode, k, reason, said.rates
+            said.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
+        return said

@@ -1,0 +1,1 @@
+"""Code compiled for CPUs by numba."""

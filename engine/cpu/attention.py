@@ -1,0 +1,169 @@
+"""Attention on a CPU that reads keys and values in place: one compiled call for all sequences of a
+step. For plain layers; those with a window, a cap or sinks go through SDPA.
+
+SDPA on a CPU is a call per sequence, or a copy of all contexts; here a step of many sequences is
+one call and copies nothing (`engine.cpu.kernels_paged`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.attention.interface import KVPlane, LayerShape, Span
+from engine.attention.sdpa import SdpaBackend, SdpaForward
+from engine.cpu.kernels_paged import MOST_ROWS, PAIRED, SINGLE, WIDENED, attend
+from engine.cpu.vectors import LANES, multiplies_pairs
+
+MOST_THREADS = 2  # with more, torch's attention reads faster together than ours alone
+
+Words = npt.NDArray[np.uint32]
+
+
+def suits(device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]) -> bool:
+    """Whether a model gains by it. What decides is known at start, so that logits have the same
+    last bits after a restart."""
+    few = device.type == "cpu" and torch.get_num_threads() <= MOST_THREADS
+    return few and any(
+        layer.window is None and fits(dtype, layer.key_dim, layer.value_dim) for layer in layers
+    )
+
+
+def fits(dtype: torch.dtype, key_dim: int, value_dim: int) -> bool:
+    """Whether compiled code knows this type and these dimensions."""
+    step = {torch.float32: LANES, torch.bfloat16: 2 * LANES}.get(dtype)
+    return step is not None and key_dim == value_dim and key_dim % step == 0
+
+
+class CompiledBackend:
+    """Prepares forwards on the CPU."""
+
+    name = "compiled"
+
+    def __init__(self, *, pairs: bool | None = None) -> None:
+        """`pairs`: whether bfloat16 is multiplied as such; by default where the processor can."""
+        self.others = SdpaBackend(torch.device("cpu"))
+        self._plane: KVPlane | None = None
+        self._words: list[list[tuple[Words, Words]]] = []
+        self.bfloat16 = PAIRED if (multiplies_pairs() if pairs is None else pairs) else WIDENED
+
+    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> CompiledForward:
+        return CompiledForward(self, plane, spans)
+
+    def words(self, plane: KVPlane) -> list[list[tuple[Words, Words]]]:
+        """The plane's memory by stack and layer, `[kv_heads, slots, words]` of keys and values;
+        empty for a stack that compiled code does not know."""
+        if self._plane is not plane:
+            self._plane = plane
+            self._words = [_layers(keys, values) for keys, values in plane.stacks]
+        return self._words
+
+
+class CompiledForward:
+    """One forward. Long spans are cut: 512 rows after 2,048 keys took 52 ms in pieces, 87 in SDPA
+    (16 heads on 4 of keys, bfloat16; 74 and 84 in float32), and rows keep their bits."""
+
+    def __init__(self, backend: CompiledBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
+        self._others, self._plane, self._spans = backend.others, plane, spans
+        self._where = plane.where
+        self._words = backend.words(plane)
+        single = plane.stacks[0][0].dtype == torch.float32
+        self._kind = SINGLE if single else backend.bfloat16
+        self._whole: SdpaForward | None = None
+        pieces = [piece for span in spans for piece in _pieces(span)]
+        self._is_cut = all(piece.length <= MOST_ROWS for piece in pieces)
+        if self._is_cut:
+            self._facts, self._seen, self._tables = _described(pieces, plane.block_size)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        stack, index = self._where[layer]
+        is_plain = window is None and softcap is None and sinks is None
+        if not self._is_cut or not is_plain or not self._words[stack]:
+            if self._whole is None:
+                self._whole = SdpaForward(self._others, self._plane, self._spans)
+            return self._whole.attend(
+                layer, query, key, value,
+                scaling=scaling, window=window, softcap=softcap, sinks=sinks,
+            )  # fmt: skip
+        _, heads, rows, dim = query.shape
+        array = np.empty((rows, heads, dim), dtype=np.float32)
+        attend(
+            _floats(query), _floats(key), _floats(value),
+            self._facts, self._seen, self._tables, self._plane.block_size,
+            np.float32(dim**-0.5 if scaling is None else scaling), self._kind,
+            *self._words[stack][index], array,
+        )  # fmt: skip
+        return torch.from_numpy(array)[None].to(query.dtype)
+
+
+def _floats(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """`[1, heads, rows, dim]`, in order."""
+    array: npt.NDArray[np.float32] = tensor.float().contiguous().numpy()
+    return array
+
+
+def _layers(keys: Tensor, values: Tensor) -> list[tuple[Words, Words]]:
+    if not fits(keys.dtype, keys.shape[-1], values.shape[-1]):
+        return []
+    words = (tensor.view(torch.int32).numpy().view(np.uint32) for tensor in (keys, values))
+    return list(zip(*words, strict=True))
+
+
+def _pieces(span: Span) -> list[Span]:
+    """Of at most `MOST_ROWS` rows each, unless a tree is larger; its nodes stay together."""
+    chain = span.length - len(span.ancestors or ())
+    firsts = list(range(0, chain if span.ancestors else span.length, MOST_ROWS))
+    if span.ancestors and (not firsts or span.length - firsts[-1] > MOST_ROWS):
+        firsts.append(chain)
+    return [
+        replace(
+            span,
+            row=span.row + first,
+            length=last - first,
+            start=span.start + first,
+            ancestors=span.ancestors if last == span.length else None,
+        )
+        for first, last in pairwise([*firsts, span.length])
+    ]
+
+
+def _described(
+    spans: Sequence[Span], block_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """`facts`, `seen` and `tables` as `attend` takes them."""
+    facts = np.array([(s.row, s.length, s.start) for s in spans], dtype=np.int64)
+    seen = np.zeros(max(span.row + span.length for span in spans), dtype=np.uint64)
+    counts = [-(-span.end // block_size) for span in spans]
+    tables = np.zeros((len(spans), max(counts)), dtype=np.int64)
+    for span, table, count in zip(spans, tables, counts, strict=True):
+        table[:count] = span.blocks[:count]
+        seen[span.row : span.row + span.length] = _masks(span)
+    return facts, seen, tables
+
+
+def _masks(span: Span) -> list[int]:
+    """Bit i of a row's mask: whether it sees the key of the span's i-th row."""
+    if not span.ancestors:
+        return [(2 << row) - 1 for row in range(span.length)]
+    before = span.length - len(span.ancestors)
+    masks = [(2 << row) - 1 for row in range(before)]
+    for node, above in enumerate(span.ancestors):
+        masks.append((1 << before) - 1 | sum(1 << before + i for i in (*above, node)))
+    return masks

@@ -1,0 +1,62 @@
+"""The one way in which Python is compiled here: numba, for this processor, kept between starts."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numba
+
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+
+
+def _grants_tiles() -> bool:
+    """Ask for the processor's tiles (AMX): a process may not use them before."""
+    features = llvmlite.binding.get_host_cpu_features()
+    here = (sys.platform, platform.machine()) == ("linux", "x86_64")
+    if not (here and features.get("amx-tile", False) and features.get("amx-bf16", False)):
+        return False
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
+    return refused == 0
+
+
+HAS_TILES = _grants_tiles()
+if not HAS_TILES and llvmlite.binding.get_host_cpu_features().get("avx512bf16", False):
+    # Sums of products by vectors (`engine.cpu.kernels_streams`) fit the registers in the order in
+    # which they are written; the compiler's own loads all factors first and stores some again.
+    llvmlite.binding.set_option("foredraft", "--enable-misched=false")
+
+
+def _date() -> tuple[tuple[float, int], ...]:
+    """Of all files with compiled code or with numbers that it holds, and this one. numba's own is
+    that of one file, whoever it calls. And whether there are tiles: what was kept where they were
+    granted may run only there."""
+    names = ("kernels*.py", "tile_pieces.py", "vectors.py", "panels.py", "confidence.py", "jit.py")
+    files = [file for name in names for at in (name, f"*/{name}") for file in _ENGINE.glob(at)]
+    stats = [file.stat() for file in sorted(files)]
+    return (*((stat.st_mtime, stat.st_size) for stat in stats), (0.0, int(HAS_TILES)))
+
+
+_ENGINE = Path(__file__).parents[1]
+_DATE = _date()
+
+
+def fast(function: Callable[..., Any]) -> Any:
+    """Compiled at the first call, or kept from before as long as no file with compiled code has
+    changed. Where nothing can be written, the code is not kept.
+
+    Each operation is rounded as written, and a sum is taken in the order written: code that is kept
+    and code that was just compiled are not compiled alike (a function may be inlined in one of
+    them), so with any freedom a seed had another text after the first start than at it."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        compiled = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no place for the cache
+        return numba.njit(**options)(function)
+    compiled._cache._cache_file._source_stamp = _DATE
+    return compiled

@@ -1,0 +1,196 @@
+"""Whether a token stays under top_k, top_p and min_p, in compiled code: yes, no, or too close to
+call (`engine.sampling.filters` knows).
+
+A filter keeps what stands before an edge in the order of likelihood. So nothing is sorted: a token
+stays if few enough tokens and little enough mass lie above it; otherwise neither it nor what lies
+below it does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.cpu.jit import fast
+from engine.cpu.kernels_noise import float_of
+
+REMOVED, STAYS, DOUBT = 0, 1, 2
+MOST_RANKED = 128  # of top_k, where top_p is asked for as well; beyond, there is doubt
+
+_MOST_GROUPS = 64  # that are looked into for what stays
+_REACHES = (2, 4, 8, 16)  # below the largest logit
+_EDGE = 2e-5  # of all mass: more than sums in float32 can differ
+_LANES = 256  # sums in float32 that are summed in float64
+
+
+@fast
+def _exp(x: Any) -> Any:
+    """Of float32 from -88 to 0, about 1 ulp; 0 below -87."""
+    whole = np.floor(x * np.float32(1.44269504089) + np.float32(0.5))
+    r = x - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1)
+    power = np.int32(max(whole, np.float32(-127)))
+    return p * float_of(np.int32(np.int32(power + np.int32(127)) << 23))
+
+
+@fast
+def _mass_above(row: Any, scale: Any, bar: Any, mass: Any) -> Any:
+    """The sum of `mass` where the scaled row lies above `bar`."""
+    sums = np.zeros(_LANES, np.float32)
+    total = 0.0
+    for first in range(0, len(row), _LANES):
+        some, masses = row[first : first + _LANES], mass[first : first + _LANES]
+        for i in range(len(some)):
+            sums[i] += masses[i] if some[i] * scale > bar else np.float32(0)
+    for i in range(_LANES):
+        total += np.float64(sums[i])
+    return total
+
+
+@fast
+def _largest(row: Any, scale: Any, found: Any) -> None:
+    """`found`: as many of the largest of the scaled row, largest first."""
+    found[:] = np.float32(-np.inf)
+    last = len(found) - 1
+    for v in range(len(row)):
+        x = row[v] * scale
+        if x > found[last]:
+            i = last
+            while i > 0 and found[i - 1] < x:
+                found[i] = found[i - 1]
+                i -= 1
+            found[i] = x
+
+
+@fast
+def _ranks(row: Any, scale: Any, mine: Any) -> Any:
+    """How many of the scaled row lie above this one, and how many are equal to it."""
+    above = equal = np.int32(0)
+    for v in range(len(row)):
+        x = row[v] * scale
+        above += np.int32(x > mine)
+        equal += np.int32(x == mine)
+    return above, equal
+
+
+@fast
+def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
+    """`mass` `[vocab]` of each token, relative to that of the largest, `most`; all that top_k (0 is
+    off) leaves of it, or infinity where that is not known."""
+    whole, sums = 0.0, np.zeros(_LANES, np.float32)
+    for first in range(0, len(row), _LANES):
+        some, masses = row[first : first + _LANES], mass[first : first + _LANES]
+        for i in range(len(some)):
+            x = some[i] * scale - most
+            masses[i] = _exp(x if x > np.float32(-88) else np.float32(-88))
+            sums[i] += masses[i]
+    if not 0 < top_k < len(row):
+        for i in range(_LANES):
+            whole += np.float64(sums[i])
+    elif top_k <= MOST_RANKED:
+        ranked = np.empty(top_k, np.float32)
+        _largest(row, scale, ranked)
+        for i in range(top_k):
+            whole += np.float64(_exp(max(ranked[i] - most, np.float32(-88))))
+    else:
+        whole = np.inf
+    return whole
+
+
+@fast
+def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -> Any:
+    """`found`: what lies above `bar`. How many, and their mass; one more than there is room for
+    where they are too many, or too scattered for it to pay."""
+    count, total, groups = 0, 0.0, len(peaks)
+    some = np.int32(0)
+    for group in range(groups):
+        some += np.int32(peaks[group] > bar)
+    if some > _MOST_GROUPS:
+        return len(found) + 1, total
+    for group in range(groups):
+        if peaks[group] <= bar:
+            continue
+        for at in range(group, len(row), groups):
+            x = row[at] * scale
+            if x > bar:
+                if count == len(found):
+                    return count + 1, total
+                found[count] = x
+                total += np.float64(mass[at])
+                count += 1
+    return count, total
+
+
+@fast
+def _sort(numbers: Any) -> None:
+    """Largest first."""
+    for i in range(1, len(numbers)):
+        x, at = numbers[i], i
+        while at > 0 and numbers[at - 1] < x:
+            numbers[at] = numbers[at - 1]
+            at -= 1
+        numbers[at] = x
+
+
+@fast
+def cut_of(
+    row: Any, scale: Any, most: Any, fields: Any, peaks: Any, mass: Any, whole: Any
+) -> Any:  # fmt: skip
+    """Whatever is as large as this, or smaller, is removed by top_k or top_p for sure; -inf where
+    too many stay to say. `peaks` of groups of the row, whose members are as far apart as there are
+    groups; others as of `stays`."""
+    found = np.empty(MOST_RANKED, np.float32)
+    top_k = fields[0] if 0 < fields[0] < len(row) else len(row)
+    top_p = fields[1] + _EDGE + 1e-6 * abs(np.float64(most)) if fields[1] < 1 else np.inf
+    for reach in _REACHES:
+        bar = most - np.float32(reach)
+        count, total = _gather(row, scale, bar, peaks, mass, found)
+        if count > len(found):
+            break
+        if count < top_k and not total >= top_p * whole:
+            continue
+        _sort(found[:count])
+        above = 0.0
+        for i in range(count):
+            above += np.float64(_exp(found[i] - most))
+            if above >= top_p * whole or i + 1 >= top_k:
+                last = found[i]
+                while i < count and found[i] == last:
+                    i += 1
+                return found[i] if i < count else bar
+    return np.float32(-np.inf)
+
+
+@fast
+def stays(
+    row: Any, scale: Any, mine: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
+) -> Any:  # fmt: skip
+    """Of a token whose scaled logit is `mine`, the largest being `most`. `fields`: top_k (0 is
+    off), top_p, the logarithm of min_p; `mass` and `whole` of `whole_of` if there is a top_p;
+    `close`: what rounding may move."""
+    top_k, top_p, floor = fields
+    above, equal = _ranks(row, scale, mine)
+    if equal > 1:
+        return DOUBT
+    if mine == most:
+        return STAYS
+    floor += np.float64(most)
+    if abs(mine - floor) <= close:
+        return DOUBT
+    if mine < floor or 0 < top_k <= above:
+        return REMOVED
+    if top_p < 1:
+        if MOST_RANKED < top_k < len(row):
+            return DOUBT
+        more = _mass_above(row, scale, mine, mass) - top_p * whole
+        if abs(more) <= (_EDGE + 1e-6 * abs(np.float64(most))) * whole:
+            return DOUBT
+        return STAYS if more < 0 else REMOVED
+    return STAYS

@@ -1,0 +1,106 @@
+"""The noise of `engine.sampling.noise` in compiled code, up to the last bits of its two logarithms,
+and the order of floats as integers, which see NaN and infinities as well.
+
+No loop branches inside, so that each becomes vector instructions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from engine.cpu.jit import fast
+
+NOT_FINITE, UNSURE = -1, -2  # in place of a token
+MOST_SURE = np.float32(99)  # as sampler's
+CLOSE = np.float32(1e-4)  # more than noise can differ: it is below 23, its relative error 1e-6
+SHIFTED = np.float32(1e-6)  # per unit of the logits: several roundings in float32
+INFINITE, REMOVED_BITS = np.int32(0x7F800000), np.int32(-0x800000)  # bits of the infinities
+BOTTOM, TOP = np.int32(-(2**31)), np.int32(2**31 - 1)
+
+_FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # as in noise
+
+
+def _cast(source: Any, target: Any, kind: Any) -> Any:
+    @intrinsic  # type: ignore[misc]
+    def cast(typing: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], kind)
+
+        return target(source), generate
+
+    return cast
+
+
+bits_of = _cast(types.float32, types.int32, ir.IntType(32))
+float_of = _cast(types.int32, types.float32, ir.FloatType())
+double_of = _cast(types.int64, types.float64, ir.DoubleType())
+
+
+@fast
+def _log(x: Any) -> Any:
+    """Natural logarithm of a positive normal float32, as in FreeBSD's msun: below 1 ulp."""
+    shifted = np.int32(bits_of(x) + np.int32(0x3F800000 - 0x3F3504F3))
+    power = np.float32(np.int32(shifted >> 23) - np.int32(127))
+    f = float_of(np.int32((shifted & np.int32(0x007FFFFF)) + np.int32(0x3F3504F3))) - np.float32(1)
+    s = f / (np.float32(2) + f)
+    z = s * s
+    w = z * z
+    odd = w * (np.float32(0.40000972152) + w * np.float32(0.24279078841))
+    even = z * (np.float32(0.66666662693) + w * np.float32(0.28498786688))
+    half = np.float32(0.5) * f * f
+    low = s * (half + (even + odd)) + power * np.float32(9.0580006145e-06)
+    return low - half + f + power * np.float32(6.9313812256e-01)
+
+
+@fast
+def key_of(seed: Any, position: Any) -> Any:
+    """noise.row_key."""
+    return _splitmix(_splitmix(np.uint64(seed)) ^ np.uint64(position))
+
+
+@fast
+def _splitmix(x: Any) -> Any:
+    x = np.uint64(x + np.uint64(0x9E3779B97F4A7C15))
+    x = np.uint64((x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
+    x = np.uint64((x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
+    return np.uint64(x ^ (x >> np.uint64(31)))
+
+
+@fast
+def mixed(word: Any, low: Any, high: Any) -> Any:
+    """noise._hash of one token: 0 .. 2**31-1, and the smaller, the larger the noise. `word`: its
+    own, see noise._token_words; `low` and `high`: the halves of its row's key."""
+    x = np.uint32(np.uint32(word ^ low) * _FIRST)
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(15))) ^ high)
+    x = np.uint32(x * _SECOND)
+    return np.int32(x ^ np.uint32(np.int32(np.int32(x) >> np.int32(16))))
+
+
+@fast
+def gumbel(word: Any) -> Any:
+    """noise.gumbel_of one `mixed` word. log1p is the logarithm and what rounding its argument
+    lost."""
+    u = np.float32(word) * np.float32(2.0**-31) + np.float32(2.0**-32)
+    u = min(u, np.float32(1 - 2**-24))
+    rest = np.float32(1) - u
+    lost = u - (np.float32(1) - rest)
+    return -_log(lost / rest - _log(rest))
+
+
+@fast
+def ordered(x: Any) -> Any:
+    """int32 in the order of floats, zeros being one number: NaN lies beyond the infinities, on
+    either side."""
+    bits = bits_of(x + np.float32(0))
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@fast
+def value(order: Any) -> Any:
+    """The float32 that `ordered` made it of."""
+    return float_of(np.int32(order ^ np.int32(np.int32(order >> 31) & np.int32(0x7FFFFFFF))))

@@ -1,0 +1,1 @@
+"""Grammars: sources, compilation, matchers and the check in a child process."""

@@ -1,0 +1,239 @@
+"""Grammars at work: compiled off the step loop, a matcher per sequence, masks along a proposal.
+
+Promises: what is allowed after some tokens depends on the grammar and those tokens alone, whether
+they are committed or only proposed. A sequence whose grammar turns out too complex is ended, and no
+other notices; where that happens depends on the same two alone, never on guesses, clocks or what
+else is served, since it is counted by the library along the text. Guesses are limited by time,
+which shortens proposals and changes no text.
+
+An id that the tokenizer lacks is never allowed. EOS is allowed where the grammar accepts; when
+nothing else may follow, the sequence is complete and ends (see acceptance) without sampling it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.errors import ModelError
+from engine.grammar.source import GrammarRefused, compile_grammar, sentence
+from engine.messages import Grammar
+from engine.scheduling.constraint import Bits
+from engine.scheduling.sequence import Sequence
+
+MAX_COMPILED = 16  # grammars kept for the next request
+STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check had much less
+GUESSES_GRACE_SECONDS = 0.02  # CPU time that guesses about a text may take, and ...
+GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each of its tokens
+SLOW_SECONDS = 0.004  # of the text's last token and mask: one at a time, from then on
+
+NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A grammar ready for use: `state` makes what one sequence needs."""
+
+    matcher: LLMatcher  # at the start of the text, never moved
+    vocabulary: LLTokenizer
+
+    def state(self, seq: Sequence, *, can_end: bool) -> GrammarState:
+        """`can_end`: whether the target has an EOS at all, by which a text may end."""
+        return GrammarState(
+            self.matcher,
+            eos=_bits(self.vocabulary.eos_tokens, self.vocabulary.vocab_size),
+            may_end=can_end and not seq.params.ignore_eos,
+        )
+
+
+class GrammarCompiler:
+    """`load` reads the vocabulary, once, when the first grammar comes. One thread compiles."""
+
+    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
+        self._load = load
+        self._vocabulary: LLTokenizer | None = None  # the thread's own
+        self._thread: ThreadPoolExecutor | None = None
+        self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
+
+    def compile(self, grammar: Grammar) -> Future[Compiled]:
+        """The same grammar is compiled once; `result` raises GrammarRefused or ModelError."""
+        future = self._compiled.pop(grammar, None)
+        if future is None:
+            future = self._submit(grammar)
+        self._compiled[grammar] = future
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return future
+
+    def cancel(self, compiled: Future[Compiled]) -> None:
+        """Nobody waits for it any more. What has begun goes on, for the next request."""
+        if compiled.cancel():
+            self._compiled = OrderedDict(
+                (grammar, future)
+                for grammar, future in self._compiled.items()
+                if future is not compiled
+            )
+
+    def _submit(self, grammar: Grammar) -> Future[Compiled]:
+        if self._thread is not None:
+            return self._thread.submit(self._work, grammar)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            return self._thread.submit(self._work, grammar)  # starts the thread
+        finally:
+            threading.stack_size(before)
+
+    def _work(self, grammar: Grammar) -> Compiled:
+        try:
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            matcher = compile_grammar(grammar, self._vocabulary)
+            matcher.compute_bitmask()  # the first one is the slowest; copies have what it found
+        except (GrammarRefused, ModelError):
+            raise
+        except BaseException as error:  # a panic of the library derives from nothing better
+            raise GrammarRefused(f"the compiler failed on it: {sentence(str(error))}") from None
+        return Compiled(matcher, self._vocabulary)
+
+
+class GrammarState:
+    """A Constraint: what one sequence's text must satisfy. `eos` are the bits of the ids that end a
+    text; without `may_end` they are never allowed, and only what is complete ends.
+
+    Two matchers, both copies of `fresh`. One walks the text and never leaves it: a mask, a token, a
+    mask. It alone says what the text may be and whether it breaks at the library's limits, some of
+    which count work that a matcher remembers (states of its lexer), so that one which had followed
+    guesses would break elsewhere. The other one follows guesses, and is rolled back to where two of
+    them part."""
+
+    def __init__(
+        self,
+        fresh: LLMatcher,
+        *,
+        eos: Bits,
+        may_end: bool,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.error: str | None = None
+        self._text = fresh.deep_copy()
+        self._length = 0  # tokens of the text
+        self._walker: LLMatcher | None = None
+        self._behind: list[int] = []  # tokens of the text that the walker has not seen
+        self._path: list[int] = []  # what it consumed after the text that it has seen
+        self._eos = eos
+        self._may_end = may_end
+        self._clock = clock
+        self._seconds = 0.0  # that guesses took
+        self._last = 0.0  # that the text's last token and mask took
+        self._here: tuple[Bits, bool] | None = None  # allowed, complete; None: not looked yet
+        self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}  # the same behind guesses
+
+    @property
+    def is_slow(self) -> bool:
+        share = GUESSES_GRACE_SECONDS + GUESSES_SECONDS_PER_TOKEN * self._length
+        return self._seconds > share or self._last > SLOW_SECONDS
+
+    def allowed(self, path: Seq[int]) -> Bits | None:
+        row = self._row(path)
+        return None if row is None else row[0]
+
+    def is_complete(self, path: Seq[int]) -> bool:
+        row = self._row(path)
+        return row is not None and row[1]
+
+    def extend(self, token: int) -> None:
+        self._row(())  # as plain decoding does, whether or not anybody asked
+        if self.error:
+            return
+        started = self._clock()
+        taken = self._text.try_consume_tokens([token])
+        self._last = self._clock() - started
+        if not taken:
+            self.error = sentence(self._text.get_error()) or NOTHING_ALLOWED
+            return
+        self._length += 1
+        self._behind.append(token)
+        self._here, self._rows = None, {}
+
+    def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
+        if self._row(path) is None or self.is_slow:
+            return []
+        started = self._clock()
+        walker, arrived = self._walk(path)
+        tokens: list[int] = walker.compute_ff_tokens()[:limit] if arrived else []
+        self._seconds += self._clock() - started
+        return tokens
+
+    def _row(self, path: Seq[int]) -> tuple[Bits, bool] | None:
+        """What may follow, and whether nothing may but the end."""
+        if self.error:
+            return None
+        started = self._clock()
+        if not path:
+            if self._here is None:
+                self._here = self._look(self._text)
+                self._last += self._clock() - started
+            return self._here
+        key = tuple(path)
+        if key not in self._rows:
+            self._rows[key] = self._guess(path)
+            self._seconds += self._clock() - started
+        return self._rows[key]
+
+    def _look(self, matcher: LLMatcher) -> tuple[Bits, bool] | None:
+        # Where the vocabulary's size is a multiple of 32 the library's mask has a word too many.
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)[: len(self._eos)]
+        if not matcher.is_error():
+            going_on = bits & ~self._eos
+            if going_on.any():
+                return (bits if self._may_end else going_on), False
+            if matcher.is_accepting():
+                return bits, True
+        if matcher is self._text:
+            self.error = sentence(matcher.get_error()) or NOTHING_ALLOWED
+        return None
+
+    def _guess(self, path: Seq[int]) -> tuple[Bits, bool] | None:
+        """Where guessing is over nothing may follow: nobody goes beyond that guess, and whoever
+        commits it asks again."""
+        nothing = np.zeros_like(self._eos), False
+        if self.is_slow:
+            return nothing
+        walker, arrived = self._walk(path)
+        row = self._look(walker) if arrived else None
+        if walker.is_error():  # for good: a limit, or a dead end
+            self._walker = None
+            return nothing
+        return row if row or not arrived else nothing
+
+    def _walk(self, path: Seq[int]) -> tuple[LLMatcher, bool]:
+        """The walker, and whether it could get to behind `path`."""
+        if self._walker is None:
+            self._walker, self._path, self._behind = self._text.deep_copy(), [], []
+        whole, behind = [*self._behind, *path], len(self._behind)
+        pairs = zip(self._path, whole, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if back := len(self._path) - common:
+            self._walker.rollback(back)
+        missing = whole[common:]
+        taken = self._walker.try_consume_tokens(missing) if missing else 0
+        self._path = whole[: common + taken]
+        if len(self._path) >= behind:
+            self._path, self._behind = self._path[behind:], []
+        return self._walker, taken == len(missing)
+
+
+def _bits(ids: Seq[int], size: int) -> Bits:
+    flags = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
+    flags[[i for i in ids if i < size]] = 1
+    return np.packbits(flags, bitorder="little")

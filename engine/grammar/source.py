@@ -1,0 +1,166 @@
+"""From a Grammar to llguidance's form of it, and to a matcher; the same code in the process that
+checks grammars and in the engine, so that what was proven there holds here.
+
+Limits are explicit. What compiles may still turn out too complex while it is used: the matcher then
+has an error, and its sequence ends. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from engine.grammar.recursion import without_right_recursion
+from engine.grammar.schema import SchemaRefused, check_schema
+from engine.messages import Grammar
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# One line, a space after colons and commas, as json.dumps writes: what is not left open is forced,
+# and forced text is guessed for free. It also ends models' endless white space. One spelling for
+# each character, or `"\\u000a"` would be a second name for a property called "\\n".
+JSON_STYLE: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": '"\\bfnrt',
+    "coerce_one_of": False,
+    "lenient": False,
+}
+_EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+# What is read of Lark, by llguidance's own lexical rules: a word inside of a string, a comment or a
+# regular expression says nothing.
+_LARK = re.compile(
+    r"""(?P<skipped> "(?:\\.|[^"\\])*" | (?:\#|//)[^\n]* | /(?:\\.|[^/\\])+/ )
+    | (?P<special> <[^<>\s]+> ) | (?P<json> %(?:json|regex)\b\s* )
+    | \b(?P<attribute> max_tokens|temperature|stop)\s*=""",
+    re.VERBOSE | re.DOTALL,
+)
+_SENTENCE = 240  # characters of a library's message that are worth repeating
+
+
+class GrammarRefused(ValueError):
+    """The grammar is malformed, too complex, or not one that is enforced; one sentence."""
+
+
+def limits() -> LLParserLimits:
+    """Counted work, so that where a text breaks at them is a function of grammar and text. Items
+    of a row and of a mask bound the time of a step, since an Earley row costs the square of its
+    items: JSON with 120 optional properties has 480 in a row, what is ambiguous without end has
+    ever more. States and sizes bound the memory; a grammar's size is also what a single row may
+    grow to before it is counted."""
+    return LLParserLimits(
+        max_items_in_row=500,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=50_000,
+        step_max_items=4_000,
+        max_lexer_states=20_000,
+        max_grammar_size=20_000,
+        precompute_large_lexemes=True,
+        verbose_errors=False,
+    )
+
+
+def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
+    """A matcher at the start of the text. Bounded by the limits, but not by a deadline: that is
+    for the process that runs this. Raises GrammarRefused."""
+    try:
+        source = _source(grammar, vocabulary)
+    except GrammarRefused:
+        raise
+    except (SchemaRefused, ValueError) as error:
+        raise GrammarRefused(sentence(str(error))) from None
+    except RecursionError:
+        raise GrammarRefused("it is nested too deeply") from None
+    matcher = LLMatcher(vocabulary, source, limits=limits(), log_level=0)
+    require_sound(matcher)
+    return matcher
+
+
+def require_sound(matcher: LLMatcher) -> None:
+    """Raises GrammarRefused when the matcher is in its error state, which it never leaves."""
+    if matcher.is_error():
+        raise GrammarRefused(sentence(matcher.get_error()))
+
+
+def sentence(message: str) -> str:
+    """One line of bounded length."""
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    text = text.replace("NoExtensionBias", "no text satisfies it")
+    return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3] + "..."
+
+
+def _source(grammar: Grammar, vocabulary: LLTokenizer) -> str:
+    match grammar.kind:
+        case "json_object":
+            return _schema_source({"type": "object"})
+        case "json_schema":
+            schema = json.loads(grammar.source)
+            check_schema(schema)
+            return _schema_source(schema)
+        case "regex":
+            if re.search(r"(?<!\\)(\\\\)*\\\Z", grammar.source):
+                raise GrammarRefused("it ends with a backslash that escapes nothing")
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            choices = " | ".join(map(json.dumps, json.loads(grammar.source)))
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+        case "lark":
+            return LLMatcher.grammar_from_lark(
+                without_right_recursion(_as_enforced(_as_lark(grammar.source), vocabulary))
+            )
+
+
+def _schema_source(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+
+
+def _as_lark(source: str) -> str:
+    """The grammar as Lark, if it was in llama.cpp's form of EBNF."""
+    if not _EBNF_RULE.search(source):
+        return source
+    try:
+        return gbnf_to_lark(source)
+    except Exception as error:  # the converter raises all sorts, Exception itself among them
+        raise GrammarRefused(sentence(str(error))) from None
+
+
+def _as_enforced(lark: str, vocabulary: LLTokenizer) -> str:
+    """The grammar with every `%json {...}` in it checked and in our style. What would change how
+    tokens are drawn, hide a part of the text, or end it in its middle, is refused."""
+    parts, start = [], 0
+    while found := _LARK.search(lark, start):
+        parts.append(lark[start : found.end()])
+        start = found.end()
+        if name := found["attribute"]:
+            raise GrammarRefused(f"the attribute `{name}` in a grammar is not supported")
+        if found["special"] and _may_end(found["special"], vocabulary):
+            raise GrammarRefused("it has an end-of-text token in it, where no text may end")
+        if keyword := found["json"]:
+            value, start = json.JSONDecoder().raw_decode(lark, start)
+            if keyword.startswith("%json"):
+                check_schema(value)
+                value = {**value, "x-guidance": JSON_STYLE}
+            parts.append(json.dumps(value))
+    return "".join([*parts, lark[start:]])
+
+
+def _may_end(special: str, vocabulary: LLTokenizer) -> bool:
+    """Whether `<|name|>` or `<[ids]>` is, or may be, a token that ends a text. Of sets that are not
+    plain ids and ranges of ids it is taken to be so."""
+    ids = re.fullmatch(r"<\[(.*)\]>", special)
+    if not ids:
+        return special in map(vocabulary.decode_str, ([end] for end in vocabulary.eos_tokens))
+    for part in ids[1].split(","):
+        bounds = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        if not bounds:
+            return True
+        low, high = int(bounds[1]), int(bounds[2] or bounds[1])
+        if any(low <= end <= high for end in vocabulary.eos_tokens):
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""Offline programs: benchmarks, replay, planning and synthetic models."""

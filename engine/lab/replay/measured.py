@@ -1,0 +1,208 @@
+"""What a step costs, in seconds, as a trace says: means by size, and between them the shape that
+was profiled at start.
+
+Owns no model of the controller's: it must not be scored on the curve that it learns. What context
+and heat cost is in the medians.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, log, log2
+from statistics import fmean, median
+
+from engine.control.profile import Points
+from engine.step.trace import Part, Step, Trace
+
+_PROMPT = -1  # the group of steps with prompt rows
+_WIDTH = 0.2  # octaves over which measurements are smoothed
+_OUTLIER = 3.0  # medians
+_SHORTEST = 1e-7  # seconds
+
+
+class Curve:
+    """Seconds by size within a group: a base for all groups, times a factor by group and size.
+
+    The base is the profile (of the nearest group that has one of its own), or else a line through
+    everything. Factors are means over sizes close by, outliers cut; beyond the sizes seen the
+    nearest one holds.
+    """
+
+    def __init__(
+        self,
+        profile: Points,
+        seen: Sequence[tuple[int, int, float]],
+        groups: Mapping[int, Points] | None = None,
+    ) -> None:
+        """`seen`: (group, size, seconds). `groups`: profiles of their own."""
+        points = profile if len(profile) > 1 else _line([(n, s) for _, n, s in seen])
+        self._profile = _Lines(points)
+        self._profiles = {group: _Lines(own) for group, own in (groups or {}).items()}
+        cells: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for group, size, seconds in seen:
+            error = log(max(seconds, _SHORTEST) / self._base(size, group))
+            cells[group][_bin(size)].append(error)
+        self._factors = {group: _factors(sizes) for group, sizes in cells.items()}
+
+    def __call__(self, size: int, group: int) -> float:
+        base = self._base(size, group)
+        if not self._factors:
+            return base
+        factors = self._factors[_nearest(self._factors, group)]
+        return base * exp(_between(factors, log2(max(size, 1))))
+
+    def _base(self, size: float, group: int) -> float:
+        if not self._profiles or group == _PROMPT:
+            return self._profile(size)
+        return self._profiles[_nearest(self._profiles, group)](size)
+
+
+class _Lines:
+    """Linear between points and beyond the last, but never less than half of the least."""
+
+    def __init__(self, points: Points) -> None:
+        points = sorted(points)
+        self._sizes = [size for size, _ in points]
+        self._seconds = [max(seconds, _SHORTEST) for _, seconds in points]
+
+    def __call__(self, size: float) -> float:
+        sizes, seconds = self._sizes, self._seconds
+        i = min(max(bisect_right(sizes, size), 1), len(sizes) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (sizes[i] - sizes[i - 1])
+        return max(seconds[i] + slope * (size - sizes[i]), 0.5 * min(seconds))
+
+
+class MeasuredCosts:
+    """Costs fitted to a trace. Target and host by rows within powers of two of the batch, steps
+    with prompt rows apart; drafting as a line over its forwards, each by sequences, and by row what
+    it must catch up with."""
+
+    def __init__(self, trace: Trace) -> None:
+        header, steps = trace.header, [step for step in trace.steps if step.parts]
+        sizes = [(_group(step), sum(p.rows + p.verified for p in step.parts)) for step in steps]
+        targets = [(*size, step.target) for size, step in zip(sizes, steps, strict=True)]
+        hosts = [(*size, step.host) for size, step in zip(sizes, steps, strict=True)]
+        own = {n.bit_length(): points for n, points in header.batch_profiles.items()}
+        self._target = Curve(header.target_profile, targets, own)
+        self._host = Curve([], hosts)
+        drafts = list(_drafts(steps))
+        usual = [(n, depth, s) for n, depth, behind, s in drafts if behind <= n]
+        self._begins = _begins(usual)
+        clean = [(0, n, (s - self.begin(n)) / depth) for n, depth, s in usual]
+        self._draft = Curve(header.draft_profile, clean)
+        known = [n for n, _ in header.draft_profile] + [n for _, n, _ in clean]
+        self._widest = max(known, default=1)
+        late = [
+            (seconds - self.begin(n) - depth * self._draft(n, 0)) / behind
+            for n, depth, behind, seconds in drafts
+            if behind > 4 * n
+        ]
+        widest = self._draft(self._widest, 0)
+        slope = (widest - self._draft(1, 0)) / max(self._widest - 1, 1)
+        self._row = max(median(late) if late else slope, 0.0)
+
+    def target(self, rows: int, sequences: int, context: int, prompt: int) -> float:
+        return self._target(rows, _PROMPT if prompt else sequences.bit_length())
+
+    def host(self, rows: int, sequences: int, prompt: int) -> float:
+        return self._host(rows, _PROMPT if prompt else sequences.bit_length())
+
+    def begin(self, sequences: int) -> float:
+        """What drafting takes besides its forwards."""
+        known = self._begins
+        return known[_nearest(known, sequences.bit_length())] if known else 0.0
+
+    def draft(self, rows: int) -> float:
+        """A forward over these rows; beyond the widest batch each costs what catching up costs."""
+        extra = max(rows - self._widest, 0)
+        return self._draft(rows - extra, 0) + extra * self._row
+
+
+def _group(step: Step) -> int:
+    prompts = any(part.rows > 1 or not part.tokens for part in step.parts)
+    return _PROMPT if prompts else len(step.parts).bit_length()
+
+
+def _drafts(steps: Sequence[Step]) -> list[tuple[int, int, int, float]]:
+    """Of steps that drafted: sequences, forwards, rows to catch up with, seconds."""
+    found = []
+    behind: dict[int, int] = {}
+    for step in steps:
+        asked = [part for part in step.parts if part.own and part.drafted]
+        late = sum(_late(part, behind) for part in step.parts)
+        if asked:
+            depth = max(part.drafted for part in asked)
+            found.append((len(asked), depth, late, step.draft))
+    return found
+
+
+def _begins(drafts: Sequence[tuple[int, int, float]]) -> dict[int, float]:
+    """By power of two of the sequences: where the line of seconds over forwards begins. Medians by
+    number of forwards, so that a slow moment is no slope."""
+    groups: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for n, depth, seconds in drafts:
+        groups[n.bit_length()][depth].append(seconds)
+    return {
+        group: _line([(depth, median(found)) for depth, found in by_depth.items()])[0][1]
+        for group, by_depth in groups.items()
+        if len(by_depth) > 1
+    }
+
+
+def _late(part: Part, behind: dict[int, int]) -> int:
+    """Rows that its drafter must catch up with in this step, besides the newest."""
+    late = behind.get(part.request, 0) + part.rows - 1
+    if part.own and part.drafted:
+        behind[part.request] = int(part.accepted == part.drafted)
+        return late
+    behind[part.request] = late + part.tokens
+    return 0
+
+
+def _bin(size: int) -> int:
+    """Sizes that are told apart: each up to 16, then sixteen in an octave."""
+    step = max(1 << max(size.bit_length() - 5, 0), 1)
+    return max(size - size % step, 1)
+
+
+def _factors(sizes: dict[int, list[float]]) -> list[tuple[float, float]]:
+    """(log2 of size, log of factor), by size."""
+    means = [(log2(size), len(found), _mean(found)) for size, found in sorted(sizes.items())]
+    factors = []
+    for x, _, _ in means:
+        weights = [n * exp(-0.5 * ((at - x) / _WIDTH) ** 2) for at, n, _ in means]
+        total = sum(w * mean for w, (_, _, mean) in zip(weights, means, strict=True))
+        factors.append((x, total / sum(weights)))
+    return factors
+
+
+def _nearest(groups: Iterable[int], group: int) -> int:
+    return min(groups, key=lambda known: (abs(known - group), known))
+
+
+def _mean(logs: Sequence[float]) -> float:
+    """The logarithm of the mean of what these are logarithms of; outliers count as 3 medians."""
+    most = median(logs) + log(_OUTLIER)
+    return log(fmean(exp(min(value, most)) for value in logs))
+
+
+def _between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Linear between points, flat beyond them."""
+    i = bisect_right(points, (x, float("inf")))
+    if i == 0 or i == len(points):
+        return points[max(i - 1, 0)][1]
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def _line(seen: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Two points of the least-squares line, which never falls."""
+    if not seen:
+        return [(1, _SHORTEST), (2, _SHORTEST)]
+    x, y = fmean(n for n, _ in seen), fmean(s for _, s in seen)
+    spread = sum((n - x) ** 2 for n, _ in seen)
+    slope = sum((n - x) * (s - y) for n, s in seen) / spread if spread else 0.0
+    slope = min(max(slope, 0.0), y / x)
+    return [(0, y - slope * x), (1000, y + slope * (1000 - x))]

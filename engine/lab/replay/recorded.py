@@ -1,0 +1,164 @@
+"""A trace as a workload: its requests, who came when, and the phases of its load.
+
+Time is another under another policy, so arrivals are told by progress: a request is admitted once
+as many tokens of all requests have been generated as when it came. Then every policy serves the
+same batch at the same token, and the policy that recorded meets exactly its own rounds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.errors import TraceError
+from engine.lab.replay.streams import Live, Request
+from engine.step.trace import Part, Step, Trace
+
+Bit = tuple[bool, float]  # was a guess right, and its confidence
+
+_SHORTEST_PHASE = 16  # steps; shorter ones belong to the phase before
+_SEED = 20241120  # of the draws for positions that nobody guessed
+_SCORABLE = "draft_model"
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What can be replayed. `begins`: tokens generated before each phase, ascending; `sizes`: the
+    mean batch of each. `known`: share of generated positions whose guess was found out."""
+
+    requests: list[Request]
+    begins: list[int]
+    sizes: list[float]
+    tokens: int
+    seconds: float
+    known: float
+
+    def workload(self) -> Arrivals:
+        """All of it, from the first request."""
+        return Arrivals(self.requests, self.tokens)
+
+    def phase(self, tokens: int) -> int:
+        """Where in the trace so many tokens have been generated."""
+        return bisect_right(self.begins, tokens) - 1
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Requests that come when they are due."""
+
+    requests: Sequence[Request]
+    tokens: int
+    next: int = 0
+
+    def admit(self, batch: list[Live], tokens: int) -> None:
+        while self.next < len(self.requests) and self.requests[self.next].due <= tokens:
+            batch.append(Live(self.requests[self.next]))
+            self.next += 1
+
+    def over(self, tokens: int, rounds: int) -> bool:
+        return tokens >= self.tokens
+
+
+@dataclass(slots=True)
+class _Story:
+    """What the trace says of one request."""
+
+    number: int
+    due: int
+    prompt: int = 0
+    context: int = 0
+    length: int = 0
+    finish: str = ""
+    bits: dict[int, Bit] = field(default_factory=dict)
+
+    def add(self, part: Part) -> None:
+        """Its next step. Raises TraceError where one is missing or told twice."""
+        if part.begin != self.length or self.finish:
+            raise TraceError(
+                f"this trace contradicts itself: request {self.number} goes on at its token"
+                f" {part.begin}, but is at {self.length}"
+            )
+        if not part.begin:
+            self.prompt += part.rows
+            self.context = part.context
+        self.length = part.begin + part.tokens
+        self.finish = part.finish
+        if part.own:
+            confidences = part.confidences or [0.0] * part.tried
+            for i in range(part.tried):
+                self.bits[part.begin + i] = (i < part.right, confidences[i])
+
+    def request(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
+        """With draws from what is known of all for the positions that nobody guessed."""
+        bits = [
+            self.bits.get(i) or known[int(rng.integers(len(known)))] for i in range(self.length)
+        ]
+        return Request(
+            hits=[hit for hit, _ in bits],
+            confidences=[confidence for _, confidence in bits],
+            length=self.length,
+            context=self.context,
+            prompt=self.prompt - 1,
+            due=self.due,
+            number=self.number,
+            guessable=self.length - (self.finish == "length"),
+        )
+
+
+def recorded(trace: Trace) -> Recorded:
+    """What a trace says. Raises TraceError where there is nothing to replay."""
+    proposer = trace.header.proposer
+    if proposer != _SCORABLE:
+        raise TraceError(
+            f"this trace is of the proposer {proposer!r}; only {_SCORABLE!r} can be replayed, whose"
+            " guess for a position does not depend on where a round began"
+        )
+    stories, tokens = _stories(trace.steps)
+    told = [story for story in stories if story.length]
+    known = [bit for story in told for bit in story.bits.values()]
+    if not known:
+        raise TraceError("this trace has no guesses in it: record one while K is above 0")
+    rng = np.random.default_rng(_SEED)
+    begins, sizes = _phases(trace.steps)
+    return Recorded(
+        requests=[story.request(known, rng) for story in told],
+        begins=begins,
+        sizes=sizes,
+        tokens=tokens,
+        seconds=sum(step.draft + step.target + step.host for step in trace.steps),
+        known=len(known) / tokens,
+    )
+
+
+def _stories(steps: Sequence[Step]) -> tuple[list[_Story], int]:
+    """By request in order of arrival, and the tokens of all."""
+    stories: dict[int, _Story] = {}
+    tokens = 0
+    for step in steps:
+        for part in step.parts:
+            stories.setdefault(part.request, _Story(part.request, tokens)).add(part)
+        for agreed in step.agreed:
+            if agreed.request in stories:
+                pairs = zip(agreed.hits, agreed.confidences, strict=True)
+                for i, (hit, confidence) in enumerate(pairs, start=agreed.begin):
+                    stories[agreed.request].bits.setdefault(i, (bool(hit), confidence))
+        tokens += sum(part.tokens for part in step.parts)
+    return list(stories.values()), tokens
+
+
+def _phases(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
+    """Runs of steps whose batch is of one power of two."""
+    runs: list[tuple[int, int, list[int]]] = []  # power, tokens before, batches
+    tokens = 0
+    for step in steps:
+        batch = sum(part.tokens > 0 for part in step.parts)
+        if batch:
+            power = batch.bit_length()
+            if not runs or (power != runs[-1][0] and len(runs[-1][2]) >= _SHORTEST_PHASE):
+                runs.append((power, tokens, []))
+            runs[-1][2].append(batch)
+        tokens += sum(part.tokens for part in step.parts)
+    return [begin for _, begin, _ in runs], [sum(b) / len(b) for _, _, b in runs]

@@ -1,0 +1,221 @@
+"""A scripted engine: speaks the wire, computes nothing. It is the load of `foredraft bench front`.
+
+`python -m engine.lab.scripted --config .. --commands .. --events .. ...`: the real
+EngineProcess around an engine whose replies repeat their prompt, in steps of a fixed length.
+Speculation is played: each step commits `tokens_per_step`, all but one "accepted". Without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from engine.__main__ import build_parser, read_config
+from engine.arguments import number, whole
+from engine.child.parent import follow_parent
+from engine.messages import (
+    Estimates,
+    FinishReason,
+    Mode,
+    Output,
+    Outputs,
+    Ready,
+    StepMetrics,
+    Submit,
+)
+from engine.process import EngineProcess
+
+Rule = Callable[[Sequence[int], int], int]  # (prompt and output so far, prompt length) -> token
+
+
+def repeat_prompt(tokens: Sequence[int], num_prompt: int) -> int:
+    """The prompt again and again: replies that are text, whatever the vocabulary."""
+    return tokens[len(tokens) - num_prompt]
+
+
+@dataclass
+class Running:
+    """One sequence. Clock readings: `submitted`, when the front end handed it over; `received`,
+    after the step that was under way; `emitted`, of its steps."""
+
+    submit: Submit
+    tokens: list[int]
+    received: float
+    submitted: float
+    rounds: int = 0
+    proposed: int = 0
+    emitted: list[float] = field(default_factory=list)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.submit.prompt)
+
+
+class ScriptedEngine:
+    """engine.process.StepEngine, by script. Honours max_tokens and stop_token_ids.
+
+    A step begins `step_seconds` after the one before, or at once when that was longer ago.
+    `on_end` is told every sequence that ended by itself.
+    """
+
+    def __init__(
+        self,
+        ready: Ready,
+        *,
+        step_seconds: float = 0.0,
+        rule: Rule = repeat_prompt,
+        on_end: Callable[[Running], None] = lambda running: None,
+    ) -> None:
+        self.ready = ready
+        self.running: dict[str, Running] = {}
+        self.ended: list[Output] = []
+        self.num_steps = self.num_tokens = 0
+        self.mode: Mode = "auto"
+        self.k = 0  # of the mode fixed
+        self._step_seconds = step_seconds
+        self._rule = rule
+        self._on_end = on_end
+        self._next_step = time.monotonic()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.ended)
+
+    def add(self, submit: Submit) -> None:
+        now = time.monotonic()
+        submitted = now - max(time.time() - submit.arrival, 0.0)
+        self.running[submit.id] = Running(submit, list(submit.prompt), now, submitted)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            if self.running.pop(id, None) is not None:
+                self.ended.append(Output(id=id, finish="abort"))
+
+    def gauges(self) -> StepMetrics:
+        return StepMetrics(
+            step=self.num_steps,
+            num_running=len(self.running),
+            blocks_total=self.ready.num_blocks,
+            estimates=Estimates(
+                mode=self.mode, k=self.draft, reason="fixed" if self.draft else "off"
+            ),
+        )
+
+    def set_speculation(self, mode: Mode, k: int = 0) -> None:
+        self.mode, self.k = mode, k
+
+    @property
+    def draft(self) -> int:
+        """Guesses of a step, all of them right."""
+        return {"auto": self.ready.k_max, "fixed": self.k, "off": 0}[self.mode]
+
+    def step(self) -> Outputs:
+        self._wait()
+        self.num_steps += 1
+        items, self.ended = self.ended, []
+        num_ended, before = len(items), self.num_tokens
+        for id, running in list(self.running.items()):
+            output = self._advance(running)
+            items.append(output)
+            if output.finish is not None:
+                del self.running[id]
+                self._on_end(running)
+        metrics = self.gauges()
+        metrics.num_sampling = len(items) - num_ended
+        metrics.num_generated_tokens = self.num_tokens - before
+        return Outputs(items, metrics)
+
+    def _wait(self) -> None:
+        pause = self._next_step - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        # From when it was due, so that late wake-ups do not slow the rate.
+        now = time.monotonic()
+        self._next_step = max(self._next_step + self._step_seconds, now)
+
+    def _advance(self, running: Running) -> Output:
+        params, num_prompt = running.submit.params, len(running.submit.prompt)
+        tokens: list[int] = []
+        finish: FinishReason | None = None
+        while finish is None and len(tokens) < 1 + self.draft:
+            tokens.append(self._rule(running.tokens, num_prompt))
+            running.tokens.append(tokens[-1])
+            if tokens[-1] in params.stop_token_ids:
+                finish = "stop"
+            elif running.num_output >= params.max_tokens:
+                finish = "length"
+        running.rounds += 1
+        running.proposed += self.draft
+        running.emitted.append(time.monotonic())
+        self.num_tokens += len(tokens)
+        return Output(
+            id=running.submit.id,
+            tokens=tokens,
+            finish=finish,
+            stop_token=tokens[-1] if finish == "stop" else None,
+            cached_tokens=0 if running.rounds == 1 else None,
+            rounds=running.rounds,
+            proposed=running.proposed,
+            accepted=running.num_output - running.rounds,
+            source=self.ready.proposer if self.draft else "",
+        )
+
+
+def make_ready(*, vocab_size: int, k_max: int, max_model_len: int = 4096) -> Ready:
+    """The facts of an engine that computes nothing; the last id ends a sequence."""
+    return Ready(
+        pid=os.getpid(),
+        target="scripted",
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        eos_ids=[vocab_size - 1],
+        num_blocks=64,
+        block_size=16,
+        dtype="float32",
+        device="cpu",
+        attention="none",
+        proposer="scripted",
+        controller="fixed",
+        k_max=k_max,
+        exact=True,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    follow_parent()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    parser = build_parser("python -m engine.lab.scripted", __doc__)
+    parser.add_argument("--step-seconds", type=number(0), default=0.0)
+    parser.add_argument("--tokens-per-step", type=whole(1, 10**6), default=1)
+    parser.add_argument("--vocab-size", type=whole(2, 2**31), default=258)
+    parser.add_argument("--times", type=Path, help="a line of JSON for each sequence that ended")
+    parsed = parser.parse_args(arguments)
+    read_config(parsed.config)  # what the supervisor wrote must be readable
+    ready = make_ready(vocab_size=parsed.vocab_size, k_max=parsed.tokens_per_step - 1)
+    with open(parsed.times or os.devnull, "a", encoding="utf-8") as file:
+        engine = ScriptedEngine(
+            ready, step_seconds=parsed.step_seconds, on_end=lambda running: _write(file, running)
+        )
+        return EngineProcess(lambda: engine, parsed.commands, parsed.events).run()
+
+
+def _write(file: TextIO, running: Running) -> None:
+    line = {
+        "id": running.submit.id,
+        "submitted": running.submitted,
+        "received": running.received,
+        "emitted": running.emitted,
+    }
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

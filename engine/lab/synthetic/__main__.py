@@ -1,0 +1,133 @@
+"""`python -m engine.lab.synthetic`: write a random target and a draft that agrees with it as often
+as asked, as two folders that `foredraft serve --target DIR/target --draft DIR/draft` takes.
+
+Acceptance is the mean of that at temperature 0 and at 1. Prints a table while it looks for the
+scale, then what the pair does on other texts, and writes it. The same arguments give the same
+weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from engine.arguments import Parser, exit_code, number, whole
+from engine.child.threads import VARIABLES, engine_threads, granted_cores
+from engine.config import BUILTIN, model_folder
+from engine.errors import ConfigError
+from engine.lab.files import new_folder
+from engine.lab.synthetic.calibrate import Agreement, Text, find_scale
+from engine.lab.synthetic.weights import (
+    LARGEST,
+    MOST_POSITIONS,
+    POSITIONS,
+    SMALLEST,
+    Shape,
+    Whisper,
+    draft_of,
+    random_target,
+    shape_of,
+)
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CHECKS = 3  # other texts, after the scale was found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for arguments that cannot be honoured."""
+    parsed = build_parser().parse_args(arguments)
+    return exit_code("python -m engine.lab.synthetic", lambda: run(parsed))
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """The exit code. Raises ConfigError."""
+    shape = shape_of(parsed.parameters, parsed.positions)
+    if parsed.draft_layers >= shape.layers:
+        raise ConfigError(
+            f"--draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
+            f"allowed are 1 to {shape.layers - 1}"
+        )
+    if VARIABLES[0] not in os.environ:
+        torch.set_num_threads(engine_threads(granted_cores()))
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with new_folder(parsed.output) as folder:
+        write(parsed, shape, folder)
+    print(f"written: {Path(parsed.output, 'target')} and {Path(parsed.output, 'draft')}")
+    return 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m engine.lab.synthetic",
+        description=__doc__,
+    )
+    add = parser.add_argument
+    add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
+    add("--parameters", type=number(SMALLEST, LARGEST), default=0.3e9, metavar="N",
+        help="of the target, about (3e8)")  # fmt: skip
+    add("--positions", type=whole(256, MOST_POSITIONS), default=POSITIONS, metavar="N",
+        help=f"of the longest sequence ({POSITIONS})")  # fmt: skip
+    add("--draft-layers", type=whole(1, 1000), default=1, metavar="N",
+        help="how many the draft shares (1)")  # fmt: skip
+    add("--acceptance", type=number(0.05, 0.99), default=0.8, metavar="A", help="wanted (0.8)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the weights")
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of the weights (0)")
+    add("--tokens", type=whole(128, 1 << 16), default=768, metavar="N",
+        help="of text to measure acceptance on (768)")  # fmt: skip
+    return parser
+
+
+def write(parsed: argparse.Namespace, shape: Shape, folder: Path) -> None:
+    """Build, calibrate, check, save."""
+    layers, seed = parsed.draft_layers, parsed.seed
+    print(
+        f"target {shape.parameters(shape.layers) / 1e6:.1f} M parameters, {shape.layers} layers of "
+        f"width {shape.width}; draft {shape.parameters(layers) / 1e6:.1f} M, {layers} of them",
+        flush=True,
+    )
+    target = random_target(shape, seed)
+    draft = draft_of(target, layers)
+    whisper = Whisper(target, layers)
+    text = text_of(draft, parsed.tokens, seed)
+
+    def measure(scale: float) -> Agreement:
+        whisper.set(scale)
+        return text.agreement(target)
+
+    print("  scale     T=0    T=1   mean", flush=True)
+    scale = find_scale(parsed.acceptance, measure, lambda s, found: row(f"{s:.5f}", found))
+    whisper.set(scale)
+    print(f"scale {scale:.5f}; on other texts:")
+    for other in range(seed + 1, seed + 1 + CHECKS):
+        row(f"text {other}", text_of(draft, parsed.tokens, other).agreement(target))
+    save(folder, {"target": target, "draft": draft}, getattr(torch, parsed.dtype))
+
+
+def text_of(draft: Any, tokens: int, seed: int) -> Text:
+    return Text(draft, sequences=max(1, tokens // 128), length=128, seed=seed)
+
+
+def row(name: str, found: Agreement) -> None:
+    print(f"{name:>9}  {found.greedy:.3f}  {found.sampled:.3f}  {found.mean:.3f}", flush=True)
+
+
+def save(folder: Path, models: dict[str, Any], dtype: torch.dtype) -> None:
+    """Both models, which are of that type then, with the built-in pair's tokenizer."""
+    for role, model in models.items():
+        model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]
+        model.to(dtype).save_pretrained(folder / role)  # its config.json says the model's type
+        for name in TOKENIZER:
+            shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), folder / role / name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Who runs in a step, over which positions, in which KV blocks. No torch."""

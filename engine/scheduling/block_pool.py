@@ -1,0 +1,284 @@
+"""BlockPool: who holds which KV block, and which blocks hold a prefix worth sharing.
+
+Owns reference counts, the prefix cache (a hash chain over full blocks) and eviction. Promises that
+a block being written has one holder, that a hit was compared token by token, and that a lone
+sequence on a fresh pool gets consecutive ids (attention may then read a view without copying).
+Knows no tensors: one numbering serves the target's plane and the drafter's.
+
+A block is *blank* (nobody holds it, nothing in it), *held* (refs > 0) or *idle* (nobody holds it,
+but it is still in the prefix cache and may be evicted, least recently released first).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable
+from hashlib import blake2b
+
+from engine.scheduling.sequence import Sequence
+
+_TAKEN, _BLANK, _KEPT = 0, 1, 2  # _KEPT: blank, in the way of a growing sequence; taken last
+_CLAIM_SHARE = 16  # one sequence keeps at most this fraction of the pool for its growth
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens; of these only `own`, where that is said, and
+    others are neither handed out nor counted. Writes `blocks`, `digests` and `num_published` of a
+    Sequence on the scheduler's behalf, and nothing else of it."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool,
+        own: Collection[int] | None = None,
+    ) -> None:
+        self._own = frozenset(range(num_blocks) if own is None else own)
+        self.num_total = len(self._own)
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        # What is not its own is taken for good, by nobody.
+        self._state = bytearray(_BLANK if b in self._own else _TAKEN for b in range(num_blocks))
+        self._num_blank = self.num_total
+        self._refs = [0] * num_blocks
+        self._digest: list[bytes | None] = [None] * num_blocks
+        self._content: list[list[int] | None] = [None] * num_blocks
+        self._drafted = bytearray(num_blocks)
+        self._cached: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, int] = OrderedDict()  # block -> which release made it idle
+        self._releases = 0
+        self._claims: dict[str, tuple[int, int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now, evicting idle ones if need be."""
+        return self._num_blank + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold."""
+        return self.num_total - self.num_free
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the whole pool holds."""
+        return self.num_total * self.block_size
+
+    # -- prefix cache ------------------------------------------------------------------------
+
+    def match(self, seq: Sequence) -> list[int]:
+        """Cached blocks that hold the beginning of `seq` under its salt. They never cover the last
+        token, since a step needs its logits. Takes no reference: see `adopt`."""
+        if not self.prefix_caching:
+            return []
+        found: list[int] = []
+        size = self.block_size
+        for index in range((len(seq.tokens) - 1) // size):
+            block = self._cached.get(self._digest_of(seq, index))
+            if block is None:
+                break
+            if self._content[block] != seq.tokens[index * size : (index + 1) * size]:
+                break  # a collision of digests is not a hit
+            found.append(block)
+        return found
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks count as free until they are adopted."""
+        return sum(1 for block in blocks if not self._refs[block])
+
+    def adopt(self, seq: Sequence, blocks: list[int]) -> None:
+        """Give a sequence without blocks the matched ones; they are published by definition."""
+        assert not seq.blocks
+        for block in blocks:
+            if not self._refs[block]:
+                del self._idle[block]
+            self._refs[block] += 1
+        seq.blocks = list(blocks)
+        seq.num_published = len(blocks)
+
+    def publish(self, seq: Sequence, upto: int) -> None:
+        """Offer the full blocks below position `upto` to the prefix cache. Where equal content is
+        cached already, that block stays the one to share and this one stays private."""
+        size = self.block_size
+        if not self.prefix_caching or upto // size <= seq.num_published:
+            return
+        for index in range(seq.num_published, upto // size):
+            digest, block = self._digest_of(seq, index), seq.blocks[index]
+            if digest not in self._cached:
+                self._cached[digest] = block
+                self._digest[block] = digest
+                self._content[block] = seq.tokens[index * size : (index + 1) * size]
+        seq.num_published = upto // size
+
+    def draft_ready(self, block: int) -> bool:
+        """Whether the drafter's plane of this full block was filled too."""
+        return bool(self._drafted[block])
+
+    def mark_draft_ready(self, seq: Sequence, upto: int) -> None:
+        """The drafter's plane is valid for all positions of `seq` below `upto`."""
+        for index in range(min(upto // self.block_size, len(seq.blocks)) - 1, -1, -1):
+            if self._drafted[seq.blocks[index]]:
+                break
+            self._drafted[seq.blocks[index]] = 1
+
+    def _digest_of(self, seq: Sequence, index: int) -> bytes:
+        """Digest of full block `index`: of its parent's digest and its tokens; the first block's
+        parent is the salt."""
+        digests, size = seq.digests, self.block_size
+        while len(digests) <= index:
+            salt = blake2b(seq.params.cache_salt.encode(), digest_size=32)
+            parent = digests[-1] if digests else salt.digest()
+            start = len(digests) * size
+            tokens = array("q", seq.tokens[start : start + size]).tobytes()
+            digests.append(blake2b(parent + tokens, digest_size=32).digest())
+        return digests[index]
+
+    # -- holding and letting go --------------------------------------------------------------
+
+    def reserve(self, seq: Sequence, upto: int) -> bool:
+        """Make the block table cover positions below `upto`; False, and nothing changed, when the
+        pool cannot. Prefers ids that continue the table."""
+        need = -(-upto // self.block_size) - len(seq.blocks)
+        if need <= 0:
+            return True
+        if need > self.num_free:
+            return False
+        need -= self._run_on(seq, need)
+        if need:
+            need -= self._open_run(seq, need)
+        if need:
+            self._scatter(seq, need)
+        return True
+
+    def trim(self, seq: Sequence, upto: int) -> None:
+        """Give back the blocks that lie wholly at or beyond position `upto`."""
+        keep = -(-upto // self.block_size)
+        if len(seq.blocks) <= keep:
+            return
+        low, high = self._claims.get(seq.id, (0, 0))
+        while len(seq.blocks) > keep:
+            block = seq.blocks.pop()
+            self._let_go(block)
+            if self._state[block] == _BLANK and low <= block < high:
+                self._state[block] = _KEPT
+
+    def release(self, seq: Sequence) -> None:
+        """Give back all blocks. Those in the prefix cache stay there until they are evicted, the
+        last of the chain first."""
+        self._drop_claim(seq)
+        self._releases += 1
+        for block in reversed(seq.blocks):
+            self._let_go(block)
+        seq.blocks = []
+        seq.num_published = 0
+
+    def _let_go(self, block: int) -> None:
+        self._refs[block] -= 1
+        if self._refs[block]:
+            return
+        if self._digest[block] is None:
+            self._state[block] = _BLANK
+            self._num_blank += 1
+        else:
+            self._idle[block] = self._releases
+
+    # -- choosing ids ------------------------------------------------------------------------
+
+    def _take(self, seq: Sequence, block: int) -> None:
+        """A blank or idle block becomes the next of `seq`."""
+        if self._state[block]:
+            self._state[block] = _TAKEN
+            self._num_blank -= 1
+        else:
+            del self._idle[block]
+            digest = self._digest[block]
+            assert digest is not None
+            del self._cached[digest]
+            self._digest[block] = self._content[block] = None
+        self._refs[block] = 1
+        self._drafted[block] = 0
+        seq.blocks.append(block)
+
+    def _run_on(self, seq: Sequence, need: int) -> int:
+        """Take up to `need` blocks that directly follow the last one; how many were taken."""
+        if not seq.blocks:
+            return 0
+        taken = 0
+        block = seq.blocks[-1] + 1
+        while taken < need and block < len(self._state) and self._may_follow(block):
+            self._take(seq, block)
+            taken += 1
+            block += 1
+        return taken
+
+    def _may_follow(self, block: int) -> bool:
+        """Blank; or, when no block is, idle since the oldest release, whose turn it is anyway."""
+        if self._num_blank:
+            return self._state[block] != _TAKEN
+        stamp = self._idle.get(block)
+        return stamp is not None and stamp == next(iter(self._idle.values()))
+
+    def _open_run(self, seq: Sequence, need: int) -> int:
+        """Take the first run of blank blocks with room to grow, else one that just fits; how many
+        were taken (all or none). The room is kept free while other blanks are to be had."""
+        bound = -(-(seq.num_prompt + seq.params.max_tokens) // self.block_size)
+        growth = min(bound - len(seq.blocks) - need, self.num_total // _CLAIM_SHARE)
+        growth = max(growth, 0)
+        start = self._state.find(bytes([_BLANK]) * (need + growth))
+        if start < 0 and growth:
+            growth = 0
+            start = self._state.find(bytes([_BLANK]) * need)
+        if start < 0:
+            return 0
+        for block in range(start, start + need):
+            self._take(seq, block)
+        self._drop_claim(seq)
+        if growth:
+            end = start + need + growth
+            self._state[start + need : end] = bytes([_KEPT]) * growth
+            self._claims[seq.id] = (start, end)
+        return need
+
+    def _scatter(self, seq: Sequence, need: int) -> None:
+        """Take whatever there is: blanks from the lowest id on, then the longest idle."""
+        for state in (_BLANK, _KEPT):
+            block = self._state.find(state)
+            while need and block >= 0:
+                self._take(seq, block)
+                need -= 1
+                block = self._state.find(state, block + 1)
+        if need:
+            oldest = iter(self._idle)
+            for block in sorted(next(oldest) for _ in range(need)):
+                self._take(seq, block)
+
+    def _drop_claim(self, seq: Sequence) -> None:
+        low, high = self._claims.pop(seq.id, (0, 0))
+        if high:
+            kept = bytes([_KEPT])
+            self._state[low:high] = self._state[low:high].replace(kept, bytes([_BLANK]))
+
+    # -- proof -------------------------------------------------------------------------------
+
+    def audit(self, holders: Iterable[Sequence]) -> None:
+        """Assert that the pool balances against the sequences that hold blocks, between steps."""
+        holders = list(holders)
+        held = Counter(block for seq in holders for block in seq.blocks)
+        assert [held[block] for block in range(len(self._refs))] == self._refs
+        assert all(block in self._own for block in (*held, *self._idle))
+        blank = len(self._state) - self._state.count(_TAKEN)
+        assert blank == self._num_blank
+        assert blank + len(self._idle) + len(held) == self.num_total
+        for block in range(len(self._refs)):
+            digest = self._digest[block]
+            assert (block in self._idle) <= (not held[block] and digest is not None)
+            assert not (self._state[block] and (held[block] or digest is not None))
+            assert digest is None or self._cached[digest] == block
+        assert len(self._cached) == sum(digest is not None for digest in self._digest)
+        assert set(self._claims) <= {seq.id for seq in holders}
+        for seq in holders:
+            assert len(set(seq.blocks)) == len(seq.blocks)
+            for block in seq.blocks[seq.num_computed // self.block_size :]:
+                assert self._refs[block] == 1, f"block {block} has two writers"

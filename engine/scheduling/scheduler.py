@@ -1,0 +1,230 @@
+"""Scheduler: who runs in the next step, over which positions, with how many guesses.
+
+One rule: computed chases total. Owns every Sequence (queue, status, counts, blocks) and is the only
+place where their state moves: `schedule` plans, `commit` takes a step's result, `finish` and
+`abort` end. Promises that decoding never starves, that the budget holds, and that every sequence
+can end, however small the pool. Answers what fits, not what pays: K is the controller's.
+"""
+
+from __future__ import annotations
+
+from bisect import insort_left, insort_right
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+
+from engine.config import ScheduleConfig
+from engine.messages import FinishReason
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk, StepPlan
+
+_DRAFT_HOLD = 4  # one row in this many is withheld from guesses while prompts wait
+
+
+class Scheduler:
+    """`waiting` is by priority, then first come, first served; `running` by priority, then in order
+    of admission. So whoever gives way is the least important, and of those the youngest."""
+
+    def __init__(self, config: ScheduleConfig, pool: BlockPool, *, max_model_len: int) -> None:
+        self.pool = pool
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.max_len = min(max_model_len, pool.capacity)
+        self._budget = config.max_step_tokens
+        self._max_running = min(config.max_sequences, config.max_step_tokens)
+
+    # -- in and out --------------------------------------------------------------------------
+
+    def room(self, seq: Sequence) -> int:
+        """Tokens that `seq` may still generate: by max_tokens, by the model's length, and by the
+        whole pool. At 0 it must be finished with `length`."""
+        return min(seq.remaining, self.max_len - len(seq.tokens))
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence that fits, with room for a token unless it wants none."""
+        assert seq.tokens
+        assert self.room(seq) >= min(seq.params.max_tokens, 1)
+        seq.status = "waiting"
+        insort_right(self.waiting, seq, key=_priority)
+
+    def mean_length(self) -> float:
+        """Tokens of a running sequence; 0 if there is none."""
+        running = self.running
+        return sum([len(seq.tokens) for seq in running]) / len(running) if running else 0.0
+
+    def abort(self, ids: Iterable[str]) -> list[Sequence]:
+        """End the sequences with these ids; unknown ones are ignored, since an abort may cross a
+        finish on the wire."""
+        wanted = set(ids)
+        found = [seq for seq in (*self.running, *self.waiting) if seq.id in wanted]
+        for seq in found:
+            self.finish(seq, "abort")
+        return found
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a sequence and give its blocks back."""
+        assert seq.status != "finished"
+        (self.running if seq.status == "running" else self.waiting).remove(seq)
+        self.pool.release(seq)
+        seq.status = "finished"
+        seq.finish = reason
+
+    # -- planning ----------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        ks: Callable[[Sequence], int] | Mapping[str, int],
+    ) -> StepPlan:
+        """Plan one step: decoding sequences, then those amid their prompt, then waiting ones.
+
+        `ks` says how many guesses pay for a sequence, and is asked once for each that will sample;
+        they are clipped by what may be kept, by the budget and by the free blocks. Preempted
+        sequences are queued again, at the head.
+        """
+        plan = StepPlan()
+        want = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for seq in self.running:
+            (prompts if len(seq.tokens) - seq.num_computed > 1 else decoding).append(seq)
+        left = self._decode(plan, decoding, len(prompts), want)
+        for seq in prompts:
+            if left and seq.status == "running":
+                left -= self._extend(plan, seq, left, want)
+        while left and self.waiting and not plan.preempted:
+            seq = self.waiting[0]
+            if not self._admit(seq):
+                break
+            plan.admitted.append(seq)
+            left -= self._extend(plan, seq, left, want)
+        return plan
+
+    def _decode(
+        self,
+        plan: StepPlan,
+        decoding: list[Sequence],
+        num_prompts: int,
+        want: Callable[[Sequence], int],
+    ) -> int:
+        """One row each, and guesses from an even share of the rest; the budget that is left."""
+        queued = self.waiting and len(self.running) < self._max_running
+        held = self._budget // _DRAFT_HOLD if num_prompts or queued else 0
+        left, turns = self._budget, len(decoding)
+        for seq in decoding:
+            if seq.status == "running":  # else preempted by one that came before it in this plan
+                share = max(1, (left - max(held, num_prompts)) // turns)
+                left -= self._extend(plan, seq, share, want)
+            turns -= 1
+        return left
+
+    def _extend(
+        self, plan: StepPlan, seq: Sequence, budget: int, want: Callable[[Sequence], int]
+    ) -> int:
+        """Add a chunk of at most `budget` rows for a running sequence; the rows it uses."""
+        start, total = seq.num_computed, len(seq.tokens)
+        length = min(total - start, budget)
+        end = start + length
+        k = want(seq) if end == total else 0
+        if k:
+            k = max(min(k, budget - length, self.room(seq) - 1), 0)
+        if not self.pool.reserve(seq, end + k):
+            room = (len(seq.blocks) + self.pool.num_free) * self.pool.block_size - end
+            k = min(k, max(0, room))
+            while not self.pool.reserve(seq, end + k):
+                self._preempt(plan, self._youngest(plan, seq))
+                if seq.status != "running":
+                    return 0
+        # Within one forward every layer writes its keys before anyone attends, so a sequence
+        # admitted later in this very plan may share these blocks.
+        self.pool.publish(seq, end)
+        plan.chunks.append(Chunk(seq, start, length, k))
+        return length + k
+
+    def _youngest(self, plan: StepPlan, seq: Sequence) -> Sequence:
+        """Who gives way to `seq`: the least important of those that are not in the plan, the
+        youngest of them; `seq` itself if all of them are more important than it."""
+        planned = {id(chunk.seq) for chunk in plan.chunks}
+        for other in reversed(self.running):
+            if other is not seq and id(other) not in planned:
+                return other if _priority(other) >= _priority(seq) else seq
+        # Alone, it would fit: no sequence grows beyond the pool (`max_len`).
+        assert planned
+        return seq
+
+    def _preempt(self, plan: StepPlan, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self.pool.release(seq)
+        seq.num_computed = seq.num_draft_computed = 0
+        seq.status = "waiting"
+        insort_left(self.waiting, seq, key=_priority)
+        plan.preempted.append(seq)
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Let the head of the queue run if all of its tokens fit now, with a block to spare for
+        each running sequence, so that admission does not bring about the next preemption."""
+        if len(self.running) >= self._max_running:
+            return False
+        pool, size = self.pool, self.pool.block_size
+        # Prompt logprobs need every prompt row computed.
+        found = pool.match(seq) if seq.params.prompt_logprobs is None else []
+        need = -(-len(seq.tokens) // size) - len(found) + pool.num_idle(found)
+        if need + len(self.running) > pool.num_free:
+            return False
+        pool.adopt(seq, found)
+        fits = pool.reserve(seq, len(seq.tokens))
+        assert fits
+        seq.num_computed = len(found) * size
+        ready = 0
+        while ready < len(found) and pool.draft_ready(found[ready]):
+            ready += 1
+        seq.num_draft_computed = ready * size
+        if seq.cached_tokens is None:
+            seq.cached_tokens = seq.num_computed
+        seq.status = "running"
+        self.waiting.popleft()
+        insort_right(self.running, seq, key=_priority)
+        return True
+
+    # -- results -----------------------------------------------------------------------------
+
+    def commit(self, chunk: Chunk, tokens: list[int], num_accepted: int) -> None:
+        """Take the result of one chunk, before anything else happens to its sequence.
+
+        `tokens` are appended: accepted guesses and one more, already cut at a stop token and at
+        `room`; none for a chunk that does not sample. `num_accepted` guesses have their KV in order
+        behind the chunk. The drafter's plane is valid as far as the proposer itself said in
+        `num_draft_computed`, but not beyond what was accepted. The counters `rounds`, `proposed`
+        and `accepted` are the caller's.
+        """
+        pool = self.pool
+        seq, start, length, _ = chunk
+        assert seq.status == "running"
+        assert seq.num_computed == start
+        assert not tokens or start + length == len(seq.tokens)
+        assert len(tokens) <= self.room(seq)
+        seq.tokens.extend(tokens)
+        total = len(seq.tokens)
+        seq.num_computed = min(start + length + num_accepted, total - 1)
+        seq.num_draft_computed = min(seq.num_draft_computed, seq.num_computed)
+        pool.publish(seq, seq.num_computed)
+        pool.mark_draft_ready(seq, seq.num_draft_computed)
+        pool.trim(seq, total)
+
+    def audit(self) -> None:
+        """Assert, between steps, that the pool balances and nobody is lost or counted twice."""
+        self.pool.audit(self.running)
+        assert len(self.running) <= self._max_running
+        assert all(seq.status == "running" for seq in self.running)
+        assert all(seq.status == "waiting" and not seq.blocks for seq in self.waiting)
+        for queue in (self.running, self.waiting):
+            assert all(_priority(a) <= _priority(b) for a, b in pairwise(queue))
+        everyone = [id(seq) for seq in (*self.running, *self.waiting)]
+        assert len(set(everyone)) == len(everyone)
+        for seq in self.running:
+            assert 0 <= seq.num_computed < len(seq.tokens) <= self.max_len
+            assert seq.num_draft_computed < len(seq.tokens)
+
+
+def _priority(seq: Sequence) -> int:
+    return seq.params.priority

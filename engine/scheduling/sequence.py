@@ -1,0 +1,68 @@
+"""Sequence: one choice of one request, as the engine sees it. Owner: the scheduler.
+
+There is no prefill flag: a sequence has tokens, and a number of them whose KV is computed, which
+chases the former. Prompt, decode, verification, resumption after preemption are the same rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.messages import FinishReason, SamplingParams, TokenLogprobs
+from engine.scheduling.constraint import Constraint
+
+Status = Literal["waiting", "running", "finished"]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` is the prompt, then what was committed; its last token is never computed before a
+    step samples, since a step needs that row's logits. All counts are in tokens."""
+
+    id: str
+    params: SamplingParams
+    tokens: list[int]
+    num_prompt: int
+    arrival: float = 0.0
+    num_computed: int = 0  # positions whose target KV is valid
+    num_draft_computed: int = 0  # the same for the drafter's plane
+    blocks: list[int] = field(default_factory=list)  # block ids in order
+    num_published: int = 0  # full blocks already offered to the prefix cache
+    digests: list[bytes] = field(default_factory=list)  # hash chain of the full blocks so far
+    status: Status = "waiting"
+    finish: FinishReason | None = None
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache at first admission
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    predicted: int = 0  # of the proposed tokens, those taken from the request's prediction
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    constraint: Constraint | None = None  # what its text must satisfy
+    follows_grammar: bool = False  # the grammar may guess for it
+    asks_from: int = 0  # tokens, until which look-ups are not asked
+    pause: int = 0  # tokens between the last two times that they were, in vain
+    sources: tuple[str, ...] | None = None  # who may guess, in order; None: the main one, freely
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def max_draft(self) -> int | None:
+        """Guesses in a step that the request allows; None: no bound of its own."""
+        said = self.params.speculation
+        return None if said is None else said.max_draft
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still generate under max_tokens."""
+        return self.params.max_tokens + self.num_prompt - len(self.tokens)

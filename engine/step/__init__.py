@@ -1,0 +1,1 @@
+"""One engine step: its forward, acceptance, record and metrics."""

@@ -1,0 +1,254 @@
+"""From a plan and its proposals to one packed forward, and from its logits to the tokens kept.
+
+Owns the correspondence between chunks and rows, and the cut at a stop token, `max_tokens` or the
+end of the context. Moves no state: what it returns is committed by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
+
+import msgspec
+
+from engine.cpu.kernels_noise import UNSURE
+from engine.messages import FinishReason, TokenLogprobs
+from engine.model.batch import Segment
+from engine.model.runner import ModelOutput
+from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.draws import Draws
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.sampler import token_logprobs
+from engine.scheduling.constraint import Constraint
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk, StepPlan
+from engine.speculation.proposal import Proposal
+from engine.speculation.verify import Verifier, VerifyResult, walk
+
+NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
+NOTHING_LEFT = (
+    "nothing is left to sample: the other fields of the request rule out all that its grammar"
+    " allows here, or the model's logits were not finite numbers"
+)
+
+
+class Sampled(msgspec.Struct):
+    """One sampling chunk on its way through a step. `row` is its root row in the logits."""
+
+    chunk: Chunk
+    proposal: Proposal
+    row: int
+    tokens: list[int] = []  # kept: accepted drafts, then the new token
+    path: list[int] = []  # accepted nodes, in order
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    bad_request: bool = False  # as in Output
+
+    @property
+    def num_accepted(self) -> int:
+        """Kept tokens that were guessed."""
+        return min(len(self.path), len(self.tokens))
+
+
+def prompt_rows(chunk: Chunk) -> int:
+    """Committed rows of the chunk whose logits are wanted for prompt log-probabilities: all of
+    them, on the way through the prompt for the first time."""
+    seq = chunk.seq
+    if seq.params.prompt_logprobs is None or seq.num_output:
+        return 0
+    return chunk.length
+
+
+def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
+    """What the target computes in this step: each chunk's tokens, then its proposal's nodes."""
+    packed = []
+    for chunk, proposal in zip(plan.chunks, proposals, strict=True):
+        seq, start, length, _ = chunk
+        guesses, end = proposal.tokens, start + length
+        committed = max(prompt_rows(chunk), int(end == len(seq.tokens)))
+        packed.append(
+            Segment(
+                seq.tokens[start:end] + guesses,
+                start,
+                seq.blocks,
+                committed + len(guesses),
+                None if proposal.is_chain else proposal.parents,
+            )
+        )
+    return packed
+
+
+class Acceptor:
+    """`eos_ids` stop a sequence unless it asked to ignore them; `room` says how many tokens it may
+    still grow; what `draws` can draw is not drawn the long way."""
+
+    def __init__(
+        self,
+        processor: LogitsProcessor,
+        verifier: Verifier,
+        *,
+        eos_ids: Collection[int],
+        room: Callable[[Sequence], int],
+        draws: Draws | None = None,
+    ) -> None:
+        self._processor = processor
+        self._verifier = verifier
+        self._eos_ids = frozenset(eos_ids)
+        self._room = room
+        self._draws = draws
+
+    def accept(
+        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
+    ) -> list[Sampled]:
+        """Draw the target's token at every row, then walk each proposal along those draws."""
+        sampled: list[Sampled] = []
+        row = 0
+        for chunk, proposal in zip(plan.chunks, proposals, strict=True):
+            samples = chunk.samples
+            if wanted := prompt_rows(chunk):
+                _record_prompt_logprobs(chunk, output, row)
+                row += wanted - samples
+            if samples:
+                sampled.append(Sampled(chunk, proposal, row))
+                row += 1 + len(proposal.tokens)
+        if sampled:
+            self.walk(sampled, output, self._quick(sampled, output))
+        return sampled
+
+    def walk(
+        self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[list[int] | None]
+    ) -> None:
+        """Along the tokens `drawn` at each one's rows; where there are none, they are drawn the
+        long way."""
+        left = [item for item, tokens in zip(sampled, drawn, strict=True) if tokens is None]
+        found = iter(self._slow(left, output) if left else ())
+        for item, tokens in zip(sampled, drawn, strict=True):
+            result = next(found) if tokens is None else walk(item.proposal, tokens)
+            constraint = item.chunk.seq.constraint
+            if constraint is not None and constraint.error:
+                item.finish, item.error, item.bad_request = "error", constraint.error, True
+            elif result.finite:
+                self._keep(item, result)
+            else:
+                sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
+                item.finish, item.error = "error", sentence
+                item.bad_request = constraint is not None
+        _record_logprobs(sampled, output)
+
+    def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[list[int] | None]:
+        """By item, the target's tokens at its rows; None where they must be drawn the long way."""
+        if self._draws is None:
+            return [None] * len(sampled)
+        asked = [_rows(item) for item in sampled]
+        if isinstance(self._draws, DeviceDraws):
+            return self._draws.draw(output.logits, asked)
+        return self._draws.draw(output.table, asked)
+
+    def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
+        if not isinstance(self._draws, QuickDraws):
+            return self._judged(sampled, output)
+        rows, contexts = _asked(sampled)
+        walked = _walked(sampled, self._draws.draw_adjusted(output.of(rows), contexts))
+        left = [item for item, result in zip(sampled, walked, strict=True) if result is None]
+        found = iter(self._judged(left, output) if left else ())
+        return [next(found) if result is None else result for result in walked]
+
+    def _judged(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
+        rows, contexts = _asked(sampled)
+        log_probs = self._processor.finalize(output.of(rows), contexts)
+        return self._verifier.accept(log_probs, contexts, [item.proposal for item in sampled])
+
+    def _keep(self, item: Sampled, result: VerifyResult) -> None:
+        """Cut at the first stop token, where the grammar is complete or cannot go on, and where the
+        sequence may grow no further."""
+        seq = item.chunk.seq
+        params = seq.params
+        room = self._room(seq)
+        item.path = result.path
+        item.tokens = tokens = result.tokens[:room]
+        eos_ids = () if params.ignore_eos else self._eos_ids
+        for i, token in enumerate(tokens):
+            if token in eos_ids or token in params.stop_token_ids:
+                item.tokens = tokens[: i + 1]
+                item.finish, item.stop_token = "stop", token
+                return
+            if seq.constraint is not None and _ends(seq.constraint, token):
+                item.tokens = tokens[: i + 1]
+                if seq.constraint.error is None:
+                    item.finish = "stop"
+                    return
+                break  # the next step tells, as it would without guesses
+        if len(item.tokens) == room:
+            item.finish = "length"
+
+
+def _ends(constraint: Constraint, token: int) -> bool:
+    """Whether the text that goes on with `token` is complete, or can have no next token."""
+    constraint.extend(token)
+    return constraint.is_complete(()) or constraint.error is not None
+
+
+def _rows(item: Sampled) -> Rows | None:
+    """Those of a chain: position after position."""
+    proposal = item.proposal
+    if not proposal.is_chain:
+        return None
+    seq, guesses = item.chunk.seq, proposal.tokens
+    return Rows(seq, item.row, 1 + len(guesses), len(seq.tokens), guesses)
+
+
+def _asked(sampled: list[Sampled]) -> tuple[list[int], list[RowContext]]:
+    """The rows of logits that tokens are wanted from, and what each follows."""
+    rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
+    return rows, [context for item in sampled for context in _contexts(item)]
+
+
+def _walked(sampled: list[Sampled], drawn: list[int]) -> list[VerifyResult | None]:
+    """Each proposal along its part of the tokens drawn; None where one of them is UNSURE."""
+    results, row = list[VerifyResult | None](), 0
+    for item in sampled:
+        tokens = drawn[row : row + 1 + len(item.proposal)]
+        results.append(None if UNSURE in tokens else walk(item.proposal, tokens))
+        row += len(tokens)
+    return results
+
+
+def _contexts(item: Sampled) -> list[RowContext]:
+    """One per row: the root's, then each node's with its path through the proposal."""
+    seq, proposal = item.chunk.seq, item.proposal
+    contexts = [RowContext(seq, [])]
+    paths: list[list[int]] = []
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        contexts.append(RowContext(seq, paths[-1]))
+    return contexts
+
+
+def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
+    """Raw log-probabilities of every kept token that asked for them, in one call."""
+    asked = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
+    if not asked:
+        return
+    rows, tokens, counts = [], [], []
+    for item in asked:
+        nodes = [-1, *item.path][: len(item.tokens)]
+        rows += [item.row + 1 + node for node in nodes]
+        tokens += item.tokens
+        counts += [item.chunk.seq.params.logprobs or 0] * len(item.tokens)
+    found = iter(token_logprobs(output.logits, rows, tokens, counts))
+    for item in asked:
+        item.logprobs = [next(found) for _ in item.tokens]
+
+
+def _record_prompt_logprobs(chunk: Chunk, output: ModelOutput, row: int) -> None:
+    """The row at position p scores the prompt token at p+1; the first token has no score."""
+    seq = chunk.seq
+    if chunk.start == 0:
+        seq.prompt_logprobs = [None]
+    targets = seq.tokens[chunk.start + 1 : min(chunk.end + 1, seq.num_prompt)]
+    count = seq.params.prompt_logprobs or 0
+    rows = list(range(row, row + len(targets)))
+    seq.prompt_logprobs += token_logprobs(output.logits, rows, targets, [count] * len(targets))

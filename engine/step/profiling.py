@@ -1,0 +1,247 @@
+"""What steps cost on this machine: a few timed forwards at start, so that the first K is informed.
+
+They are timed as steps run them, since what ran before tells what the caches hold: the target
+behind the forwards that draft its guesses, a row of each sequence behind another such forward, and
+sequences far apart. Runs on blocks that nobody holds yet; what it writes there is overwritten
+before it is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from itertools import repeat
+from math import inf
+from statistics import median_low
+
+from engine.config import EngineConfig, ScheduleConfig
+from engine.control.profile import (
+    BATCHES,
+    CONTEXT,
+    LONG_CONTEXT,
+    Points,
+    Profile,
+    alone,
+    in_fours,
+    telling,
+)
+from engine.cpu.decoder import Start
+from engine.messages import SamplingParams
+from engine.model.batch import Segment
+from engine.model.kv_cache import KVCache
+from engine.model.runner import ModelRunner
+from engine.sampling.plain import plain_of
+
+TURNS, LEAST_TURNS = 4, 2  # of which the lower median tells: slow moments only take time
+SWEEPS_SECONDS = 0.02  # of a forward: what it reads is far more than caches hold
+TURNS_SECONDS = 0.12  # after which the least are enough
+_SETTLED = 0.97  # of the seconds before: what the last size left in the caches is gone
+_CHAINED = 5  # draft steps in a chain that is timed
+_SOME = 16  # sequences, at most, that tell what context costs
+BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
+
+_Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
+
+
+def profile_at_start(
+    config: EngineConfig,
+    target: ModelRunner,
+    draft: ModelRunner | None,
+    cache: KVCache,
+    longest: int,
+) -> Profile:
+    """For the sizes that the schedule can reach; nothing where nobody would use it. `longest`:
+    tokens of a sequence."""
+    speculation, schedule = config.speculation, config.schedule
+    if speculation.controller.kind != "adaptive" and speculation.trace is None:
+        return Profile()
+    most = min(schedule.max_step_tokens, schedule.max_sequences)
+    targets, k_max = Rehearsal(target, cache, draft), speculation.k_max
+    drafts = Rehearsal(draft, cache) if draft else None
+    single = profile_alone(targets, k_max, schedule)
+    several = profile_batches(targets, k_max, schedule) if single[1:] else {}
+    plain = {n: points[0][1] for n, points in several.items()}
+    left = profile_plain(targets, (n for n in in_fours(16, most) if n not in plain))
+    larger = {n: [(n, seconds)] for n, seconds in left}
+    return Profile(
+        target=[*single, *((n, plain[n]) for n in in_fours(16, most) if n in plain), *left],
+        draft=profile_draft(drafts, k_max, most) if drafts else (),
+        batches={1: single, **several, **larger} if single[1:] else {},
+        padded=target.padded,
+        token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
+    )
+
+
+def profile_alone(rehearsal: Rehearsal, k_max: int, schedule: ScheduleConfig) -> Points:
+    """(rows, seconds) of one sequence with growing proposals; only what fits the cache."""
+    sizes = [rows for rows in alone(k_max) if rows <= schedule.max_step_tokens]
+    sizes = [rows for rows in sizes if rehearsal.fits(1, rows)]
+    return list(zip(sizes, rehearsal.seconds([(1, rows) for rows in sizes]), strict=True))
+
+
+def profile_plain(rehearsal: Rehearsal, numbers: Iterable[int]) -> Points:
+    """(sequences, seconds) of forwards with a row of each."""
+    sizes = [n for n in numbers if rehearsal.fits(n, 1)]
+    return list(zip(sizes, rehearsal.seconds([(n, 1) for n in sizes]), strict=True))
+
+
+def profile_draft(rehearsal: Rehearsal, k_max: int, most: int) -> Points:
+    """(sequences, seconds) of one draft step. Where a proposal is one call, of each step in it
+    after the first: the host has no part in those, and what they need is in the caches."""
+    steps, numbers = min(k_max, _CHAINED), list(in_fours(1, most))
+    chained = [n for n in numbers if steps > 1 and rehearsal.draws_chains(n)]
+    found = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, 1 + steps)]
+    return [*found, *profile_plain(rehearsal, (n for n in numbers if n not in chained))]
+
+
+def profile_batches(
+    rehearsal: Rehearsal, k_max: int, schedule: ScheduleConfig
+) -> dict[int, Points]:
+    """By number of sequences, (rows, seconds) with growing proposals. Attention's share is paid by
+    sequence and the products' by row, so one curve does not do for all."""
+    found: dict[int, Points] = {}
+    began = time.perf_counter()
+    for sequences, lengths in BATCHES:
+        if sequences > schedule.max_sequences:
+            continue
+        sizes = [
+            (sequences, rows)
+            for rows in telling(lengths, k_max)
+            if sequences * rows <= schedule.max_step_tokens and rehearsal.fits(sequences, rows)
+        ]
+        left = BUDGET_SECONDS - (time.perf_counter() - began)
+        seconds = rehearsal.seconds(sizes, budget=left)
+        if len(seconds) > 1:
+            pairs = zip(sizes, seconds, strict=False)
+            found[sequences] = [(sequences * rows, each) for (_, rows), each in pairs]
+    return found
+
+
+def profile_contexts(
+    targets: Rehearsal, drafts: Rehearsal | None, most: int, longest: int
+) -> dict[int, tuple[float, float]]:
+    """By number of sequences, seconds more for each token of context, of target and draft; nothing
+    where that is not known."""
+    if longest <= LONG_CONTEXT:
+        return {}
+    some = [n for n in in_fours(1, most) if targets.fits(n, 1, LONG_CONTEXT)]
+    return {n: (_of_a_token(targets, n), _of_a_token(drafts, n) if drafts else 0.0) for n in some}
+
+
+def _of_a_token(rehearsal: Rehearsal, sequences: int) -> float:
+    contexts = (CONTEXT, LONG_CONTEXT)
+    short, long = rehearsal.seconds([(sequences, 1)] * 2, contexts=contexts)
+    return max(long - short, 0.0) / (sequences * (LONG_CONTEXT - CONTEXT))
+
+
+class Rehearsal:
+    """Forwards of `runner`, each behind what runs before it in a step: those of `draft`, if there
+    is one, that make its guesses."""
+
+    def __init__(
+        self, runner: ModelRunner, cache: KVCache, draft: ModelRunner | None = None
+    ) -> None:
+        self._runner, self._cache, self._draft = runner, cache, draft
+        self._sweeps = False  # whether a forward reads so much that nothing before it matters
+        self.draws_chains = runner.draws_chains
+
+    def fits(self, sequences: int, rows: int, context: int = CONTEXT) -> bool:
+        return sequences * self._blocks_each(rows, context) <= len(self._cache.own)
+
+    def seconds(
+        self,
+        sizes: Seq[tuple[int, int]],
+        *,
+        contexts: Iterable[int] = repeat(CONTEXT),
+        budget: float = inf,
+    ) -> list[float]:
+        """Of each (sequences, rows), as many as the budget allows. In turns, there and back: of
+        sizes measured one after the other a slow moment of the machine made some look dear for
+        good, and the smallest is not to be measured behind the largest."""
+        began, found = time.perf_counter(), list[list[float]]()
+        planned = [(*size, context) for size, context in zip(sizes, contexts, strict=False)]
+        if planned and budget > 0.0:
+            self._settle(planned[0])
+        for size in planned:
+            if LEAST_TURNS * (time.perf_counter() - began) > budget:
+                break
+            found.append([self._once(size)])
+        for turn in range(1, TURNS):
+            if turn >= LEAST_TURNS and time.perf_counter() - began > TURNS_SECONDS:
+                break
+            there = range(len(found))
+            for i in reversed(there) if turn % 2 else there:
+                found[i].append(self._once(planned[i]))
+        return [median_low(times) for times in found]
+
+    def chained(self, sequences: int, steps: int) -> float:
+        """Seconds of a step of chains of so many."""
+        batch = self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
+        output, rows = self._runner.forward(batch), range(sequences)
+        starts = [Start(segment.blocks, CONTEXT + 1) for segment in batch]
+        asked = [(plain_of(SamplingParams(seed=0, max_tokens=2)), None)] * sequences
+
+        def timed(count: int) -> float:
+            self._runner.chain(output, rows, starts, steps=[count] * sequences, asked=asked)
+            seconds: float = self._runner.seconds
+            return seconds
+
+        turns = [(timed(1), timed(steps)) for _ in range(1 + TURNS)][1:]
+        short, long = (median_low(times) for times in zip(*turns, strict=True))
+        step: float = max(long - short, 0.0) / (steps - 1)
+        return step
+
+    def _settle(self, size: _Size) -> None:
+        """What ran before leaves the caches slowly."""
+        batch, before = self._batch(size), inf
+        for _ in range(TURNS):
+            seconds = self._timed(batch)
+            if self._sweeps or seconds > _SETTLED * before:
+                break
+            before = seconds
+
+    def _once(self, size: _Size) -> float:
+        batch, (_, rows, _) = self._batch(size), size
+        if not self._sweeps:
+            self._run_before(batch, rows)
+        return self._timed(batch)
+
+    def _run_before(self, batch: list[Segment], rows: int) -> None:
+        if rows == 1:
+            _timed(self._runner, batch)
+        elif self._draft is not None:
+            for guess in range(rows - 1):
+                _timed(self._draft, [_row(segment, guess) for segment in batch])
+
+    def _timed(self, batch: list[Segment]) -> float:
+        began = time.perf_counter()
+        seconds = _timed(self._runner, batch)
+        self._sweeps = time.perf_counter() - began > SWEEPS_SECONDS
+        return seconds
+
+    def _blocks_each(self, rows: int, context: int) -> int:
+        return -(-(context + rows) // self._cache.block_size)
+
+    def _batch(self, size: _Size, *, blocks_for: int = 0) -> list[Segment]:
+        """Each in a row of blocks, the rows as far apart as can be: a pool leaves room for each to
+        grow, and side by side they would be in fewer pages. `blocks_for`: so many rows, if more
+        than these."""
+        sequences, rows, context = size
+        own, each = self._cache.own, self._blocks_each(max(rows, blocks_for), context)
+        apart = len(own) // sequences
+        return [
+            Segment([0] * rows, context, list(own[first : first + each]), rows)
+            for first in range(0, sequences * apart, apart)
+        ]
+
+
+def _row(segment: Segment, at: int) -> Segment:
+    return Segment(segment.tokens[at : at + 1], segment.start + at, segment.blocks, 1)
+
+
+def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
+    """Read at once: where a device is timed, what was not read yet would be added to the next."""
+    runner.forward(batch)
+    runner.wait()
+    return runner.seconds

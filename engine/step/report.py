@@ -1,0 +1,99 @@
+"""What the front end is told: first of the engine, then of each sequence the Output of a step and
+of an early end."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+
+from engine.config import EngineConfig
+from engine.messages import TARGET, FinishReason, Output, Ready
+from engine.model.loaded import LoadedModel
+from engine.scheduling.memory import MemoryPlan
+from engine.scheduling.sequence import Sequence
+from engine.step.acceptance import Sampled
+
+
+def introduction(
+    config: EngineConfig,
+    target: LoadedModel,
+    memory: MemoryPlan,
+    *,
+    max_len: int,
+    attention: str,
+    k_max: int,
+    proposers: tuple[str, ...],
+) -> Ready:
+    """`proposers`: all of them, the main one last."""
+    *_, main = proposers
+    return Ready(
+        pid=os.getpid(),
+        target=config.target.path,
+        max_model_len=max_len,
+        vocab_size=target.vocab_size,
+        eos_ids=sorted(target.eos_ids),
+        num_blocks=memory.blocks,
+        memory=memory.sizes(),
+        block_size=config.cache.block_size,
+        dtype=target.dtype_name,
+        exact=target.exact,
+        device=target.device_name,
+        attention=attention,
+        proposer=main,
+        controller=config.speculation.controller.kind,
+        k_max=k_max,
+        proposers=proposers if k_max else (),
+        default_proposers=_default_proposers(config, main),
+    )
+
+
+def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
+    """Who guesses for a request that does not say. What a look-up says depends on where its round
+    began, so with one there would be no replay: a trace is about the main proposer."""
+    said = config.speculation
+    recorded = {"ngram"} if said.trace is not None else set[str]()
+    return (*(name for name in said.companions if name not in recorded | {main}), main)
+
+
+def report(item: Sampled) -> Output:
+    """Prompt facts ride on the first Output of a sequence."""
+    seq, proposal = item.chunk.seq, item.proposal
+    told = seq.params.provenance or seq.params.prediction or proposal.forced
+    first = seq.num_output == len(item.tokens)
+    return Output(
+        id=seq.id,
+        tokens=item.tokens,
+        logprobs=item.logprobs,
+        prompt_logprobs=seq.prompt_logprobs if first and seq.prompt_logprobs else None,
+        finish=item.finish,
+        stop_token=item.stop_token,
+        error=item.error,
+        bad_request=item.bad_request,
+        cached_tokens=seq.cached_tokens if first else None,
+        rounds=seq.rounds,
+        proposed=seq.proposed,
+        accepted=seq.accepted,
+        predicted=seq.predicted,
+        source=proposal.source if proposal.num_candidates else "",
+        forced=len(proposal.forced),
+        sources=_sources(item) if told else None,
+    )
+
+
+def _sources(item: Sampled) -> list[tuple[str, int]]:
+    """Accepted guesses come first, then the target's own token, unless the end cut it off."""
+    kept = item.path[: item.num_accepted]
+    names = [item.proposal.source_of(node) for node in kept]
+    names += [TARGET] * (len(item.tokens) - len(kept))
+    return [(name, len(list(run))) for name, run in groupby(names)]
+
+
+def ending(seq: Sequence, finish: FinishReason) -> Output:
+    return Output(
+        id=seq.id,
+        finish=finish,
+        rounds=seq.rounds,
+        proposed=seq.proposed,
+        accepted=seq.accepted,
+        predicted=seq.predicted,
+    )

@@ -1,1 +1,0 @@
-"""`foredraft bench --url`: the comparison (engine.comparison) asked of a running server."""

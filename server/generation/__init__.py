@@ -1,0 +1,1 @@
+"""One API call from engine requests to text."""

@@ -1,0 +1,229 @@
+"""EngineClient: the front end's only door to the engine. Owns the sockets and the mailboxes.
+
+Promises: `submit` and `abort` are synchronous and never block; every stream ends exactly once, by
+an Output with `finish` or by EngineLost; a slow reader costs one merged Output, never a queue.
+Leaves to others: which incarnation to talk to, and what its state means (supervise.supervisor).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from engine.errors import EngineLost
+from engine.messages import (
+    Abort,
+    Command,
+    Estimates,
+    Event,
+    Fatal,
+    Output,
+    Outputs,
+    Ready,
+    SetSpeculation,
+    StepMetrics,
+    Submit,
+)
+from server.generation.mailbox import Stream
+
+logger = logging.getLogger(__name__)
+
+POLLIN = int(zmq.POLLIN)  # an enumeration takes longer to compare than all of that
+EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
+
+EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
+
+NOT_READY: dict[EngineState, str] = {
+    "starting": "the engine is starting, the first time for a minute or two; try again in a moment",
+    "draining": "the server is shutting down",
+    "lost": "the engine was lost and is being restarted; try again in a moment",
+    "failed": "the engine failed and is not being restarted",
+    "stopped": "the server is shutting down",
+}
+
+
+class EngineHandle(Protocol):
+    """What the HTTP side needs of an engine: EngineClient, or a test's double."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def ready(self) -> Ready | None: ...
+
+    @property
+    def inflight(self) -> int: ...
+
+    def submit(self, submit: Submit) -> Stream: ...
+
+    def abort(self, ids: Iterable[str]) -> None: ...
+
+    @property
+    def speculation(self) -> SetSpeculation: ...
+
+    @property
+    def estimates(self) -> Estimates | None: ...
+
+    def set_speculation(self, said: SetSpeculation) -> None: ...
+
+
+class EngineClient:
+    """Speaks to one engine incarnation after the other; the supervisor says which, and sets
+    `state`. `on_metrics` is called with every step's metrics, heartbeats included."""
+
+    def __init__(self, *, on_metrics: Callable[[StepMetrics], None] = lambda metrics: None) -> None:
+        self.state: EngineState = "starting"
+        self.ready: Ready | None = None  # of the present incarnation, or the last one's
+        self.on_metrics = on_metrics
+        self.speculation = SetSpeculation("auto")  # as last set
+        self.estimates: Estimates | None = None  # as the engine last told
+        self._streams: dict[str, Stream] = {}
+        self._link: _Link | None = None
+
+    @property
+    def inflight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def submit(self, submit: Submit) -> Stream:
+        """Hand a request to the engine. Never blocks. Raises EngineLost when it is not ready."""
+        if self.state != "ready" or self._link is None:
+            raise EngineLost(NOT_READY.get(self.state, NOT_READY["lost"]))
+        assert submit.id not in self._streams, f"request id {submit.id} is used twice"
+        stream = self._streams[submit.id] = Stream(submit.id)
+        self._link.send(submit)
+        return stream
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End these requests at once on this side, and tell the engine. Never blocks; ids that
+        have ended are passed over. What the engine still says of them is dropped."""
+        open_ids = [id for id in ids if id in self._streams]
+        for id in open_ids:
+            self._streams.pop(id).abort()
+        if open_ids and self._link is not None:
+            self._link.send(Abort(open_ids))
+
+    def set_speculation(self, said: SetSpeculation) -> None:
+        """For this incarnation and all later ones. What is submitted after this call is served in
+        that mode. The K must be one that the engine allows (messages.mode_refusal)."""
+        self.speculation = said
+        self.send(said)
+
+    # -- for the supervisor ------------------------------------------------------------------
+
+    def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
+        """Bind fresh endpoints for a new incarnation and start to pump its events. A message of
+        an earlier incarnation cannot arrive: its endpoints are closed. Raises OSError."""
+        assert self._link is None, "the previous incarnation is still connected"
+        self._link = _Link(commands, events, lambda event: self._on_event(event, on_event))
+
+    async def disconnect(self) -> None:
+        """Close this incarnation's endpoints; what was still on the way is lost."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            link.close()
+
+    def send(self, command: Command) -> None:
+        """What concerns the incarnation, not a request."""
+        if self._link is not None:
+            self._link.send(command)
+
+    def fail_all(self, sentence: str) -> None:
+        """Every open stream raises EngineLost(sentence), after what had already arrived."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(sentence)
+
+    def _on_event(self, event: Event, on_event: Callable[[Event], None]) -> None:
+        match event:
+            case Ready():
+                self.ready = event
+                if self.speculation.mode != "auto":  # ahead of all requests to this incarnation
+                    self.send(self.speculation)
+            case Outputs():
+                self.estimates = event.metrics.estimates
+                self.on_metrics(event.metrics)
+                # First tokens first: somebody waits for them, and their streams' own way is longer.
+                items = event.items
+                if firsts := [output for output in items if output.cached_tokens is not None]:
+                    items = firsts + [output for output in items if output.cached_tokens is None]
+                self._deliver(items)
+        on_event(event)
+
+    def _deliver(self, items: list[Output]) -> None:
+        streams = self._streams
+        for output in items:
+            stream = streams.get(output.id)
+            if stream is None:
+                continue  # aborted on this side; the engine's word crossed ours
+            if output.finish is not None:
+                del streams[output.id]
+            stream.put(output)
+
+
+class _Link:
+    """The two sockets of one incarnation. Commands go through zmq's asyncio, which queues them
+    until the engine has connected. Events are read where the loop learns of them, since a task and
+    a future for each step would cost more than all else that is done with it."""
+
+    def __init__(self, commands: str, events: str, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Event).decode
+        self._context = zmq.asyncio.Context()
+        self._commands = self._context.socket(zmq.PUSH)
+        self._events: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PULL)
+        self._bind(self._commands, commands)
+        self._bind(self._events, events)
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.Handle | None = None
+        self._loop.add_reader(self._events.FD, self._read)
+        self._read()  # the descriptor tells of changes, not of a state
+
+    def send(self, command: Command) -> None:
+        # Done at once, or queued inside until the engine has connected: nothing to await.
+        self._commands.send(self._encode(command))
+
+    def close(self) -> None:
+        self._stop_reading()
+        self._destroy()
+
+    def _destroy(self) -> None:
+        self._events.close(linger=0)  # the context knows only the sockets of its own kind
+        self._context.destroy(linger=0)
+
+    def _bind(self, socket: zmq.Socket[Any], endpoint: str) -> None:
+        socket.set_hwm(0)  # the bound is admission; neither side may ever block
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._destroy()
+            raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
+
+    def _read(self) -> None:
+        """Everything that is there, but not more than the loop may wait for. Until there is
+        nothing, since the descriptor is not signalled again for what is left."""
+        self._again = None
+        try:
+            for _ in range(EVENTS_AT_ONCE):
+                if not int(self._events.get(zmq.EVENTS)) & POLLIN:  # cheaper than a refusal
+                    return
+                self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
+            self._again = self._loop.call_soon(self._read)
+        except Exception as error:  # a message or a callback of ours is wrong: say so, do not hang
+            logger.exception("the engine's events are no longer read")
+            self._stop_reading()
+            self._on_event(Fatal(f"an event of the engine could not be handled: {error}"))
+
+    def _stop_reading(self) -> None:
+        if not self._events.closed:
+            self._loop.remove_reader(self._events.FD)
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None

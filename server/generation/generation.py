@@ -1,0 +1,224 @@
+"""Generation: one API call. Owns the fan-out into n engine requests per prompt and their end.
+
+Promises: every engine request ends here once, by its finish, by a stop string or by `close`, which
+is synchronous so that it may run while being cancelled; text never splits a character and never
+shows a part of a stop string. Leaves HTTP shapes to `server.api`, scheduling to the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from engine.messages import TokenLogprobs
+from server.generation.choice import Choice, Delta, GenerationFailed
+from server.generation.engine_client import EngineHandle
+from server.generation.generation_spec import GenerationSpec
+from server.generation.mailbox import Wake
+from server.generation.usage import Usage, usage_of
+from server.observe.metrics import Metrics, RequestTimes
+from server.observe.metrics_table import Finish
+from server.text.tokenizer import Tokenizer
+
+
+class Generation:
+    """`start` submits everything; `deltas` may then be iterated once; `close` ends what is open."""
+
+    def __init__(
+        self,
+        spec: GenerationSpec,
+        *,
+        client: EngineHandle,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self.choices: list[Choice] = []
+        self._client = client
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._clock = clock
+        self._began = clock()
+        self._first_token: float | None = None  # when the first token of any choice came
+        self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
+        self._wake = Wake()
+        self._open: list[Choice] = []  # not finished
+        self._failure: Exception | None = None  # to be raised when what came before it was taken
+        self._failed = self._ended = False
+
+    def start(self, *, arrival: float) -> None:
+        """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
+        try:
+            for index in range(len(self.spec.prompts) * self.spec.fan_out):
+                self._submit(index, arrival)
+        except BaseException:
+            self._failed = True
+            self.close()
+            raise
+
+    def _submit(self, index: int, arrival: float) -> None:
+        spec = self.spec
+        submit = spec.submit(index, arrival=arrival)
+        stream = self._client.submit(submit)
+        choice = Choice(
+            index,
+            stream,
+            tokenizer=self._tokenizer,
+            stop=spec.stop,
+            include_stop=spec.include_stop,
+            skip_special_tokens=spec.skip_special_tokens,
+            shown_tokens=spec.shown_tokens,
+            min_tokens=submit.params.min_tokens,
+            provenance=submit.params.provenance,
+            echo=None if spec.echoes is None else spec.echoes[index // spec.fan_out],
+            show_logprobs=spec.show_logprobs,
+            show_tokens=spec.show_tokens,
+        )
+        stream.wake(self._wake)
+        self.choices.append(choice)
+        self._open.append(choice)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """As `batches`, one by one."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for delta in batch:
+                    yield delta
+
+    async def batches(self) -> AsyncGenerator[list[Delta], None]:
+        """Increments of all choices as they come, what came together in one list; each choice's
+        last one has its finish. What comes while nobody reads stays in the mailboxes, merged.
+
+        Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; either ends
+        the whole call.
+        """
+        try:
+            while self._open:
+                await self.news()
+                if deltas := self.take():
+                    yield deltas
+        finally:
+            self.close()
+
+    async def news(self, act: Callable[[], bool] | None = None) -> None:
+        """Returns when `take` may have something; with `act`, which takes it, when that returns
+        False."""
+        await (self._wake.wait() if act is None else self._wake.until(act))
+
+    def take(self) -> list[Delta]:
+        """What came since the last time; the caller closes. Raises as `batches`, but only once what
+        came before the failure has been taken."""
+        self._wake.clear()
+        deltas, ended = list[Delta](), False
+        try:
+            if self._failure is not None:
+                raise self._failure
+            for choice in self._open:
+                if choice.stream.has_news and (delta := self._feed(choice)) is not None:
+                    deltas.append(delta)
+                    ended = ended or delta.finish is not None
+        except Exception as error:
+            self._fail(error)
+            if not deltas:
+                raise
+            self._wake.set()
+        if ended:
+            self._open = [choice for choice in self._open if choice.finish is None]
+        return deltas
+
+    def take_text(self) -> str | None:
+        """The text of what came, if that is all there is to it and there is one choice: as `take`,
+        for nearly every step of nearly every request. None where `take` must, and nothing is
+        taken."""
+        choice = self.choices[0]
+        if len(self.choices) > 1 or self._failure is not None or not choice.is_plain:
+            return None
+        output = choice.stream.take_plain()
+        if output is None:
+            return None
+        self._wake.clear()
+        if output.tokens:
+            self._observe(0, len(output.tokens))
+        return choice.push_plain(output)
+
+    def _feed(self, choice: Choice) -> Delta | None:
+        output = choice.stream.take()
+        if output.tokens:
+            self._observe(choice.index, len(output.tokens))
+        delta = choice.feed(output)
+        if choice.finish is not None and output.finish is None:
+            self._client.abort([choice.stream.id])  # a stop string; the engine goes on
+        return delta
+
+    def _fail(self, error: Exception) -> None:
+        self._failure, self._failed = error, True
+        if isinstance(error, GenerationFailed) and error.bad_request:
+            error.param = self.spec.grammar_param
+
+    def close(self) -> None:
+        """Abort every choice that is still open in the engine. May be called any number of times,
+        and while being cancelled."""
+        open_ids = [choice.stream.id for choice in self.choices if choice.close()]
+        if open_ids:
+            self._client.abort(open_ids)
+        if not self._ended:
+            self._ended = True
+            self._metrics.observe_request(self._times())
+
+    def _observe(self, index: int, count: int) -> None:
+        """`count` tokens of a choice came."""
+        now = self._clock()
+        before = self._arrivals.get(index)
+        if before is not None:
+            self._metrics.observe_tokens(count, gap_seconds=now - before)
+        elif self._first_token is None:
+            self._first_token = now
+        self._arrivals[index] = now
+
+    def _times(self) -> RequestTimes:
+        finish: Finish = "abort"
+        if self._failed:
+            finish = "error"
+        elif self.finished:
+            finish = "stop" if all(c.finish == "stop" for c in self.choices) else "length"
+        first = None if self._first_token is None else self._first_token - self._began
+        return RequestTimes(
+            finish=finish,
+            prompt_tokens=self.spec.prompt_tokens,
+            first_token_seconds=first,
+            total_seconds=self._clock() - self._began,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return not self._open
+
+    @property
+    def wanted(self) -> list[Choice]:
+        """Of each prompt's choices the `n` that are wanted: all in order, or of more than `n` the
+        likeliest per token, best first."""
+        spec, wanted = self.spec, list[Choice]()
+        for start in range(0, len(self.choices), spec.fan_out):
+            candidates = self.choices[start : start + spec.fan_out]
+            if spec.fan_out > spec.n:
+                candidates.sort(key=lambda choice: -choice.mean_logprob)
+            wanted += candidates[: spec.n]
+        return wanted
+
+    def prompt_logprobs(self, number: int) -> Sequence[TokenLogprobs | None]:
+        """Of prompt `number`, one entry per token, once the generation has finished."""
+        found = self.choices[number * self.spec.fan_out].prompt_logprobs
+        assert found is not None, "the engine sends them with its first output"
+        return found
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far; final once `finished`."""
+        return usage_of(
+            [choice.counts for choice in self.choices],
+            prompt_tokens=self.spec.prompt_tokens,
+            guessing=self.spec.guessing,
+            per=self.spec.fan_out,
+        )

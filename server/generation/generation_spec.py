@@ -1,0 +1,110 @@
+"""GenerationSpec: what one API call wants generated, as values, and the engine requests that it
+comes to.
+
+Seeds: choice 0 of every prompt uses the request's seed itself, choice i the i-th output of
+SplitMix64 started there (Steele, Lea, Flood 2014), so any single choice can be replayed with n=1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from engine.messages import SamplingParams, Submit
+from server.generation.logprobs import token_text
+from server.text.detokenizer import Detokenizer
+from server.text.tokenizer import Tokenizer
+
+MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """Who may guess for a request, and how many tokens at most in a step."""
+
+    enabled: bool = False
+    max_draft: int | Literal["auto"] = 0
+    proposers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as the begin of a completion: its text, the ids for its logprobs, and how many
+    alternatives each shows (None: no logprobs)."""
+
+    text: str
+    tokens: Sequence[int]
+    alternatives: int | None = None
+
+    def positions(self, tokenizer: Tokenizer) -> Iterator[int]:
+        """Where each token's text begins, in characters."""
+        pieces = Detokenizer(tokenizer, skip_special_tokens=True)
+        position = 0
+        for token in self.tokens:
+            yield min(position, len(self.text))
+            piece = pieces.push([token])
+            if tokenizer.is_special(token):  # written out in the prompt, or added to it
+                name = token_text(tokenizer.token_bytes(token))
+                piece = name if self.text.startswith(name, position) else ""
+            position += len(piece)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """What to generate. `params` are those of choice 0; the others differ in the seed alone (and
+    score the prompt again only to echo it). `context`: the most tokens that prompt and output may
+    have; `max_tokens` is clipped to it. `n` are wanted of the `best_of` (at least `n`) that are
+    generated for each prompt. `echoes`: per prompt, the text that the completion begins with; None:
+    no echo. `show_logprobs`: of generated tokens, to the client; `show_tokens`: their ids."""
+
+    id: str
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    context: int
+    n: int = 1
+    best_of: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
+    echoes: Sequence[Echo] | None = None
+    show_logprobs: bool = True
+    show_tokens: bool = False
+    guessing: Guessing = Guessing()  # what `params` come to in this engine
+    grammar_param: str | None = None  # the field that the grammar came of
+
+    @property
+    def fan_out(self) -> int:
+        """Sequences per prompt."""
+        return max(self.n, self.best_of)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    def submit(self, index: int, *, arrival: float) -> Submit:
+        """The engine request of choice `index`, counted over all prompts."""
+        prompt_index, i = divmod(index, self.fan_out)
+        prompt = list(self.prompts[prompt_index])
+        max_tokens = min(self.params.max_tokens, self.context - len(prompt))
+        params = msgspec.structs.replace(
+            self.params,
+            seed=choice_seed(self.params.seed, i),
+            max_tokens=max_tokens,
+            min_tokens=min(self.params.min_tokens, max_tokens),
+            prompt_logprobs=self.params.prompt_logprobs if i == 0 or self.echoes else None,
+        )
+        return Submit(f"{self.id}-{index}", prompt, params, arrival)
+
+
+def choice_seed(seed: int, i: int) -> int:
+    """Seed of choice i, 64 bits: the seed itself for i = 0, else SplitMix64's i-th output."""
+    if i == 0:
+        return seed & MASK
+    z = (seed + i * 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)

@@ -1,0 +1,267 @@
+"""Grammars: the way in for whoever constrains text (response_format, structured_outputs, tools).
+
+A user's grammar is compiled in a process of its own first, since neither a thread nor an event loop
+survives a bad one: a child of the front end, which has the tokenizer at hand, forks for each. One
+that takes too much CPU time or memory is a 400; one that the machine had no time for is a 429. What
+passed here is sent to the engine, which compiles it again off its step loop.
+Promises: `check` answers in four times the CPU time that is allowed, a lost child apart; other
+requests do not notice; the same grammar is compiled once. Leaves to the child what a grammar means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import struct
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from engine.config import EngineConfig, model_folder
+from engine.messages import CheckOutcome, Grammar
+from server.api.errors import ApiError, invalid
+from server.config import Config
+
+logger = logging.getLogger(__name__)
+
+MAX_VERDICTS = 512
+START_SECONDS = 60.0  # for the first child to read the tokenizer
+WAIT_SECONDS = 0.5  # for a lost one to be replaced
+PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child says so itself by then, ...
+SLACK_SECONDS = 2.0  # ... or is given up after this much more
+RETRY_SECONDS = 1.0
+BUSY: tuple[str, CheckOutcome] = ("too many grammars are being compiled; try again", "busy")
+# Threads do not survive a fork, and the child forks.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compiled, and its seconds
+CHECK_COMMAND = (sys.executable, "-m", "engine.grammar.check")
+
+
+class Grammars(Protocol):
+    async def check(self, grammar: Grammar, *, param: str) -> None:
+        """Returns when the engine can honour `grammar`. Raises ApiError (400, naming `param`) when
+        it is malformed, too large, too slow to compile, or asks for what is not enforced; 429
+        when there is no time for it."""
+        ...
+
+
+def check_command(config: EngineConfig, seconds: float) -> list[str]:
+    """The child for this target's tokenizer; `seconds` of CPU time for each grammar."""
+    target = config.target
+    command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", f"{seconds}"]
+    if target.revision:
+        command += ["--revision", target.revision]
+    return [*command, "--trust-remote-code"] if target.trust_remote_code else command
+
+
+def _unobserved(outcome: CheckOutcome, seconds: float) -> None:
+    pass
+
+
+def grammar_checker(config: Config, observe: Observe = _unobserved) -> GrammarChecker:
+    """The configured one, not yet started."""
+    seconds = config.server.grammar_seconds
+    return GrammarChecker(
+        check_command(config.engine, seconds),
+        seconds=seconds,
+        max_bytes=config.server.max_grammar_bytes,
+        observe=observe,
+    )
+
+
+class GrammarChecker:
+    """`start` ahead of the first request saves it the wait for the child; after `retire` none is
+    started, whatever becomes of the one that is there; `close` ends it.
+
+    `seconds`: the CPU time of one compilation; `max_bytes`: the longest source.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        seconds: float,
+        max_bytes: int,
+        observe: Observe = _unobserved,
+    ) -> None:
+        self._command = command
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._observe = observe
+        self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
+        self._asking: dict[Grammar, asyncio.Task[str]] = {}
+        self._keeping: asyncio.Task[None] | None = None
+        self._child = _Child()
+        self._known = asyncio.Event()  # the child answers, or `_unusable` says why none ever will
+        self._unusable: str | None = None
+        self._served = False
+        self._retired = False
+
+    def start(self) -> None:
+        """Spawn the child; call it in the event loop, as often as you like."""
+        if self._keeping is None and not self._retired:
+            self._keeping = asyncio.create_task(self._keep())
+
+    def retire(self) -> None:
+        """The server is about to end."""
+        self._retired = True
+
+    async def close(self) -> None:
+        """Kill and reap the child, and with it its own."""
+        tasks = [*self._asking.values()] + ([self._keeping] if self._keeping else [])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._child.kill()
+
+    async def check(self, grammar: Grammar, *, param: str) -> None:
+        size = len(grammar.source.encode("utf-8"))
+        if size > self._max_bytes:
+            raise invalid(
+                param, f"`{param}` has {size} bytes; at most {self._max_bytes} are compiled"
+            )
+        sentence = self._verdicts.get(grammar)
+        if sentence is None:
+            task = self._asking.get(grammar)
+            if task is None:
+                self.start()
+                task = self._asking[grammar] = asyncio.create_task(self._ask(grammar))
+                task.add_done_callback(lambda done: self._settle(grammar, done))
+            sentence = await asyncio.shield(task)  # others may wait for the same answer
+        if sentence:
+            raise invalid(param, f"`{param}` cannot be honoured: {sentence}")
+
+    def _settle(self, grammar: Grammar, task: asyncio.Task[str]) -> None:
+        del self._asking[grammar]
+        if not task.cancelled():
+            task.exception()  # seen, so that asyncio does not log it
+
+    async def _ask(self, grammar: Grammar) -> str:
+        """ "" or why not. What there was no time for is not remembered."""
+        began = time.monotonic()
+        sentence, outcome = await self._compile(grammar)
+        self._observe(outcome, time.monotonic() - began)
+        if outcome == "busy":
+            raise ApiError(429, sentence, code="queue_full")
+        self._verdicts[grammar] = sentence
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        return sentence
+
+    async def _compile(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
+        try:
+            hopeful = not (self._served or self._retired)
+            async with asyncio.timeout(START_SECONDS if hopeful else WAIT_SECONDS):
+                await self._known.wait()
+        except TimeoutError:
+            return BUSY
+        if self._unusable is not None:
+            raise ApiError(400, self._unusable, code="unsupported_field")
+        child = self._child
+        try:
+            async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):
+                return await child.ask(grammar)
+        except (TimeoutError, OSError):
+            await child.kill()
+            return BUSY
+
+    async def _keep(self) -> None:
+        """A child, and another when it is lost, until it is known that none can work, or that none
+        is needed any more."""
+        while self._unusable is None and not self._retired:
+            child = self._child = _Child()
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    self._unusable = await child.start(self._command) or None
+                self._known.set()
+                self._served = True
+                if self._unusable is None:
+                    await child.listen()
+                    self._known.clear()
+                    if not self._retired:
+                        logger.warning("the grammar compiler was lost; starting another")
+                else:
+                    logger.warning("%s", self._unusable)
+            except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+                if not self._retired:
+                    logger.warning("the grammar compiler did not start: %r", error)
+                    await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                await child.kill()
+
+
+class _Child:
+    """The child process; answers come in any order."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._asked: dict[int, asyncio.Future[tuple[str, CheckOutcome]]] = {}
+        self._ids = itertools.count(1)
+
+    async def start(self, command: Sequence[str]) -> str:
+        """ "" once it is ready, or why it never will be."""
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **ONE_THREAD},
+            start_new_session=True,  # what signals our process group means us alone
+        )
+        return (await self._answer())[1]
+
+    async def listen(self) -> None:
+        """Hand out the answers; returns when there will be no more."""
+        try:
+            while True:
+                id, sentence, outcome = await self._answer()
+                if (asked := self._asked.pop(id, None)) and not asked.done():
+                    asked.set_result((sentence, outcome))
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            for asked in self._asked.values():
+                if not asked.done():
+                    asked.set_exception(ConnectionResetError("the grammar compiler was lost"))
+            self._asked.clear()
+
+    async def ask(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
+        """The sentence, "" for accepted. Raises OSError when it is lost."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        id = next(self._ids)
+        answer: asyncio.Future[tuple[str, CheckOutcome]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._asked[id] = answer
+        data = msgspec.msgpack.encode((id, grammar))
+        self._process.stdin.write(struct.pack("<I", len(data)) + data)
+        await self._process.stdin.drain()
+        return await answer
+
+    async def _answer(self) -> tuple[int, str, CheckOutcome]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        head = await self._process.stdout.readexactly(4)
+        data = await self._process.stdout.readexactly(struct.unpack("<I", head)[0])
+        return msgspec.msgpack.decode(data, type=tuple[int, str, CheckOutcome])
+
+    async def kill(self) -> None:
+        """And reap; its own children die with it."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            # Not by `Process.kill`: that reaps a child that is dead already, whose exit asyncio
+            # then misses.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._process.wait()

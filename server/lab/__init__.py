@@ -1,0 +1,1 @@
+"""Programs that measure a server over HTTP."""

@@ -1,0 +1,1 @@
+"""The engine process: spawned, watched and restarted."""

@@ -1,0 +1,106 @@
+"""Lifecycle: the states of the engine as a small pure machine. Owned by the supervisor.
+
+    starting -> ready -> draining -> stopped
+    starting, ready -> lost -> starting again after a back-off, or failed for good
+    starting -> failed when the engine itself says that its configuration cannot run
+
+Promises: no clocks, no processes, no sleeping (time is passed in, waiting is returned); one log
+line per change of state; an impossible change is a bug and asserts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.generation.engine_client import EngineState
+
+logger = logging.getLogger(__name__)
+
+ALLOWED: dict[EngineState, frozenset[EngineState]] = {
+    "starting": frozenset({"ready", "lost", "failed", "stopped"}),
+    "ready": frozenset({"draining", "lost", "failed"}),
+    "draining": frozenset({"stopped", "failed"}),
+    "lost": frozenset({"starting", "failed", "stopped"}),
+    "failed": frozenset(),
+    "stopped": frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Seconds, but for `max_restarts`. A spell of `window` seconds in `ready` forgives all
+    earlier losses; the wait before the n-th restart in a row is `backoff * 2**(n-1)`."""
+
+    max_restarts: int = 5
+    window: float = 300.0
+    backoff: float = 1.0
+    backoff_limit: float = 30.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How an incarnation ended when it should not have."""
+
+    sentence: str
+    useless_to_retry: bool = False  # the engine itself said that this configuration cannot run
+
+
+class Lifecycle:
+    """`observe(state)` is called after each change."""
+
+    def __init__(
+        self, policy: RestartPolicy, *, observe: Callable[[EngineState], None] = lambda state: None
+    ) -> None:
+        self.state: EngineState = "starting"
+        self.failure: str | None = None  # why it failed for good
+        self._policy = policy
+        self._observe = observe
+        self._ready_since: float | None = None
+        self._ever_ready = False
+        self._losses = 0  # in a row
+
+    def ready(self, now: float) -> None:
+        self._go("ready", "serving")
+        self._ready_since = now
+        self._ever_ready = True
+
+    def drain(self) -> None:
+        self._go("draining", "no new requests, running ones finish")
+
+    def stop(self) -> None:
+        self._go("stopped", "in order")
+
+    def lose(self, loss: Loss, now: float) -> float | None:
+        """The engine is gone. Returns the seconds to wait before `restart`, or None: failed."""
+        policy = self._policy
+        # Once it has served, the configuration is good: what does not fit now may fit later.
+        if loss.useless_to_retry and not self._ever_ready:
+            self.fail(loss.sentence, why="it cannot start with this configuration")
+            return None
+        self._go("lost", loss.sentence)
+        if self._ready_since is not None and now - self._ready_since >= policy.window:
+            self._losses = 0
+        self._ready_since = None
+        self._losses += 1
+        if self._losses > policy.max_restarts:
+            times = f"lost {self._losses} times in a row"
+            self.fail(f"{loss.sentence} ({times})", why=times)
+            return None
+        return float(min(policy.backoff * 2 ** (self._losses - 1), policy.backoff_limit))
+
+    def restart(self) -> None:
+        self._go("starting", f"restart {self._losses} of at most {self._policy.max_restarts}")
+
+    def fail(self, sentence: str, *, why: str) -> None:
+        """Give up for good. `sentence` is for the operator, `why` for the log's line."""
+        self.failure = sentence
+        self._go("failed", why)
+
+    def _go(self, state: EngineState, why: str) -> None:
+        assert state in ALLOWED[self.state], f"the engine cannot go from {self.state} to {state}"
+        level = logging.ERROR if state in ("lost", "failed") else logging.INFO
+        logger.log(level, "engine %s -> %s: %s", self.state, state, why)
+        self.state = state
+        self._observe(state)

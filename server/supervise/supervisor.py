@@ -1,0 +1,250 @@
+"""EngineSupervisor: keeps one engine process alive behind an EngineClient.
+
+Owns the child, its private endpoints and its states (supervise.lifecycle decides, this acts).
+Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
+again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
+(server.generation.engine_client), and what to do when `failed` is set (exit non-zero: the cli).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import EXIT_CANNOT_START
+from engine.messages import Drain, Event, Fatal, Ready, Stop
+from server.generation.engine_client import EngineClient, EngineState
+from server.supervise.incarnation import Incarnation, how_it_ended
+from server.supervise.lifecycle import Lifecycle, Loss, RestartPolicy
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "engine")
+WATCH_TICKS = 4  # looks within `watchdog` seconds
+LAST_WORDS_SECONDS = 2.0  # for what a process sent just before it ended
+STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """Seconds. `watchdog`: silence of a ready engine (it beats once a second when idle)."""
+
+    watchdog: float = 30.0
+    start_timeout: float = 600.0
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+class EngineSupervisor:
+    """`start()` once, in a running loop; `stop(grace)` at the end. `failed` is set when the engine
+    is given up; `failure` then holds the sentence for the operator. `runtime_folder` holds the
+    private sockets (default: the system's folder for temporary files)."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: EngineClient,
+        *,
+        settings: SupervisorSettings | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+        environment: Mapping[str, str] | None = None,
+        runtime_folder: Path | None = None,
+        on_state: Callable[[EngineState], None] = lambda state: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failed = asyncio.Event()
+        self._config = config
+        self._client = client
+        self._settings = settings if settings is not None else SupervisorSettings()
+        self._command = tuple(command)
+        self._environment = dict(os.environ if environment is None else environment)
+        self._runtime_folder = runtime_folder
+        self._on_state = on_state
+        self._clock = clock
+        self._lifecycle = Lifecycle(self._settings.restarts, observe=self._changed)
+        self._incarnation: Incarnation | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        # Told, never cancelled: a cancelled clean-up would leave a process or a folder behind.
+        self._end = asyncio.Event()
+        self._finished = asyncio.Event()
+
+    @property
+    def state(self) -> EngineState:
+        return self._lifecycle.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine was given up: in its own words, if it had any."""
+        return self._lifecycle.failure
+
+    @property
+    def pid(self) -> int | None:
+        """Of the present engine process, if there is one."""
+        return self._incarnation.pid if self._incarnation is not None else None
+
+    async def start(self) -> None:
+        """Begin to start the engine and return; watch `state`, `on_state` or `failed`."""
+        assert self._task is None, "start() is called once"
+        self._changed(self.state)
+        self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    async def stop(self, grace: float) -> None:
+        """No new requests; running ones have `grace` seconds, then each ends with a sentence.
+        Returns when the process and its files are gone. A second call cuts the grace short."""
+        if self.state == "draining":
+            self._hurry.set()
+        elif self.state == "ready":
+            self._lifecycle.drain()
+            self._client.send(Drain())
+            await self._finish(grace)
+            self._end.set()
+        else:
+            self._end.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if self.state not in ("failed", "stopped"):
+            self._lifecycle.stop()
+
+    async def _finish(self, grace: float) -> None:
+        """Wait for the drained engine to exit; after `grace` seconds cut what still runs."""
+        await _within(grace, self._finished, self._hurry)
+        if not self._finished.is_set():
+            self._client.fail_all("the server is shutting down and waits no longer for requests")
+            self._client.send(Stop())
+            await _within(STOP_SECONDS, self._finished)
+
+    # -- one incarnation after the other -------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        try:
+            while (delay := await self._live()) is not None:
+                if await _within(delay, self._end):
+                    return
+                self._lifecycle.restart()
+        except Exception as error:  # a bug of ours must not look like an engine that is starting
+            logger.exception("the supervisor stops: unexpected error")
+            sentence = f"the server failed: {type(error).__name__}: {error}"
+            self._lifecycle.fail(sentence, why=sentence)
+            self._client.fail_all(sentence)
+            self.failed.set()
+        finally:
+            self._finished.set()
+
+    async def _live(self) -> float | None:
+        """The life of one incarnation. Returns seconds until the next, or None: no more."""
+        self._incarnation = incarnation = Incarnation(self._runtime_folder)
+        try:
+            loss = await self._run(incarnation)
+            return self._mourn(loss) if loss is not None else None
+        finally:
+            self._incarnation = None
+            await self._client.disconnect()
+            await incarnation.close()
+
+    def _mourn(self, loss: Loss) -> float | None:
+        """Streams first: nobody waits for the killing and sweeping that follow."""
+        delay: float | None = None
+        if self.state != "draining":
+            delay = self._lifecycle.lose(loss, self._clock())
+        self._client.fail_all(loss.sentence)
+        if self.state == "failed":
+            self.failed.set()
+        return delay
+
+    async def _run(self, incarnation: Incarnation) -> Loss | None:
+        """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""
+        signs = _Signs()
+        try:
+            self._client.connect(
+                incarnation.commands,
+                incarnation.events,
+                on_event=lambda event: self._on_event(event, signs),
+            )
+            await incarnation.spawn(self._command, self._config, environment=self._environment)
+        except OSError as error:
+            return Loss(f"the engine process could not be started: {error}")
+        exit_watch = asyncio.create_task(_set_after(incarnation.wait(), signs.over))
+        try:
+            silence = await self._watch(signs)
+            if silence is not None or not signs.over.is_set():
+                return silence
+            return await self._last_words(incarnation, signs)
+        finally:
+            exit_watch.cancel()
+
+    def _on_event(self, event: Event, signs: _Signs) -> None:
+        signs.heard = True
+        match event:
+            case Ready() if not self._end.is_set():
+                self._lifecycle.ready(self._clock())
+                signs.ready.set()
+            case Fatal():
+                signs.fatal = event
+                signs.over.set()
+
+    async def _watch(self, signs: _Signs) -> Loss | None:
+        """None when it is over, or when `stop` is called; a Loss when it says nothing."""
+        settings = self._settings
+        await _within(settings.start_timeout, signs.ready, signs.over, self._end)
+        if not (signs.ready.is_set() or signs.over.is_set() or self._end.is_set()):
+            return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
+        # Looks are counted, not seconds: if our own loop was held up, so was our hearing.
+        silent = 0
+        while not await _within(settings.watchdog / WATCH_TICKS, signs.over, self._end):
+            silent = 0 if signs.heard else silent + 1
+            signs.heard = False
+            if silent >= WATCH_TICKS:
+                return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
+        return None
+
+    async def _last_words(self, incarnation: Incarnation, signs: _Signs) -> Loss:
+        """What was sent before the end may still be on the way. Fatal says all there is to know; an
+        interpreter with torch in it may take seconds to exit after that."""
+        deadline = self._clock() + LAST_WORDS_SECONDS
+        while signs.fatal is None and self._clock() < deadline:
+            code = incarnation.exit_code
+            if code is not None and (code < 0 or (code == 0 and self._client.inflight == 0)):
+                break
+            await asyncio.sleep(0.01)
+        if signs.fatal is not None:
+            return Loss(signs.fatal.message, useless_to_retry=signs.fatal.useless_to_retry)
+        code = incarnation.exit_code
+        sentence = how_it_ended(code) if code is not None else "the engine ended"
+        return Loss(sentence, useless_to_retry=code == EXIT_CANNOT_START)
+
+    def _changed(self, state: EngineState) -> None:
+        self._client.state = state
+        self._on_state(state)
+
+
+class _Signs:
+    """What was heard of one incarnation."""
+
+    def __init__(self) -> None:
+        self.heard = False  # since the last look
+        self.ready = asyncio.Event()
+        self.over = asyncio.Event()  # it exited, or said Fatal
+        self.fatal: Fatal | None = None
+
+
+async def _within(seconds: float, *events: asyncio.Event) -> bool:
+    """Whether one of the events was set within so many seconds; returns as soon as one is."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return any(event.is_set() for event in events)
+
+
+async def _set_after(awaitable: Awaitable[object], event: asyncio.Event) -> None:
+    await awaitable
+    event.set()

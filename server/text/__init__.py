@@ -1,0 +1,1 @@
+"""Text to token ids and back: tokenizer, detokenizer, chat templates and tool calls."""

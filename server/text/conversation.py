@@ -1,0 +1,95 @@
+"""Conversation: messages to token ids, so that what people wrote stays text.
+
+The chat template writes special tokens between the messages by their spelling. A message that holds
+such a spelling (a pasted prompt, or an attack) must not end its own turn: its spellings are broken
+by a mark before rendering, and healed in the pieces between the template's own special tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.text.tokenizer import Tokenizer
+
+_MARK = "\ufdd0"  # a noncharacter (Unicode 23.7): for use inside programs, never in text
+_ESCAPED = "\\ufdd0"  # what a template that writes JSON or Python may make of it
+_MARKS = re.compile(f"(?:{_MARK})+|(?:{re.escape(_ESCAPED)})+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as the template wrote it. `mark`: what breaks the spellings of special tokens
+    that stood in the messages; empty if none did."""
+
+    text: str
+    mark: str = ""
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> Rendered:
+    """Raises ChatTemplateError. `variables`: what else the template may read."""
+    pattern = tokenizer.special_pattern
+    texts = [text for part in (messages, tools or ()) for text in _texts(part)]
+    mark = ""
+    if any(pattern.search(text) for text in texts):
+        found = (run for text in texts for run in _MARKS.findall(text))
+        runs = (len(run) if run[0] == _MARK else len(run) // len(_ESCAPED) for run in found)
+        mark = _MARK * (max(runs, default=0) + 1)
+        messages = _broken(messages, pattern, mark)
+        tools = _broken(tools, pattern, mark)
+    text = tokenizer.render(
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        variables=variables or {},
+    )
+    return Rendered(text, mark)
+
+
+def token_ids(
+    tokenizer: Tokenizer, rendered: Rendered, *, add_special_tokens: bool = False
+) -> list[int]:
+    """As the tokenizer encodes the text, except that spellings in messages are plain text."""
+    if not rendered.mark:
+        return tokenizer.encode(rendered.text, add_special_tokens=add_special_tokens)
+    escaped = _ESCAPED * len(rendered.mark)
+    ids = tokenizer.encode("", add_special_tokens=True) if add_special_tokens else []
+    for piece in tokenizer.split_special(rendered.text):
+        if isinstance(piece, int):
+            ids.append(piece)
+        else:
+            healed = piece.replace(rendered.mark, "").replace(escaped, "")
+            ids += tokenizer.encode_plain(healed)
+    return ids
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for item in (*value, *value.values()) for text in _texts(item)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _texts(item)]
+    return []
+
+
+def _broken(value: Any, pattern: re.Pattern[str], mark: str) -> Any:
+    """The same with every special token's spelling broken after its first character."""
+    if isinstance(value, str):
+        return pattern.sub(lambda found: found[0][0] + mark + found[0][1:], value)
+    if isinstance(value, Mapping):
+        return {_broken(k, pattern, mark): _broken(v, pattern, mark) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_broken(item, pattern, mark) for item in value]
+    return value

@@ -1,0 +1,169 @@
+"""Ids -> text in increments, and stop strings over that text. One of each per choice of a request.
+
+Promise of Detokenizer: no increment ends within a UTF-8 character, and the increments put together
+are the tokenizer's decode of all ids. Promise of StopStrings: what is emitted does not depend on
+how the text was split. Counting tokens and aborting are the generation's.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from functools import lru_cache
+
+from server.text.tokenizer import Tokenizer
+
+
+class _Texts(dict[int, str | None]):
+    """By id the text of a token, None where its bytes are no whole characters."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+
+    def __missing__(self, token: int) -> str | None:
+        text: str | None = ""
+        if not (self._skip and self._tokenizer.is_special(token)):
+            try:
+                text = self._tokenizer.token_bytes(token).decode()
+            except UnicodeDecodeError:
+                text = None
+        self[token] = text
+        return text
+
+
+@lru_cache(maxsize=8)
+def _texts(tokenizer: Tokenizer, skip_special_tokens: bool) -> _Texts:
+    """Kept for all requests, as far as asked for."""
+    return _Texts(tokenizer, skip_special_tokens=skip_special_tokens)
+
+
+class Detokenizer:
+    """Decodes a short window with and without the new ids and emits the difference, since a
+    token's text may depend on its left neighbour (SentencePiece's leading space). `shown`: special
+    tokens that are not skipped."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._shown = shown
+        self._joins = tokenizer.joins_bytes
+        self._texts: _Texts | None = None  # where tokens may be decoded on their own
+        if self._joins and not shown:
+            self._texts = _texts(tokenizer, skip_special_tokens)
+        self._context: list[int] = []  # emitted already; the last ids that had text
+        self._context_text = ""
+        self._pending: list[int] = []
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the last ids have text that is not out."""
+        return bool(self._pending)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that became certain with these ids; "" while a character is incomplete."""
+        if len(ids) == 1 and self._texts is not None and not (self._pending or self._context):
+            text = self._texts[ids[0]]
+            if text is not None:
+                return text
+        self._pending += [i for i in ids if self._has_text(i)]
+        if self._joins and (text := self._joined()) is not None:
+            return text
+        size = self._certain()
+        return self._emit(size) if size else ""
+
+    def flush(self) -> str:
+        """What is left when no more ids come; an incomplete character becomes U+FFFD."""
+        return self._emit(len(self._pending))
+
+    def _joined(self) -> str | None:
+        """The text of all pending ids where they need no neighbours, and nothing is incomplete or
+        broken: the way of nearly every step."""
+        try:
+            text = b"".join(map(self._tokenizer.token_bytes, self._pending)).decode()
+        except UnicodeDecodeError:
+            return None
+        # What follows whole characters needs no context either.
+        self._context, self._context_text, self._pending = [], "", []
+        return text
+
+    def _has_text(self, token: int) -> bool:
+        if self._skip and self._tokenizer.is_special(token) and token not in self._shown:
+            return False
+        return bool(self._tokenizer.token_bytes(token))
+
+    def _emit(self, size: int) -> str:
+        ids, rest = self._pending[:size], self._pending[size:]
+        whole = self._decode([*self._context, *ids])
+        if whole == self._context_text:
+            return ""  # nothing new, or a leading space that waits for its word
+        if whole.startswith(self._context_text):
+            text = whole[len(self._context_text) :]
+        else:  # the decoder rewrote the past (byte-fallback does at an invalid byte); keep it
+            text = self._decode(ids)
+        self._context, self._pending = ids, rest
+        self._context_text = self._decode(ids)
+        return text
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip and not self._shown)
+
+    def _certain(self) -> int:
+        """How many pending ids can go: all, or if the last character is incomplete the longest head
+        whose text does not change by splitting there. At most three ids follow it, so the window
+        stays short even for a model that writes nothing but broken bytes."""
+        pieces = [self._tokenizer.token_bytes(i) for i in self._pending]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(b"".join(pieces))
+        if not decoder.getstate()[0]:
+            return len(pieces)
+        whole = b"".join(pieces).decode("utf-8", "replace")
+        for size in range(len(pieces) - 1, 0, -1):
+            head, tail = b"".join(pieces[:size]), b"".join(pieces[size:])
+            if head.decode("utf-8", "replace") + tail.decode("utf-8", "replace") == whole:
+                return size
+        return 0
+
+
+class StopStrings:
+    """Cuts text at the first place where a stop string is complete; of several that end there the
+    longest counts. `include`: emit the stop string too. `hit` is the one that was found."""
+
+    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+        assert all(stops), "the API refuses empty stop strings"
+        self.hit: str | None = None
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The part of all text so far that is certain and not yet emitted; "" after a hit."""
+        if self.hit is not None:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, start, self.hit = min(found)
+            self._held = ""
+            return text[:end] if self._include else text[:start]
+        keep = len(text) - self._partial(text)
+        self._held = text[keep:]
+        return text[:keep]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        text, self._held = self._held, ""
+        return text
+
+    def _partial(self, text: str) -> int:
+        """Length of the longest end of `text` that may grow into a stop string."""
+        longest = max(map(len, self._stops), default=1) - 1
+        for size in range(min(longest, len(text)), 0, -1):
+            if any(len(s) > size and s.startswith(text[-size:]) for s in self._stops):
+                return size
+        return 0

@@ -1,0 +1,293 @@
+"""Text <-> token ids, and the chat template. Owns nothing but the tokenizer; thread-safe.
+
+The protocol is importable without transformers, which only `load_tokenizer` brings in. Decoding
+here is whole; increments are the detokenizer's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+from engine.config import HUB_NAME
+from engine.errors import EngineError, ModelError
+from server.text.fill_in import FillIn, find_fill_in
+from server.text.token_pieces import byte_level_bytes, text_piece_bytes
+
+
+class ChatTemplateError(EngineError):
+    """The model has no chat template, or its template refuses these messages (a caller's error)."""
+
+
+class Tokenizer(Protocol):
+    """What the front end needs of a tokenizer. Ids at or above the tokenizer's own vocabulary
+    (padded embedding rows) decode to nothing and are not special."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    @property
+    def joins_bytes(self) -> bool:
+        """Whether a text is its tokens' bytes and no more, so that tokens decode on their own."""
+        ...
+
+    @property
+    def fill_in(self) -> FillIn | None:
+        """The tokens for text between two texts, when the vocabulary has them."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Special tokens that the text spells out become themselves."""
+        ...
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is special, whatever it spells out."""
+        ...
+
+    @property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Finds the special tokens that a text spells out."""
+        ...
+
+    def split_special(self, text: str) -> list[str | int]:
+        """The special tokens that a text spells out, as ids, and the text between them."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
+        ...
+
+    def is_special(self, token: int) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = {},
+    ) -> str:
+        """The conversation as text, to be encoded without adding special tokens; with
+        `continue_final_message` it ends where the content of the last message does.
+        Raises ChatTemplateError."""
+        ...
+
+    def template_reads(self, variable: str) -> bool:
+        """Whether the chat template speaks of this variable."""
+        ...
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
+)  # fmt: skip
+
+
+class HFTokenizer:
+    """A transformers tokenizer. Where it has a Rust backend that is called directly: the Python
+    wrapper sets truncation on every call, which is not safe from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items()}
+        self._special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self._special |= set(tokenizer.all_special_ids)
+        self._piece_bytes = byte_level_bytes if self._is_byte_level() else text_piece_bytes
+        self._bytes: list[bytes | None] = [None] * len(tokenizer)  # as far as asked for
+        self.vocab_size: int = len(tokenizer)
+        self.has_chat_template: bool = bool(tokenizer.chat_template)
+        ids = {text: i for i, text in self._added.items()}
+        self.fill_in: FillIn | None = find_fill_in(ids.get)
+        self._special_ids = {self._text(i): i for i in self._special}
+        spelled = [text for text in self._special_ids if len(text) > 1]
+        spelled.sort(key=len, reverse=True)
+        self.special_pattern = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
+        self._swallows = {
+            i: (t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items() if t.special
+        }
+        self.joins_bytes: bool = self._only_joins_bytes()
+        self._plain: Any = None
+        self._lock = threading.Lock()
+
+    def _text(self, token: int) -> str:
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def _is_byte_level(self) -> bool:
+        decoder = getattr(self._backend, "decoder", None)
+        if decoder is None:
+            return False
+        state = json.loads(decoder.__getstate__())
+        return any(d["type"] == "ByteLevel" for d in state.get("decoders", [state]))
+
+    def _only_joins_bytes(self) -> bool:
+        """A byte-level decoder joins bytes, but it may read an added token in its own alphabet."""
+        decoder = getattr(self._backend, "decoder", None)
+        if decoder is None or json.loads(decoder.__getstate__())["type"] != "ByteLevel":
+            return False
+        decode = self._backend.decode
+        return all(decode([i], skip_special_tokens=False) == t for i, t in self._added.items())
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if self._backend is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        # In a batch of one: `encode` holds the interpreter for as long as it takes, batches do not.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        ids = self._encode_plain(text)
+        if self._special.isdisjoint(ids):
+            return ids
+        # Some vocabularies hold their special tokens as words, too: each is broken after a letter.
+        cuts = [0, *(m.start() + 1 for m in self.special_pattern.finditer(text)), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(cuts) if a < b]
+        return [i for piece in pieces for i in self._encode_plain(piece) if i not in self._special]
+
+    def split_special(self, text: str) -> list[str | int]:
+        pieces: list[str | int] = []
+        start = 0
+        for found in self.special_pattern.finditer(text):
+            before, token = text[start : found.start()], self._special_ids[found[0]]
+            left, right = self._swallows.get(token, (False, False))
+            pieces += [before.rstrip() if left else before, token]
+            start = found.end()
+            if right:
+                start += len(text[start:]) - len(text[start:].lstrip())
+        return [piece for piece in (*pieces, text[start:]) if piece != ""]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if self._backend is None:
+            options = {"add_special_tokens": False, "split_special_tokens": True}
+            return list(self._tokenizer.encode(text, **options))
+        with self._lock:
+            if self._plain is None:  # a second one: the switch is no argument but state
+                self._plain = type(self._backend).from_str(self._backend.to_str())
+                self._plain.encode_special_tokens = True
+        [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        # Filtered here, since some tokens are special to transformers only.
+        known = [
+            i
+            for i in ids
+            if i < self.vocab_size and not (skip_special_tokens and i in self._special)
+        ]
+        if self._backend is not None:
+            return str(self._backend.decode(known, skip_special_tokens=False))
+        return str(self._tokenizer.decode(known, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        if token >= len(self._bytes):
+            return self._find_bytes(token)
+        found = self._bytes[token]
+        if found is None:
+            found = self._bytes[token] = self._find_bytes(token)
+        return found
+
+    def _find_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode("utf-8")
+        if self._backend is not None:
+            piece = self._backend.id_to_token(token)
+        elif token < self.vocab_size:
+            piece = self._tokenizer.convert_ids_to_tokens(token)
+        else:
+            piece = None
+        return b"" if piece is None else self._piece_bytes(piece)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = {},
+    ) -> str:
+        from jinja2 import TemplateError
+
+        if not self.has_chat_template:
+            raise ChatTemplateError(
+                "this model has no chat template; use /v1/completions with a plain prompt"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **variables,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            if continue_final_message:  # whose error quotes the conversation
+                raise ChatTemplateError(
+                    "the model's chat template refused the messages, or does not write the final"
+                    " one as it is, so that it cannot be continued"
+                ) from error
+            # Templates are programs of the model's author: any of these means "not these messages".
+            raise ChatTemplateError(
+                f"the model's chat template refused the messages: {_one_line(error)}"
+            ) from error
+        return str(text)
+
+    def template_reads(self, variable: str) -> bool:
+        template = self._tokenizer.chat_template or ""
+        texts = template.values() if isinstance(template, dict) else [template]
+        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in texts)
+
+
+def load_tokenizer(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> HFTokenizer:
+    """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
+    folder = os.path.expanduser(path)
+    if os.path.isdir(folder):
+        path = folder
+        if not any(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER_FILES):
+            raise ModelError(
+                f"cannot load a tokenizer from {path}: the folder holds none of"
+                f" {', '.join(TOKENIZER_FILES)}"
+            )
+    elif not HUB_NAME.fullmatch(path):
+        raise ModelError(
+            f"cannot load a tokenizer from {path[:200]}: there is no such folder, and a hub name"
+            " looks like org/name"
+        )
+    from transformers import AutoTokenizer
+
+    # Its threads are of no use to a batch of one, and it warns of them whenever a child is started.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+        loaded = HFTokenizer(tokenizer)
+    except Exception as error:  # transformers and Rust raise whatever the file made them raise
+        raise ModelError(f"cannot load a tokenizer from {path}: {_one_line(error)}") from error
+    return loaded
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return (text[:297] + "...") if len(text) > 300 else text or type(error).__name__
