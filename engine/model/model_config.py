@@ -71,11 +71,11 @@ def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: b
 
 def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int:
     """The longest sequence, in tokens. Ropes that change with length keep to the length they start
-    from. Raises ModelError."""
+    from, the shortest one where there are several. Raises ModelError."""
     own: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if isinstance(rope, dict) and rope.get("rope_type") in GROWING_ROPES:
-        own = rope.get("original_max_position_embeddings") or own
+    starts = _rope_lengths(getattr(config, "rope_parameters", None))
+    if starts:
+        own = min(starts) if own is None else min(own, *starts)
     if own is not None and wanted is not None and wanted > own:
         raise ModelError(f"max_model_len is {wanted}, but {name} has {own} positions")
     limit = wanted or own
@@ -84,3 +84,13 @@ def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int
     if limit < SHORTEST:
         raise ModelError(f"{name} has {limit} positions; a prompt and its reply take {SHORTEST}")
     return limit
+
+
+def _rope_lengths(rope: object) -> list[int]:
+    """Where the ropes that change with length start from; `rope` is one, or one per layer type."""
+    if not isinstance(rope, Mapping):
+        return []
+    ropes = [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
+    growing = [each for each in ropes if each.get("rope_type") in GROWING_ROPES]
+    starts = (each.get("original_max_position_embeddings") for each in growing)
+    return [start for start in starts if start]

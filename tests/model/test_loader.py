@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AttentionInterface,
+    Gemma3TextConfig,
     LlamaConfig,
     Mamba2Config,
     Mamba2ForCausalLM,
@@ -211,6 +212,30 @@ def test_a_growing_rope_stays_at_its_original_length() -> None:
     assert length_limit(config, None, "m") == 64
     with pytest.raises(ModelError, match="has 64 positions"):
         length_limit(config, 65, "m")
+
+
+@pytest.mark.parametrize("growing", ["dynamic", "longrope"])
+def test_growing_ropes_of_layer_types_stay_at_the_shortest_original_length(growing: str) -> None:
+    """Gemma 3 names a rope per layer type; a type may have none."""
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    long = {
+        "rope_type": growing,
+        "rope_theta": 1e6,
+        "factor": 4.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 64,
+    }
+    longer = long | {"original_max_position_embeddings": 128}
+
+    def limit(full: dict[str, Any], sliding: dict[str, Any] | None) -> int:
+        ropes = {"full_attention": full, "sliding_attention": sliding}
+        config = Gemma3TextConfig(head_dim=8, max_position_embeddings=256, rope_parameters=ropes)
+        return length_limit(config, None, "m")
+
+    assert limit(long, plain) == limit(plain, long) == limit(longer, long) == 64
+    assert limit(longer, None) == 128
+    assert limit(plain, plain) == 256
 
 
 def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:
