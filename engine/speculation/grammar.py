@@ -66,7 +66,8 @@ def trimmed(proposal: Proposal, constraint: Constraint) -> Proposal:
     parents = [new[proposal.parents[node]] for node in kept]
     tokens = [proposal.tokens[node] for node in kept]
     forced = frozenset(new[node] for node in kept if node in proposal.forced)
-    return Proposal(tokens, parents, candidates, proposal.source, forced)
+    confidences = [proposal.confidences[node] for node in kept] if proposal.confidences else []
+    return Proposal(tokens, parents, candidates, proposal.source, forced, confidences)
 
 
 def _may_stand(constraint: Constraint, before: Seq[int], token: int) -> bool:

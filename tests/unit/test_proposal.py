@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import msgspec
+import numpy as np
 import pytest
 
+from engine.scheduling.constraint import Constraint
+from engine.speculation.grammar import trimmed
 from engine.speculation.proposal import EMPTY, Proposal, chain
 
 #        0 -- 2 -- 4
@@ -33,12 +39,12 @@ def test_depths_follow_the_parents() -> None:
 
 @pytest.mark.parametrize("size", range(7))
 def test_a_trimmed_tree_is_a_tree_with_the_same_branches(size: int) -> None:
-    trimmed = TREE.trim(size)
+    prefix = TREE.trim(size)
     kept = min(size, 5)
-    assert len(trimmed) == kept
-    assert trimmed.num_candidates == min(size, 4)
-    assert trimmed.source == "tree"
-    assert (trimmed.tokens, trimmed.parents) == (TREE.tokens[:kept], TREE.parents[:kept])
+    assert len(prefix) == kept
+    assert prefix.num_candidates == min(size, 4)
+    assert prefix.source == "tree"
+    assert (prefix.tokens, prefix.parents) == (TREE.tokens[:kept], TREE.parents[:kept])
 
 
 def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
@@ -46,6 +52,32 @@ def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
     whole = chain([7, 8, 9], "draft_model", forced=[0, 2], confidences=[99.0, 0.5, 99.0])
     assert whole.trim(2) == chain([7, 8], "draft_model", forced=[0], confidences=[99.0, 0.5])
     assert whole.trim(3) is whole
+
+
+class _Without:
+    """A grammar that allows every token below `size` but one."""
+
+    def __init__(self, token: int, size: int = 32) -> None:
+        self._bits = np.array([(2**size - 1) ^ (1 << token)], np.uint32).view(np.uint8)
+
+    def allowed(self, before: object) -> np.ndarray:
+        return self._bits
+
+    def is_complete(self, before: object) -> bool:
+        return False
+
+
+def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
+    """Law: what is not allowed goes with all behind it; each other node keeps its mark and its
+    confidence."""
+    tree = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], 4, "tree", frozenset({0, 3, 4}))
+    sure = msgspec.structs.replace(tree, confidences=[0.1, 0.2, 0.3, 0.4, 0.5])
+    kept = Proposal([10, 11, 12], [-1, 0, 1], 2, "tree", frozenset({0, 2}))
+    without = cast(Constraint, _Without(20))
+    assert trimmed(tree, without) == kept
+    expected = msgspec.structs.replace(kept, confidences=[0.1, 0.3, 0.5])
+    assert trimmed(sure, without) == expected
+    assert trimmed(sure, cast(Constraint, _Without(30))) is sure
 
 
 @pytest.mark.parametrize(
