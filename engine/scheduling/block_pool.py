@@ -24,8 +24,8 @@ _CLAIM_SHARE = 16  # one sequence keeps at most this fraction of the pool for it
 
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens; of these only `own`, where that is said, and
-    others are neither handed out nor counted. Writes `blocks`, `digests` and `num_published` of a
-    Sequence on the scheduler's behalf, and nothing else of it."""
+    others are neither handed out nor counted. Writes `blocks`, `digests`, `num_published` and
+    `num_draft_ready` of a Sequence on the scheduler's behalf, and nothing else of it."""
 
     def __init__(
         self,
@@ -117,11 +117,12 @@ class BlockPool:
         return bool(self._drafted[block])
 
     def mark_draft_ready(self, seq: Sequence, upto: int) -> None:
-        """The drafter's plane is valid for all positions of `seq` below `upto`."""
-        for index in range(min(upto // self.block_size, len(seq.blocks)) - 1, -1, -1):
-            if self._drafted[seq.blocks[index]]:
-                break
+        """The drafter's plane is valid for all positions of `seq` below `upto`. Looks once at each
+        block, since what a sequence holds and has marked stays marked."""
+        full = min(upto // self.block_size, len(seq.blocks))
+        for index in range(seq.num_draft_ready, full):
             self._drafted[seq.blocks[index]] = 1
+        seq.num_draft_ready = max(seq.num_draft_ready, full)
 
     def _digest_of(self, seq: Sequence, index: int) -> bytes:
         """Digest of full block `index`: of its parent's digest and its tokens; the first block's
@@ -172,7 +173,7 @@ class BlockPool:
         for block in reversed(seq.blocks):
             self._let_go(block)
         seq.blocks = []
-        seq.num_published = 0
+        seq.num_published = seq.num_draft_ready = 0
 
     def _let_go(self, block: int) -> None:
         self._refs[block] -= 1

@@ -29,6 +29,7 @@ class Sequence:
     num_draft_computed: int = 0  # the same for the drafter's plane
     blocks: list[int] = field(default_factory=list)  # block ids in order
     num_published: int = 0  # full blocks already offered to the prefix cache
+    num_draft_ready: int = 0  # full blocks already marked as filled in the drafter's plane
     digests: list[bytes] = field(default_factory=list)  # hash chain of the full blocks so far
     status: Status = "waiting"
     finish: FinishReason | None = None

@@ -204,6 +204,39 @@ def test_draft_ready_covers_full_blocks_only(upto: int) -> None:
     assert [pool.draft_ready(b) for b in seq.blocks] == [upto >= 4, upto >= 8, False]
 
 
+def test_an_undrafted_block_before_a_drafted_one_is_marked_later() -> None:
+    """Bug: marking stopped at the first drafted block from the end. Of two equal prompts at once
+    the undrafted one publishes the first block and the drafted one the second; whoever drafted
+    behind both was told to compute the first again, and so was everybody after it."""
+    pool = pool_of(32)
+    undrafted = compute(pool, sequence("a", list(range(4))))
+    drafted = compute(pool, sequence("b", list(range(8))))
+    pool.mark_draft_ready(drafted, 8)
+    third = sequence("c", list(range(14)))
+    pool.adopt(third, pool.match(third))
+    assert third.blocks == [undrafted.blocks[0], drafted.blocks[1]]
+    assert [pool.draft_ready(b) for b in third.blocks] == [False, True]
+    compute(pool, third)
+    for upto in (8, 12, 14):
+        pool.mark_draft_ready(third, upto)
+        assert all(pool.draft_ready(b) for b in third.blocks[: upto // SIZE])
+    pool.release(third)
+    again = sequence("d", list(range(14)))
+    assert all(pool.draft_ready(b) for b in pool.match(again))
+
+
+def test_a_sequence_that_returns_marks_its_new_blocks() -> None:
+    """Preempted and admitted again, it holds other blocks than those that it marked."""
+    pool = pool_of(32, prefix_caching=False)
+    seq = compute(pool, sequence("a", list(range(9))))
+    pool.mark_draft_ready(seq, 8)
+    pool.release(seq)
+    compute(pool, seq)
+    assert not any(pool.draft_ready(b) for b in seq.blocks)
+    pool.mark_draft_ready(seq, 8)
+    assert [pool.draft_ready(b) for b in seq.blocks] == [True, True, False]
+
+
 def test_a_reused_block_is_not_draft_ready() -> None:
     """A stale flag would feed the drafter another sequence's keys."""
     pool = pool_of(2)
