@@ -7,15 +7,43 @@ import json
 import re
 import socket
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 import uvicorn
+from packaging.requirements import Requirement
+from packaging.version import Version
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server import connection
 from server.connection import Connection
 from tests.support.fake_client import FakeClient, make_ready
 from tests.support.serving import MODEL, Served, serve
+
+
+def test_only_versions_of_uvicorn_whose_internals_are_known_are_installed() -> None:
+    """`Connection` extends uvicorn's protocol and reads its cycle, which no version promises."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    needed = (Requirement(line) for line in project["project"]["dependencies"])
+    [wanted] = [requirement.specifier for requirement in needed if requirement.name == "uvicorn"]
+    major, minor, *_ = Version(uvicorn.__version__).release
+    assert wanted.contains(uvicorn.__version__)
+    assert not wanted.contains(f"{major}.{minor + 1}.0")
+    cycle = set(RequestResponseCycle.__init__.__code__.co_names)
+    assert cycle >= {
+        "scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "more_body",
+        "response_started", "response_complete", "chunked_encoding", "expected_content_length",
+    }  # fmt: skip
+    assert set(vars(HttpToolsProtocol)) >= {
+        "connection_made", "connection_lost", "data_received", "on_headers_complete", "on_body",
+        "on_message_complete", "on_response_complete", "send_400_response", "_start_asgi_task",
+        "_unset_keepalive_if_required", "timeout_keep_alive_handler",
+    }  # fmt: skip
+    assert set(HttpToolsProtocol.__init__.__code__.co_names) >= {
+        "parser", "headers", "pipeline", "cycle", "flow", "transport", "loop", "logger",
+    }  # fmt: skip
 
 
 class Hasty(Connection):
