@@ -22,7 +22,8 @@ SHIFTED = np.float32(1e-6)  # per unit of the logits: several roundings in float
 INFINITE, REMOVED_BITS = np.int32(0x7F800000), np.int32(-0x800000)  # bits of the infinities
 BOTTOM, TOP = np.int32(-(2**31)), np.int32(2**31 - 1)
 
-_FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # as in noise
+# The factors of noise.
+_FIRST, _SECOND, _THIRD = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0x31848BAB)
 
 
 def _cast(source: Any, target: Any, kind: Any) -> Any:
@@ -76,8 +77,9 @@ def mixed(word: Any, low: Any, high: Any) -> Any:
     """noise._hash of one token: 0 .. 2**31-1, and the smaller, the larger the noise. `word`: its
     own, see noise._token_words; `low` and `high`: the halves of its row's key."""
     x = np.uint32(np.uint32(word ^ low) * _FIRST)
-    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(15))) ^ high)
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(19))) ^ high)
     x = np.uint32(x * _SECOND)
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(11))) * _THIRD)
     return np.int32(x ^ np.uint32(np.int32(np.int32(x) >> np.int32(16))))
 
 

@@ -26,7 +26,7 @@ _CACHE_ROWS = 512
 _CACHE_BYTES = 64 * 2**20
 _SILENT = 0  # slot of the row without noise
 _MASK64 = 2**64 - 1
-_FIRST_FACTOR, _SECOND_FACTOR = 0x7FEB352D, 0x846CA68B
+_FIRST_FACTOR, _SECOND_FACTOR, _THIRD_FACTOR = 0x7FEB352D, 0x846CA68B, 0x31848BAB
 _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
 
 
@@ -154,16 +154,20 @@ def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """[rows, vocab] int32, uniform on 0 .. 2**31-1, from the halves of the rows' keys, [rows, 1]
     int32 on the same device.
 
-    Two multiply-and-fold rounds (the constants of Wellons' lowbias32) over a token word that is
-    mixed already, with half of the row's 64-bit key before each. An arithmetic right shift copies
-    the sign, so the first fold masks the copies away; the last one lets them cancel the sign, which
-    maps two words onto each of the 2**31 results: still uniform.
+    Three multiply-and-fold rounds (the factors of Wellons' lowbias32, then one of his triple32)
+    over a token word that is mixed already, with half of the row's 64-bit key before the first and
+    the second. Multiplying spreads a difference upwards only, so words that differ in high bits
+    alone need the third round. The shifts of 19 and 11 make such pairs as independent as others.
+    An arithmetic right shift copies the sign, so the first folds mask the copies away; the last one
+    lets them cancel the sign, which maps two words onto each of the 2**31 results: still uniform.
     """
     x = token_words.bitwise_xor(low)
     x.mul_(_FIRST_FACTOR)
-    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+    x.bitwise_xor_((x >> 19).bitwise_and_(0x1FFF))
     x.bitwise_xor_(high)
     x.mul_(_SECOND_FACTOR - 2**32)
+    x.bitwise_xor_((x >> 11).bitwise_and_(0x1FFFFF))
+    x.mul_(_THIRD_FACTOR)
     return x.bitwise_xor_(x >> 16)
 
 
@@ -172,10 +176,13 @@ def _hash_on_host(keys: Seq[Key], token_words: npt.NDArray[np.uint32]) -> npt.ND
     low, high = key_columns(keys)
     x = token_words ^ low
     x *= np.uint32(_FIRST_FACTOR)
-    folded = x >> np.uint32(15)
+    folded = x >> np.uint32(19)
     x ^= folded
     x ^= high
     x *= np.uint32(_SECOND_FACTOR)
+    np.right_shift(x, np.uint32(11), out=folded)
+    x ^= folded
+    x *= np.uint32(_THIRD_FACTOR)
     np.right_shift(x.view(np.int32), np.int32(16), out=folded.view(np.int32))
     x ^= folded
     return x

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine.sampling import noise as keyed
-from engine.sampling.noise import Key, KeyedNoise, gumbel_of, gumbel_on_host, row_key
+from engine.sampling.noise import Key, KeyedNoise, gumbel_of, gumbel_on_host, row_key, words_of
 from tests.support.reference_noise import gumbel
 
 VOCAB = 4096
@@ -150,3 +150,63 @@ def test_the_cache_never_shows(num_cached: int) -> None:
             alone = KeyedNoise(33).rows([key])[0]
             assert torch.equal(row, alone)
             assert bool(row.any()) == (key is not None)
+
+
+def close_pairs(vocab_size: int) -> np.ndarray:
+    """[n, 2] ids: all pairs whose token words differ in one or two bits, or only in the highest
+    four. Words that differ in two bits at most agree in one of three parts of the word, and so do
+    those of the second kind (in the lowest), so only pairs within such a group are looked at."""
+    words = words_of(vocab_size)
+    found = []
+    for part in (0x7FF, 0x7FF << 11, 0x3FF << 22):
+        order = np.argsort(words & np.uint32(part), kind="stable")
+        grouped = (words & np.uint32(part))[order]
+        for lag in range(1, vocab_size):
+            first = np.flatnonzero(grouped[lag:] == grouped[:-lag])
+            if not len(first):
+                break
+            pair = np.stack([order[first], order[first + lag]], axis=1)
+            change = words[pair[:, 0]] ^ words[pair[:, 1]]
+            rest = change & (change - np.uint32(1))  # without its lowest bit
+            few = (rest & (rest - np.uint32(1))) == 0
+            found.append(pair[few | (change & np.uint32(0x0FFFFFFF) == 0)])
+    return np.unique(np.sort(np.concatenate(found), axis=1), axis=0)
+
+
+def noise_of_pairs(pairs: np.ndarray, keys: list[Key]) -> tuple[np.ndarray, np.ndarray]:
+    """[keys, pairs] each."""
+    words = words_of(int(pairs.max()) + 1)
+    first, second = (
+        gumbel_on_host(keyed._hash_on_host(keys, words[ids])).double().numpy() for ids in pairs.T
+    )
+    return first, second
+
+
+@pytest.mark.parametrize("vocab_size", [128_256, 151_936, 262_144])
+def test_tokens_whose_words_hardly_differ_are_independent(vocab_size: int) -> None:
+    """Bug: two rounds left words tied that differ in high bits only. Each pair's correlation, and a
+    law of 0.9 to 0.1 over each pair (false alarm: 2e-9 each, 3e-5 in all)."""
+    keys = [(seed, 5) for seed in range(2000)]
+    pairs = close_pairs(vocab_size)
+    assert len(pairs) > vocab_size**2 / 2**33 * 400  # 528 changes of one or two bits
+    for some in np.array_split(pairs, 8):
+        first, second = noise_of_pairs(some, keys)
+        product = ((first - EULER_GAMMA) * (second - EULER_GAMMA)).mean(0) / GUMBEL_VARIANCE
+        assert np.abs(product).max() < SIGMAS / math.sqrt(len(keys))
+        wins = (first + math.log(9) > second).mean(0)
+        assert np.abs(wins - 0.9).max() < SIGMAS * math.sqrt(0.09 / len(keys))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+def test_laws_over_pairs_that_differ_in_the_highest_bits(share: float) -> None:
+    """All such pairs of the largest vocabulary, many keys (false alarm: 2e-9 each)."""
+    pairs = close_pairs(262_144)
+    words = words_of(262_144)
+    change = words[pairs[:, 0]] ^ words[pairs[:, 1]]
+    highest = pairs[change & np.uint32(0x1FFFFFFF) == 0]
+    assert [11773, 110876] in highest.tolist()
+    keys = [(7, position) for position in range(30_000)]
+    first, second = noise_of_pairs(highest, keys)
+    wins = (first + math.log(share / (1 - share)) > second).mean(0)
+    bound = SIGMAS * math.sqrt(share * (1 - share) / len(keys))
+    assert np.abs(wins - share).max() < bound

@@ -1,8 +1,8 @@
 """The keyed Gumbel noise, written again from its definition in plain integers and float64.
 
 A row's 64-bit key is SplitMix64(SplitMix64(seed) xor position). A token's 32-bit word is
-lowbias32(id * 0x9E3779B1 + 0x85EBCA77). Two multiply-and-fold rounds join the two halves of the key
-with the word; 31 bits of the result are the uniform u, and the noise is -log(-log(1 - u)).
+lowbias32(id * 0x9E3779B1 + 0x85EBCA77). Three multiply-and-fold rounds join the two halves of the
+key with the word; 31 bits of the result are the uniform u, and the noise is -log(-log(1 - u)).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def token_word(token: int) -> int:
 def uniform(seed: int, position: int, token: int) -> float:
     key = splitmix64(splitmix64(seed) ^ position)
     x = ((token_word(token) ^ (key & M32)) * 0x7FEB352D) & M32
-    x = ((x ^ (x >> 15)) ^ (key >> 32)) * 0x846CA68B & M32
+    x = ((x ^ (x >> 19)) ^ (key >> 32)) * 0x846CA68B & M32
+    x = ((x ^ (x >> 11)) * 0x31848BAB) & M32
     # The last fold copies the sign into the upper half, then the sign itself is dropped.
     x = (x ^ (x >> 16) ^ (0xFFFF0000 if x >> 31 else 0)) & 0x7FFFFFFF
     return x * 2.0**-31 + 2.0**-32
