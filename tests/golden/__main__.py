@@ -1,0 +1,43 @@
+"""`python -m tests.golden record` writes what servers reply to the requests, `check` compares.
+
+Both ask a server of each configuration, which must all reply the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from tests.golden.replay import CONFIGURATIONS, TEXTS, differences, replay
+from tests.golden.requests import requests
+
+SERVERS = 2  # at a time
+
+
+def main(command: str) -> int:
+    """1 where anything differs; then nothing is recorded."""
+    began, asked, differing = time.monotonic(), requests(), set()
+    with ThreadPoolExecutor(SERVERS) as pool:
+        told = list(pool.map(partial(replay, asked=asked), CONFIGURATIONS))
+    expected: list[Any] = told[-1] if command == "record" else json.loads(TEXTS.read_text("utf-8"))
+    for configuration, replies in zip(CONFIGURATIONS, told, strict=True):
+        for i, (recorded, reply) in enumerate(zip(expected, replies, strict=True)):
+            if found := list(differences(recorded, reply)):
+                differing.add(i)
+                print(f"{configuration}, request {i}, {asked[i]}:", *found[:5], sep="\n  ")
+    if command == "record" and not differing:
+        lines = [json.dumps(reply, separators=(",", ":")) for reply in expected]
+        TEXTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
+    equal = f"{len(asked) - len(differing)} of {len(asked)} equal"
+    print(f"{equal} in {time.monotonic() - began:.0f} s by {', '.join(CONFIGURATIONS)}")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in (["record"], ["check"]):
+        sys.exit("usage: python -m tests.golden record|check")
+    sys.exit(main(sys.argv[1]))

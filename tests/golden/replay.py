@@ -1,0 +1,125 @@
+"""Requests to a whole server in a child process, and what of its replies must never change.
+
+Nothing of the server's code is imported, so that this outlives any change of its inside.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.golden.requests import RESPONSES, Request
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+TEXTS = CHECKOUT / "tests/golden/texts.json"  # the record: a reply a line
+COMMON = ("target.dtype=float32", "device=cpu", "threads=1", "server.log_level=error")
+CONFIGURATIONS = {
+    "adaptive": "speculation.controller.k_max=8",
+    "fixed": "speculation.controller.k=4",
+    "ngram": "speculation.proposer.kind=ngram",
+    "none": "speculation.proposer.kind=none",
+}
+WITHOUT_DRAFT = {"ngram", "none"}  # these servers refuse what `speculation` asks for here
+CONCURRENCY = 8  # requests at a time
+TOLERANCE = 2e-3  # of log-probabilities, which are rounded to three digits
+
+# What differs from reply to reply, names the product, or tells of the proposers.
+LEFT_OUT = frozenset({
+    "id", "call_id", "object", "created", "model", "system_fingerprint", "speculation", "source",
+    "bytes", "prompt_tokens_details", "completion_tokens_details", "input_tokens_details",
+    "output_tokens_details", "created_at", "completed_at",
+})  # fmt: skip
+INDEXED = ("choices", "tool_calls")  # lists of a stream whose items say where they belong
+PIECES = ("text", "content", "arguments")  # strings of a stream that come in parts
+
+
+def replay(configuration: str, asked: Sequence[Request]) -> list[Any]:
+    """What a server of this checkout says, request by request; RuntimeError where it says no."""
+    settings = (*COMMON, CONFIGURATIONS[configuration])
+    options = [word for setting in settings for word in ("--set", setting)]
+    command = (sys.executable, "-m", "server", "serve", "--port", "0", *options)
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            _, at, url = process.stdout.readline().partition(" at ")
+            if not at:
+                raise RuntimeError(f"the server ({configuration}) did not start")
+            left_out = {"speculation"} if configuration in WITHOUT_DRAFT else set()
+            return _ask_all(url.strip().removesuffix("/v1"), asked, left_out)
+        finally:
+            process.terminate()
+
+
+def _ask_all(url: str, asked: Sequence[Request], left_out: set[str]) -> list[Any]:
+    with httpx.Client(base_url=url, timeout=300) as http, ThreadPoolExecutor(CONCURRENCY) as pool:
+        model = http.get("/v1/models").json()["data"][0]["id"]
+
+        def ask(request: Request) -> Any:
+            route, fields = request
+            body = {name: said for name, said in fields.items() if name not in left_out}
+            reply = http.post(route, json={**body, "model": model})
+            if reply.status_code != 200:
+                raise RuntimeError(f"{route} {body}: {reply.text}")
+            return _kept(_whole(route, reply.text) if "stream" in body else reply.json())
+
+        return list(pool.map(ask, asked))
+
+
+def _whole(route: str, stream: str) -> dict[str, Any]:
+    """What the events of a stream add up to, however it was cut into them."""
+    lines = [line.removeprefix("data: ") for line in stream.split("\n") if line[:6] == "data: "]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    if route == RESPONSES:
+        deltas = [event["delta"] for event in events if event["type"].endswith(".delta")]
+        return {**events[-1]["response"], "streamed": "".join(deltas)}
+    if lines[-1] != "[DONE]":
+        raise RuntimeError(f"{route}: the stream broke off: {lines[-1]}")
+    whole: dict[str, Any] = {}
+    for event in events:
+        _add(whole, event)
+    return whole
+
+
+def _add(whole: dict[str, Any], event: dict[str, Any]) -> None:
+    """Add a chunk to those before it."""
+    for name, said in event.items():
+        if isinstance(said, dict):
+            _add(whole.setdefault(name, {}), said)
+        elif name in INDEXED and isinstance(said, list):
+            for part in said:
+                _add(whole.setdefault(name, {}).setdefault(str(part["index"]), {}), part)
+        elif said and (isinstance(said, list) or name in PIECES):
+            whole[name] = whole[name] + said if name in whole else said
+        elif said or said == 0:  # neither null nor empty
+            whole[name] = said
+
+
+def _kept(told: Any) -> Any:
+    if isinstance(told, dict):
+        # A number may be of a token that reads like one of these names.
+        names = [n for n in told if n not in LEFT_OUT or isinstance(told[n], float)]
+        return {name: _kept(told[name]) for name in names}
+    if isinstance(told, list):
+        return [_kept(item) for item in told]
+    return round(told, 3) if isinstance(told, float) else told
+
+
+def differences(recorded: Any, found: Any, path: str = "") -> Iterator[str]:
+    """Where the two differ, each with both values."""
+    if isinstance(recorded, list) and isinstance(found, list):
+        recorded, found = dict(enumerate(recorded)), dict(enumerate(found))
+    if isinstance(recorded, dict) and isinstance(found, dict) and recorded.keys() == found.keys():
+        for name in recorded:
+            yield from differences(recorded[name], found[name], f"{path}.{name}")
+    elif isinstance(recorded, float) and isinstance(found, float):
+        if abs(recorded - found) > TOLERANCE:
+            yield f"{path}: {recorded}, now {found}"
+    elif recorded != found:
+        yield f"{path}: {recorded!r}, now {found!r}"
