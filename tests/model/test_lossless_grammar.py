@@ -91,7 +91,7 @@ FIELDS: dict[str, SamplingParams] = {
     ),
     "calls": SamplingParams(seed=19, max_tokens=LENGTH, grammar=REQUIRED),
     "calls if it likes": SamplingParams(
-        seed=21, max_tokens=LENGTH, grammar=ALLOWED, logit_bias={2: 2.0}
+        seed=27, max_tokens=LENGTH, grammar=ALLOWED, logit_bias={2: 2.0}
     ),
     "short": SamplingParams(seed=16, max_tokens=3, grammar=SCHEMA),
     "plain": SamplingParams(seed=17, max_tokens=LENGTH),
