@@ -45,7 +45,7 @@ no second model: the built-in draft fits the built-in target only.
 Any key of the configuration can be given as --set key=value (TOML values; bare words are strings)
 or as an environment variable: FOREDRAFT__SERVER__API_KEY=... is safer than --api-key, which other
 users of the machine can see. --set wins over the other options, these over the environment, that
-over CONFIG.toml. The table of all keys is in README.md.
+over CONFIG.toml. The table of all keys is in docs/operations.md.
 """
 
 

@@ -1,4 +1,4 @@
-"""README's configuration table, made from the classes (`python -m server.config_table`)."""
+"""The configuration table of docs/operations.md (`python -m server.config_table`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every request field of the endpoints, and what this server does with it.
 
 This table is the only place that says so: requests are checked against it, error sentences quote
-its `allowed` column, README's table is its rendering (`python -m server.api.fields`), so is
+its `allowed` column, docs/api.md renders it (`python -m server.api.fields`), so does
 /v1/capabilities, and tests walk it row by row. A field that is not in it is unknown and refused by
 name. Fields of one name that differ between endpoints have a row each.
 """
@@ -270,7 +270,7 @@ TABLES: tuple[tuple[Endpoint, ...], ...] = (
 
 
 def markdown() -> str:
-    """README's tables: one line per field."""
+    """The documents' tables: one line per field."""
     return "\n\n".join(map(_table, TABLES))
 
 

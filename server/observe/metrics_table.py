@@ -1,4 +1,5 @@
-"""The metrics by name: the only place where one is declared; README's table is its rendering."""
+"""The metrics by name: the only place where one is declared; the table in docs/operations.md is its
+rendering."""
 
 from __future__ import annotations
 
@@ -207,7 +208,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def markdown() -> str:
-    """README's table: one line per metric."""
+    """The documents' table: one line per metric."""
     head = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     rows = [
         f"| `foredraft_{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)}"

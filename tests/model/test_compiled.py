@@ -244,7 +244,7 @@ def test_weights_that_bfloat16_would_change_are_not_compiled(tmp_path: Path) -> 
 
 
 def test_a_target_is_not_compiled(tmp_path: Path) -> None:
-    """Law: a target's numbers are the ones transformers' own operations give, see engine/README."""
+    """Law: a target's numbers are the ones transformers' own operations give."""
     loaded = load(tmp_path, role="target")
     assert loaded.compiled is None
     assert compiled_decoder(loaded.model, positions=256) is not None

@@ -17,7 +17,7 @@ from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.process.served import serving
-from tests.support.readme import section
+from tests.support.documents import section
 from tests.support.tools import accumulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -14,7 +14,7 @@ import pytest
 from engine.lab.plan.__main__ import main
 from engine.lab.plan.device import DEVICES
 from engine.lab.plan.presets import PRESETS
-from tests.support.readme import section
+from tests.support.documents import section
 
 PAIR = ["--target", "llama-3.1-70b", "--draft", "llama-3.2-1b"]
 ON_FOUR = [*PAIR, "--device", "h100-sxm", "--devices", "4"]
@@ -214,8 +214,8 @@ def test_a_pipe_is_refused_and_not_waited_for(
     assert "config.json is no regular file" in said
 
 
-def test_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: below the README's commands stands what they print: all, or what `head` leaves of it."""
+def test_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: docs/measuring.md shows what its commands print: all, or what `head` leaves."""
     consoles = re.findall(r"^```console\n\$ (.*)\n([^`]*)^```$", section("plan"), re.MULTILINE)
     assert len(consoles) == 2
     for command, output in consoles:

@@ -1,4 +1,4 @@
-"""README's Python runs as it stands, against the built-in pair; so does a Response of it."""
+"""The documents' Python runs as it stands, against the built-in pair; so does a Response of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.process.served import Server, serving
-from tests.support.readme import section
+from tests.support.documents import section
 from tests.support.response_law import told
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

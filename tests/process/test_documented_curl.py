@@ -1,4 +1,4 @@
-"""README's curl commands as they stand, against the built-in pair: each gets its reply."""
+"""The documents' curl commands as they stand, against the built-in pair: each gets its reply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from tests.process.served import ROOT, serving
+from tests.process.served import serving
+from tests.support.documents import PAGES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,11 +23,11 @@ COMMAND = re.compile(
 )
 
 
-def test_every_curl_of_the_readme_is_answered() -> None:
-    """Law: what the README shows works, predictions and provenance included."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = COMMAND.findall(readme)
-    assert len(found) == len(re.findall(r"^\$ curl ", readme, re.M))
+def test_every_curl_of_the_documents_is_answered() -> None:
+    """Law: what README and docs show works, predictions and provenance included."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    found = COMMAND.findall(text)
+    assert len(found) == len(re.findall(r"^\$ curl ", text, re.M))
 
     async def scenario() -> None:
         async with serving(DEMO, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
