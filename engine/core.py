@@ -27,9 +27,9 @@ from engine.messages import (
     Submit,
     proposers_of,
 )
+from engine.model.draws import build_draws
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
-from engine.sampling.draws import build_draws
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
 from engine.scheduling.block_pool import BlockPool

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import KVPlane, Span
+from engine.attention.interface import KVPlane, Span, scrap_span
 from engine.attention.spans import slots_of, visible
 
 WORKSPACE = 128 << 20  # bytes, as the library recommends
@@ -223,11 +223,6 @@ class Table:
             q_data_type=variant.dtype,
             kv_data_type=variant.dtype,
         )
-
-
-def scrap_span(row: int, length: int, scrap: int, block_size: int) -> Span:
-    """Rows that fill up a graph: a sequence of their own, all of it in the scrap block."""
-    return Span(row, length, 0, [scrap] * -(-length // block_size))
 
 
 def _ends(lengths: Sequence[int]) -> Tensor:

@@ -73,6 +73,11 @@ class Span:
         return self.start + self.length
 
 
+def scrap_span(row: int, length: int, scrap: int, block_size: int) -> Span:
+    """Rows that fill up a graph: a sequence of their own, all of it in the scrap block."""
+    return Span(row, length, 0, [scrap] * -(-length // block_size))
+
+
 class KVPlane(Protocol):
     """One model's keys and values. `stacks[s]` is a pair of `[layers, kv_heads, slots, dim]` for
     the layers of one shape; `where[layer]` is (s, index within the stack)."""

@@ -33,27 +33,19 @@ from engine.cpu import kernels_attention, kernels_codes
 from engine.cpu.block_tables import BlockTables
 from engine.cpu.fused import SHORTEST_TABLE, is_plain, signed_angles
 from engine.cpu.jit import HAS_TILES
-from engine.cpu.kernels_noise import NOT_FINITE
 from engine.cpu.panels import is_exact
 from engine.cpu.vectors import multiplies_pairs
 from engine.cpu.weights import SMALL, Floats, head_dim, inputs_of, packed_weights
 from engine.messages import SamplingParams
-from engine.model.batch import Segment, is_chain
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed
-from engine.sampling.plain import Plain, plain_of
+from engine.sampling.plain import NOT_FINITE, Plain, plain_of
+from engine.scheduling.segment import Segment, Start, is_chain
 
 MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
 MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model's prompts faster
 LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyond, torch is as fast
 LONGEST = 1 << 17  # positions whose angles are kept in a table
-
-
-class Start(NamedTuple):
-    """Where a sequence's next token will stand, and the blocks that hold it and what follows."""
-
-    blocks: Sequence[int]
-    position: int
 
 
 class Memory(NamedTuple):

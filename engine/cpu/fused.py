@@ -6,7 +6,7 @@ another, the rotation acts on query and key at once and takes its angles from a 
 stay `[rows, hidden]`. The parameters of the model become views of the packed ones, so nothing but
 a small output embedding is held twice.
 
-Models too small for `(W x')'` (see `engine.model.layers`) are drafts: between two of their forwards
+Models too small for `(W x')'` (see `engine.cpu.layers`) are drafts: between two of their forwards
 a larger target has swept the caches. `x W'` with W' laid out by rows reads it in order then: an
 output embedding of 4096 x 256 took 0.11 to 0.15 ms so, 0.39 to 0.45 ms as `linear`, one thread.
 Whether it computes what the model computes is not assumed: `choose_call` compares, and the proof at
@@ -25,7 +25,7 @@ from torch.nn.functional import linear, silu
 
 from engine.attention.interface import PreparedAttention
 from engine.cpu.few_rows import FewRows, Shape
-from engine.model.layers import FLIPPED_ROWS, flipped_product
+from engine.cpu.layers import FLIPPED_ROWS, flipped_product
 
 LARGEST_TURNED_HEAD = 1 << 26  # bytes; heads up to here are also held as [in, out]
 FAMILIES = frozenset({"llama", "mistral"})

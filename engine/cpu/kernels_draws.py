@@ -23,11 +23,9 @@ from engine.cpu.kernels_noise import (
     CLOSE,
     INFINITE,
     MOST_SURE,
-    NOT_FINITE,
     REMOVED_BITS,
     SHIFTED,
     TOP,
-    UNSURE,
     bits_of,
     double_of,
     float_of,
@@ -37,6 +35,7 @@ from engine.cpu.kernels_noise import (
     ordered,
     value,
 )
+from engine.sampling.plain import NOT_FINITE, UNSURE
 
 _DEPTH = 16  # tokens of a group
 _UNSIGNED = np.int32(0x7FFFFFFF)

@@ -15,7 +15,6 @@ from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
 
-NOT_FINITE, UNSURE = -1, -2  # in place of a token
 MOST_SURE = np.float32(99)  # as sampler's
 CLOSE = np.float32(1e-4)  # more than noise can differ: it is below 23, its relative error 1e-6
 SHIFTED = np.float32(1e-6)  # per unit of the logits: several roundings in float32

@@ -9,24 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.attention.interface import Span
-
-
-class Segment(NamedTuple):
-    """One sequence's part of one forward: `tokens` at KV indices `start ..`, in the block table
-    `blocks`. The last `num_logits` rows meet the LM head. The trailing `len(tail_parents)` tokens
-    are tree nodes (parent -1: the last token before the tail); None: a chain."""
-
-    tokens: Sequence[int]
-    start: int
-    blocks: Sequence[int]
-    num_logits: int
-    tail_parents: Sequence[int] | None = None
+from engine.scheduling.segment import Segment, ancestors_of, is_chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +24,6 @@ class Unseen:
 
     rows: list[int]
     ids: Tensor
-
-
-def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
-    """The nodes above each node, nearest last; parents precede their children."""
-    above: list[list[int]] = []
-    for node, parent in enumerate(parents):
-        assert -1 <= parent < node
-        above.append([] if parent < 0 else [*above[parent], parent])
-    return above
-
-
-def is_chain(parents: Sequence[int] | None) -> bool:
-    return parents is None or list(parents) == list(range(-1, len(parents) - 1))
 
 
 @dataclass(frozen=True, slots=True)

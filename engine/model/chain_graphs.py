@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import Span
-from engine.cpu.decoder import Start
 from engine.model.call import Call
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.sampler import best_and_lead
 from engine.scheduling.memory import buckets
+from engine.scheduling.segment import Start
 
 MOST_CHAINS = 16  # graphs of chains; the one that was used longest ago makes room
 MOST_SEQUENCES = 64

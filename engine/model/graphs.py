@@ -19,8 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from engine.attention.flashinfer import scrap_span
-from engine.attention.interface import KVPlane, PreparedAttention, Span
+from engine.attention.interface import KVPlane, PreparedAttention, Span, scrap_span
 from engine.model.batch import Batch
 from engine.model.call import Call
 from engine.scheduling.memory import buckets

@@ -20,10 +20,10 @@ from torch import Tensor
 from engine.attention.interface import register
 from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Role, folder_of
 from engine.cpu.decoder import compiled_decoder
+from engine.cpu.layers import exchange_layers
 from engine.cpu.packed import packed_decoder
 from engine.errors import ModelError
 from engine.model.call import choose_call
-from engine.model.layers import exchange_layers
 from engine.model.llama import read_llama
 from engine.model.loaded import LoadedModel
 from engine.model.model_config import length_limit, read_config, refuse_unservable

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.choice import choose_backend
 from engine.attention.interface import (
     NAME,
     AttentionBackend,
@@ -25,9 +24,11 @@ from engine.attention.interface import (
 )
 from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError
-from engine.model.batch import Batch, Segment
+from engine.model.attention_choice import choose_backend
+from engine.model.batch import Batch
 from engine.model.call import Call
 from engine.model.kv_cache import KVCache, Plane
+from engine.scheduling.segment import Segment
 
 # Largest difference of logits, in units of the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.choice import choose_backend
 from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
-from engine.cpu.decoder import MOST_ROWS, Memory, Start
+from engine.cpu.decoder import MOST_ROWS, Memory
 from engine.cpu.weights import Floats
-from engine.model.batch import Batch, Segment, Unseen
+from engine.model.attention_choice import choose_backend
+from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import ChainGraphs, Found, read_chains
 from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
 from engine.model.kv_cache import KVCache
@@ -29,6 +29,7 @@ from engine.model.timing import DeviceTimer, HostTimer, Timer
 from engine.sampling.noise import Key
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
+from engine.scheduling.segment import Segment, Start
 
 
 class ModelOutput:

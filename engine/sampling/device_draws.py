@@ -16,11 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels_noise import UNSURE
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.noise import gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.plain import Plain
-from engine.sampling.quick import Rows
+from engine.sampling.plain import UNSURE, Plain, Rows
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE, best_and_lead
 from engine.sampling.survivors import MOST, Bounds, survivors
 from engine.scheduling.sequence import Sequence

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from math import inf, log
 from struct import Struct
 from typing import NamedTuple
 
 from engine.messages import SamplingParams
+from engine.scheduling.sequence import Sequence
+
+NOT_FINITE, UNSURE = -1, -2  # in place of a drawn token
 
 _LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
 _PARTS, _WORDS = Struct("<Qfxxxxqdd"), Struct("<qixxxxqqq")
@@ -28,6 +32,18 @@ class Plain(NamedTuple):
     def is_filtered(self) -> bool:
         """At temperature 0 the most likely token is kept by every filter."""
         return self.scale > 0 and (self.top_k > 0 or self.top_p < 1 or self.floor > -inf)
+
+
+class Rows(NamedTuple):
+    """Neighbouring rows of logits of one sequence; the first of them predicts `position`, each one
+    more the next. `guesses` of these tokens, but for the last: behind the first that differs from
+    what is drawn nothing is asked for. Without any, all rows are."""
+
+    seq: Sequence
+    first: int
+    size: int
+    position: int
+    guesses: Seq[int] = ()
 
 
 def plain_of(params: SamplingParams) -> Plain:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
-from engine.sampling.draws import Draws
+from engine.model.draws import Draws
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_forwards import Runner

@@ -12,13 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.cpu.decoder import Start
-from engine.model.batch import Segment
 from engine.model.chain_graphs import Found
 from engine.model.runner import ModelOutput
 from engine.sampling.noise import Key
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
+from engine.scheduling.segment import Segment, Start
 from engine.speculation.drafts import Draft
 from engine.speculation.hindsight import rows_to_judge
 

@@ -26,13 +26,12 @@ import numpy as np
 from torch import Tensor
 
 from engine.model.chain_graphs import Found, read_chains
+from engine.model.draws import Draws
 from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.penalties import Penalties
-from engine.sampling.plain import Plain
-from engine.sampling.quick import Rows
+from engine.sampling.plain import Plain, Rows
 from engine.sampling.sampler import Sampler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from engine.cpu.decoder import Start
 from engine.sampling.noise import Key
 from engine.sampling.plain import Plain
 from engine.sampling.sampler import MOST_SURE, NOT_FINITE
+from engine.scheduling.segment import Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import Proposal, chain

@@ -14,12 +14,12 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from engine.cpu.draws import QuickDraws
+from engine.model.draws import Draws
 from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.draws import Draws
 from engine.sampling.noise import Key
-from engine.sampling.plain import Plain
-from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.plain import Plain, Rows
 from engine.sampling.sampler import Sampler
 from engine.scheduling.sequence import Sequence
 from engine.speculation.proposer import Agreement

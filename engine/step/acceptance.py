@@ -11,16 +11,16 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from engine.cpu.kernels_noise import UNSURE
+from engine.cpu.draws import QuickDraws
 from engine.messages import FinishReason, TokenLogprobs
-from engine.model.batch import Segment
+from engine.model.draws import Draws
 from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.draws import Draws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.plain import UNSURE, Rows
 from engine.sampling.sampler import token_logprobs
 from engine.scheduling.constraint import Constraint
+from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal

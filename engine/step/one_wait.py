@@ -15,12 +15,12 @@ forward.
 
 from __future__ import annotations
 
-from engine.cpu.kernels_noise import UNSURE
 from engine.messages import StepSeconds
-from engine.model.batch import Segment, Unseen
+from engine.model.batch import Unseen
 from engine.model.runner import ModelRunner
 from engine.sampling.device_draws import DeviceDraws, told_together, whole
-from engine.sampling.quick import Rows
+from engine.sampling.plain import UNSURE, Rows
+from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade

@@ -26,12 +26,11 @@ from engine.control.profile import (
     in_fours,
     telling,
 )
-from engine.cpu.decoder import Start
 from engine.messages import SamplingParams
-from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
 from engine.sampling.plain import plain_of
+from engine.scheduling.segment import Segment, Start
 
 TURNS, LEAST_TURNS = 4, 2  # of which the lower median tells: slow moments only take time
 SWEEPS_SECONDS = 0.02  # of a forward: what it reads is far more than caches hold

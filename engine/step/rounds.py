@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.messages import StepSeconds
+from engine.model.draws import Draws
 from engine.model.runner import ModelRunner
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.draws import Draws
 from engine.scheduling.step_plan import StepPlan
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.choice import choose_backend
-from engine.attention.flashinfer import scrap_span
-from engine.attention.interface import AttentionBackend, LayerShape, Span
+from engine.attention.interface import AttentionBackend, LayerShape, Span, scrap_span
 from engine.attention.sdpa import SdpaBackend
-from engine.model.batch import ancestors_of
+from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
+from engine.scheduling.segment import ancestors_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,11 +12,11 @@ import torch
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
-from engine.model.batch import Segment
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
+from engine.scheduling.segment import Segment
 from tests.support.reference import Reference
 
 pytestmark = [

@@ -11,7 +11,7 @@ from engine.messages import SamplingParams
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import KeyedNoise
-from engine.sampling.quick import Rows
+from engine.sampling.plain import Rows
 from engine.sampling.sampler import NOT_FINITE, Sampler, token_logprobs
 from engine.scheduling.sequence import Sequence
 

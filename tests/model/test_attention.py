@@ -11,13 +11,14 @@ from torch import Tensor
 from engine.attention.interface import LayerShape, Span
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
-from engine.model.batch import Batch, Segment, ancestors_of
+from engine.model.batch import Batch
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.llama import LlamaAttention
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment, ancestors_of
 from tests.support import tiny
 
 CPU = torch.device("cpu")

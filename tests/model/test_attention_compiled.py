@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.choice import choose_backend
 from engine.attention.interface import LayerShape, Span
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu.attention import MOST_THREADS, CompiledBackend
 from engine.cpu.vectors import multiplies_pairs
 from engine.errors import ConfigError
-from engine.model.batch import ancestors_of
+from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
+from engine.scheduling.segment import ancestors_of
 
 CPU = torch.device("cpu")
 SLOTS = 1920

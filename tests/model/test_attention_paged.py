@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.choice import choose_backend, without_flashinfer
-from engine.attention.flashinfer import FlashInferBackend, scrap_span
+from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import FlexBackend
-from engine.attention.interface import AttentionBackend, LayerShape, Span
+from engine.attention.interface import AttentionBackend, LayerShape, Span, scrap_span
 from engine.attention.pages import TILE, Pages
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import fresh_slots, visible
@@ -21,8 +20,9 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
-from engine.model.batch import ancestors_of
+from engine.model.attention_choice import choose_backend, without_flashinfer
 from engine.model.kv_cache import Plane
+from engine.scheduling.segment import ancestors_of
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.reference import Reference
 
@@ -237,9 +237,9 @@ def test_an_engine_on_flex_writes_the_reference_text(
 def test_flashinfer_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: on CUDA, what its kernels cannot do is said before it is asked to."""
     cuda, wide = torch.device("cuda"), [LayerShape(0, 2, 128, 128)]
-    monkeypatch.setattr("engine.attention.choice.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.model.attention_choice.find_spec", lambda name: None)
     assert "not installed" in str(without_flashinfer(cuda, torch.bfloat16, wide))
-    monkeypatch.setattr("engine.attention.choice.find_spec", lambda name: object())
+    monkeypatch.setattr("engine.model.attention_choice.find_spec", lambda name: object())
     assert without_flashinfer(cuda, torch.bfloat16, wide) is None
     assert "heads of 64" in str(without_flashinfer(cuda, torch.bfloat16, LAYER))
     assert "float16 and bfloat16" in str(without_flashinfer(cuda, torch.float32, wide))

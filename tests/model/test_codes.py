@@ -16,11 +16,11 @@ from engine.config import DraftModelConfig, DraftQuantizationName
 from engine.cpu.kernels_codes import pack, product_of_codes, suits
 from engine.cpu.kernels_streams import PANEL
 from engine.cpu.vectors import multiplies_pairs
-from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
 from tests.support import tiny
 
 needs_codes = pytest.mark.skipif(

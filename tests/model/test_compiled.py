@@ -16,13 +16,13 @@ from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, compiled_decoder
 from engine.cpu.kernels import product
 from engine.cpu.panels import PANEL, is_exact, pack, padded
 from engine.messages import SamplingParams
-from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.sampler import Sampler
+from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.draft_forwards import Runner

@@ -21,12 +21,13 @@ from engine.cpu.kernels_decoder import FEW, MANY
 from engine.cpu.kernels_gate import gate
 from engine.cpu.vectors import multiplies_pairs
 from engine.model import loader
-from engine.model.batch import Batch, Segment
+from engine.model.batch import Batch
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
 from tests.support import tiny
 
 pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")

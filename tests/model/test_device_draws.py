@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
+from engine.model.draws import build_draws
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.draws import build_draws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.plain import Rows
 from engine.sampling.sampler import Sampler
 from engine.sampling.survivors import MOST
 from engine.scheduling.sequence import Sequence

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from engine.cpu.kernels_noise import UNSURE
+from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
 from engine.model.runner import ModelOutput
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.quick import QuickDraws
+from engine.sampling.plain import UNSURE
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal

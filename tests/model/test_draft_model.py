@@ -12,12 +12,12 @@ import torch
 
 from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
 from engine.messages import SamplingParams
-from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.sampler import Sampler
+from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.build import build_proposer

@@ -12,9 +12,9 @@ from engine.control.controller import FixedK, Load
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
-from engine.model.batch import Segment
 from engine.model.pair import Pair, load_pair
 from engine.model.runner import ModelOutput
+from engine.scheduling.segment import Segment
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
 from tests.support import tiny
 
 PROMPT = [1, 9, 40, 77, 12, 5, 33, 64, 100, 3]

@@ -15,9 +15,7 @@ from engine.attention.flex import FlexBackend
 from engine.attention.interface import AttentionBackend
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.cpu.decoder import Start
 from engine.messages import SamplingParams, StepSeconds, Submit
-from engine.model.batch import Segment
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
@@ -27,6 +25,7 @@ from engine.model.runner import Graphs, ModelRunner
 from engine.model.timing import DeviceTimer
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, KeyedNoise
+from engine.scheduling.segment import Segment, Start
 from engine.step.metrics import settle
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again

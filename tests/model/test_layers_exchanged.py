@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.model.layers import (
+from engine.cpu.layers import (
     FLIPPED_ROWS,
     FusedRMSNorm,
     SmallBatchLinear,
@@ -59,7 +59,7 @@ def test_only_large_models_get_other_products(monkeypatch: pytest.MonkeyPatch) -
     """Law: by size alone, so that a restart computes the same bits; bfloat16 is left alone."""
     small, large, half = tiny.llama(), tiny.llama(), tiny.llama().bfloat16()
     exchange_layers(small)
-    monkeypatch.setattr("engine.model.layers.CACHED_BYTES", 1000)
+    monkeypatch.setattr("engine.cpu.layers.CACHED_BYTES", 1000)
     exchange_layers(large)
     exchange_layers(half)
     assert not any(isinstance(m, SmallBatchLinear) for m in small.modules())

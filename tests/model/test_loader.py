@@ -23,13 +23,13 @@ from transformers.utils import logging
 from engine.attention import interface
 from engine.errors import ModelError
 from engine.model import loader
-from engine.model.batch import Segment
 from engine.model.kv_cache import Plane
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.model_config import length_limit
 from engine.model.proof import LENGTH, is_proven
 from engine.model.shared_vocabulary import check_pair
+from engine.scheduling.segment import Segment
 from tests.support import tiny
 
 

@@ -16,13 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.config import EngineConfig
 from engine.control.profile import BATCHES, CONTEXT, Profile, alone
 from engine.core import Engine
-from engine.cpu.decoder import Start
 from engine.cpu.fused import SHORTEST_TABLE
 from engine.messages import SamplingParams, Submit
-from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment, Start
 from engine.step.profiling import LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from engine.cpu.draws import QuickDraws
 from engine.cpu.kernels_filters import MOST_RANKED
-from engine.cpu.kernels_noise import UNSURE, gumbel, mixed
+from engine.cpu.kernels_noise import gumbel, mixed
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import row_key, words_of
-from engine.sampling.quick import QuickDraws, Rows
+from engine.sampling.plain import UNSURE, Rows
 from engine.sampling.sampler import Sampler
 from engine.scheduling.sequence import Sequence
 

@@ -19,11 +19,11 @@ from engine.cpu.kernels_bfloat16 import pack as pack_words
 from engine.cpu.kernels_bfloat16 import product_of_pairs
 from engine.cpu.kernels_streams import PANEL
 from engine.cpu.kernels_twelve import DoesNotFit, pack, product_of_twelve
-from engine.model.batch import Segment
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
 from tests.support import tiny
 
 pytestmark = pytest.mark.skipif(not HAS_TILES, reason="the processor has no AMX")

@@ -9,9 +9,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from engine.model.batch import Segment
 from engine.model.chain_graphs import Found
 from engine.model.runner import ModelOutput
+from engine.scheduling.segment import Segment
 
 MISSING = -1
 

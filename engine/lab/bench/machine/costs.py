@@ -14,11 +14,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.cpu.packed import PackedDecoder
-from engine.model.batch import Segment
 from engine.model.kv_cache import bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair, build_cache, runner_of
 from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
 
 CONTEXT = 256  # tokens before the timed rows
 MOST_GUESSES = 16

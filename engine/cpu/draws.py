@@ -8,36 +8,22 @@ pending `min_tokens` are the processor's, in tensors, before rows come here.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from engine.cpu import kernels_draws
-from engine.cpu.kernels_noise import UNSURE
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import words_of
-from engine.sampling.plain import plain_of
+from engine.sampling.plain import UNSURE, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
 Items = npt.NDArray[np.int64]  # of compiled code, see kernels_draws.draw
 
 _ANY = -1  # instead of a guess
-
-
-class Rows(NamedTuple):
-    """Neighbouring rows of logits of one sequence; the first of them predicts `position`, each one
-    more the next. `guesses` of these tokens, but for the last: behind the first that differs from
-    what is drawn nothing is asked for. Without any, all rows are."""
-
-    seq: Sequence
-    first: int
-    size: int
-    position: int
-    guesses: Seq[int] = ()
 
 
 class QuickDraws:

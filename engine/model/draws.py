@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from engine.cpu.draws import QuickDraws
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.quick import QuickDraws
 
 Draws = QuickDraws | DeviceDraws
 
