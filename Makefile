@@ -32,11 +32,11 @@ serve: $(VENV)/.serve  ## serve the built-in pair on HOST:PORT (ARGS="..." for m
 test: $(VENV)/.dev  ## every test that needs no GPU, in JOBS processes
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses=$(JOBS) --dist=loadfile $(ARGS)
 
-check: $(VENV)/.dev  ## format, lint, types, import rule
+check: $(VENV)/.dev  ## format, lint, types, import rule, line budgets
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/unit/test_layers.py
+	$(BIN)/python -m pytest tests/unit/test_layers.py tests/unit/test_budgets.py
 
 bench: $(VENV)/.serve  ## what speculation gains on this machine (ARGS="--quick" for less)
 	$(BIN)/foredraft bench suite $(ARGS)

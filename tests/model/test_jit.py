@@ -10,19 +10,13 @@ from typing import Any
 
 import numba.core.registry
 
-import engine
-import engine.attention
-import engine.model
-import engine.sampling
-
-PACKAGES = (engine, engine.attention, engine.model, engine.sampling)
+import engine.cpu
 
 
 def compiled() -> Iterator[tuple[str, Any]]:
-    for package in PACKAGES:
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            if "kernels" in found.name:
-                yield from of(importlib.import_module(found.name))
+    for found in pkgutil.iter_modules(engine.cpu.__path__, "engine.cpu."):
+        if "kernels" in found.name:
+            yield from of(importlib.import_module(found.name))
 
 
 def of(module: ModuleType) -> Iterator[tuple[str, Any]]:

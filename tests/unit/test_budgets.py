@@ -1,0 +1,46 @@
+"""Line budgets: simplicity has a ceiling, so what is added must be worth what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Lines of production Python. A budget rises only in a commit that adds a capability and says why;
+# it falls with every commit that makes a part smaller.
+BUDGETS = {
+    "engine/control": 3_314,
+    "engine/cpu": 5_700,
+    "lab": 12_100,  # engine/lab and server/lab
+    "serving": 24_700,  # everything else but the script that trained the built-in pair
+    "all": 46_600,
+}
+TRAINING = "engine/demo"
+
+
+def room(path: Path) -> str:
+    """Which budget a file counts for."""
+    name = path.relative_to(ROOT).as_posix()
+    if name.startswith(("engine/lab/", "server/lab/")):
+        return "lab"
+    for own in ("engine/control", "engine/cpu"):
+        if name.startswith(own + "/"):
+            return own
+    return TRAINING if name.startswith(TRAINING + "/") else "serving"
+
+
+def lines() -> dict[str, int]:
+    found = dict.fromkeys([*BUDGETS, TRAINING], 0)
+    for top in ("engine", "server"):
+        for path in (ROOT / top).rglob("*.py"):
+            count = len(path.read_text(encoding="utf-8").splitlines())
+            found[room(path)] += count
+            found["all"] += count
+    return found
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_lines_stay_within_their_budget(name: str) -> None:
+    assert lines()[name] <= BUDGETS[name]
