@@ -1,0 +1,259 @@
+"""AdaptiveK: the K, and of each proposal the length, with the most expected tokens per second.
+
+It multiplies how many guesses will be accepted (`acceptance`) by what a step costs (`cost_model`)
+into goodput for each K (`goodput`), and tries now and then what it does not believe in
+(`exploration`). K = 0 is an ordinary answer. A minimal dwell time and hysteresis keep K steady.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.control.acceptance import Confidences, ProposalModel
+from engine.control.controller import Load, StepObservation
+from engine.control.cost_model import CostModel
+from engine.control.exploring import Exploration
+from engine.control.goodput import Goodput
+from engine.control.profile import Profile
+from engine.messages import Estimates, Reason
+
+_FEW = 12  # sequences, up to which single confidences decide on one more draft step
+_PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
+_DOUBT = 16.0  # trials that the past may weigh against a probe
+_DWELL, _DWELL_MANY = 6, 12  # rounds between two choices, at least; with more than _FEW sequences
+_DWELL_ON, _DWELL_OFF = 64, 512  # and at most
+_KNOWN = 24  # rounds after which a regime (K = 0 or above) is known
+_HYSTERESIS, _HYSTERESIS_MANY, _HYSTERESIS_NEW = 1.03, 1.06, 1.02  # speed-ups that turn
+_KEEP, _TRUST = 0.5 ** (1 / 32), 16.0  # of seen throughput: fading, and rounds worth a prediction
+
+
+class AdaptiveK:
+    """It chooses anew now and then, and when the batch changes by a power of two."""
+
+    name = "adaptive"
+    listens = looks_back = True
+    overhears = False
+
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        """`k_max`: at least 1. `stops`: whether the drafter asks `goes_on`."""
+        if k_max < 1:
+            raise ValueError(f"there is nothing to choose up to K = {k_max}")
+        self.k_max, self._stops = k_max, stops
+        self.reason: Reason = "off"
+        self._guesses = ProposalModel(k_max)
+        self._costs = CostModel()
+        self._goodput = Goodput(k_max, self._guesses, self._costs)
+        self._explore = Exploration()
+        self._k = self._played = 0
+        self._sequences, self._size = 1, -1
+        self._chosen = self._same = self._turned = 0  # rounds since: a choice, a size, on or off
+        self._probes_few = False  # a probe has to catch up, so it asks few
+        self._caught_up = True  # the last round proposed for all
+        self._usual = 0.0  # seconds of a usual round
+        self._seen = (0.0, 0.0, 0.0)  # fading tokens, seconds and rounds at K > 0
+
+    def profile(self, measured: Profile) -> None:
+        """Start-up costs. Without draft points there is nothing to forward."""
+        self._costs.set_profile(measured)
+        self._probes_few = bool(measured.draft)
+
+    @property
+    def max_speculating(self) -> int | None:
+        """A probe of a draft model asks a few sequences only."""
+        if not self._probes_few or self._explore.round != "probe":
+            return None
+        return min(max(self._sequences // 4, 1), _PROBE_SEQUENCES)
+
+    # -- before and while drafting ---------------------------------------------------------------
+
+    def choose(self, load: Load) -> int:
+        """Draft steps for the step ahead."""
+        self._sequences = load.num_sequences or 1
+        size = self._sequences.bit_length()
+        self._chosen, self._same = self._chosen + 1, self._same + 1
+        self._turned += 1
+        if size != self._size or self._chosen >= self._dwell():
+            if load.length is not None and (length := load.length()):
+                self._costs.face(length)
+            self._plan(changed=size != self._size)
+            self._size = size
+        self._played = self._while_on() if self._k else self._while_off()
+        return self._played
+
+    def _dwell(self) -> int:
+        """Rounds between two choices: the longer all is the same, the less can change. While K is
+        0 only looks tell of guesses, and they call for a choice."""
+        if self._k:
+            least = _DWELL_MANY if self._sequences > _FEW else _DWELL
+            return min(max(least, self._turned // 4), _DWELL_ON)
+        return min(max(_DWELL, self._same // 2), _DWELL_OFF)
+
+    def _plan(self, *, changed: bool) -> None:
+        """Choose anew."""
+        self._chosen = 0
+        goodput = self._goodput
+        price = goodput.price
+        if changed:
+            self._explore.restart(self._sequences.bit_length())
+            self._same = self._turned = 0
+            self._seen, price = (0.0, 0.0, 0.0), 0.0
+        goodput.renew(self._sequences, price, on=self._k > 0)
+        best = self._best(changed=changed)
+        if (best > 0) != (self._k > 0):
+            self._explore.turned(on=best > 0)
+            self._turned, self._seen = 0, (0.0, 0.0, 0.0)
+        self._k = best
+        rate = goodput.rates[best]
+        self._usual = self._sequences * goodput.each[best][0] / rate if rate else 0.0
+        goodput.prepare_stops(max(goodput.rates[0], self._throughput(rate) if best else 0.0))
+
+    def _best(self, *, changed: bool) -> int:
+        """The K of the best rate, with hysteresis between K = 0 and above."""
+        rates = self._goodput.rates
+        best = max(range(len(rates)), key=rates.__getitem__)
+        if changed:
+            return best
+        above = max(range(1, len(rates)), key=rates.__getitem__)
+        bar = _HYSTERESIS_MANY if self._sequences > _FEW else _HYSTERESIS
+        if best and not self._k:
+            return best if rates[best] >= bar * rates[0] else 0
+        if not best and self._k and self._turned < _KNOWN:
+            return above if rates[0] < _HYSTERESIS_NEW * rates[above] else 0
+        return best
+
+    def _throughput(self, predicted: float) -> float:
+        """Tokens per second: the predicted, blended with what was seen of late."""
+        tokens, seconds, rounds = self._seen
+        if not seconds:
+            return predicted
+        share = rounds / (rounds + _TRUST)
+        return share * tokens / seconds + (1.0 - share) * predicted
+
+    def _while_on(self) -> int:
+        rates = self._goodput.rates
+        varies = self._stops and self._guesses.has_confidences
+        gain = rates[self._k] / rates[0] - 1.0
+        side = self._explore.while_on(self._usual, gain=gain, varies=varies)
+        if side == "baseline":
+            self.reason = "baseline"
+            return 0
+        if side in ("above", "below"):
+            self.reason = "neighbour"
+            up = side == "above" or self._k == 1
+            return min(self._k + 1, self.k_max) if up else self._k - 1
+        self.reason = "pays"
+        return self.k_max if self._stops else self._k
+
+    def _while_off(self) -> int:
+        promise, rates = self._goodput.promise, self._goodput.rates
+        look = self._explore.while_off(self._usual, alone=self._sequences == 1, promise=promise)
+        if look == "probe":
+            self.reason = "probe"
+            return 1
+        if look == "trial":
+            self.reason = "trial"
+            return max(range(1, len(rates)), key=rates.__getitem__)
+        self.reason = "off"
+        return 0
+
+    def resume(self) -> None:
+        """Obeyed again: as if the batch were of another size."""
+        self._size = -1
+
+    def goes_on(self, confidences: Confidences) -> bool:
+        """Whether one more draft step, or several, are worth their seconds."""
+        depth = min(map(len, confidences))
+        if depth >= self.k_max or self._explore.round == "probe":
+            return False
+        if not self._stops or not depth or self._explore.round == "trial":
+            return True
+        if self._sequences > _FEW:  # of so many the mean confidence tells no more than K does
+            return depth < self._k
+        survivals = [self._guesses.survival(sure) for sure in confidences]
+        return self._goodput.draft_pays(survivals, depth)
+
+    def keep(self, confidences: Confidences) -> list[int]:
+        """The rows with the most expected tokens at the present price."""
+        if self._explore.round != "probe":
+            self._guesses.remember(confidences)
+        if self._explore.round == "trial":
+            return [len(sure) for sure in confidences]
+        survivals = [self._guesses.survival(sure) for sure in confidences]
+        return self._goodput.keep(survivals, self._sequences)
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        """Free guesses that pay for one sequence; the others do as last chosen."""
+        return self._goodput.worth(survival, self._k, instead=instead)
+
+    def least(self, *, instead: bool) -> float:
+        """No chance is known to be too small without asking `worth`."""
+        return 0.0
+
+    def plain_seconds(self, sequences: int, context: int) -> float:
+        """See KController."""
+        if not sequences or self._size < 0:
+            return 0.0
+        return self._costs.plain_seconds(sequences, context)
+
+    # -- afterwards --------------------------------------------------------------------------------
+
+    def update(self, observation: StepObservation) -> None:
+        """Learn from the step that the last choice led to."""
+        seen, explore = observation, self._explore
+        outcomes = seen.outcomes
+        if explore.looks and seen.k:
+            self._guesses.acceptance.doubt(_DOUBT)
+        if explore.round == "probe" and self._probes_few:
+            outcomes = [asked for asked in outcomes if asked.offered]
+        decode = seen.is_decode and seen.num_sequences > 0
+        if decode:
+            self._costs.learn(seen, caught_up=self._caught_up and not explore.looks)
+        changes = self._guesses.acceptance.changes
+        self._guesses.learn(seen.k, outcomes, seen.confidences, seen.agreements)
+        changed = self._guesses.acceptance.changes > changes
+        if explore.looks:
+            self._guesses.look_back(seen.agreements)
+        if changed:
+            self._same = self._turned = 0
+            self._seen = (0.0, 0.0, 0.0)
+        if changed or explore.concludes:
+            self._chosen = _DWELL_OFF
+        if decode and seen.k:
+            tokens, seconds, rounds = self._seen
+            self._seen = (
+                _KEEP * tokens + seen.tokens, _KEEP * seconds + seen.seconds, _KEEP * rounds + 1.0
+            )  # fmt: skip
+        if seen.outcomes:
+            self._caught_up = seen.k > 0 and explore.round != "probe"
+        probe = explore.round == "probe"
+        explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
+        if probe and changed:
+            explore.suspect()
+
+    def overhear(self, heard: object) -> None:
+        return None
+
+    def _lost(self, seen: StepObservation) -> float:
+        """Seconds that the step took beyond those in which its tokens come in usual steps."""
+        if self._explore.round == "usual" or not self._goodput.price:
+            return 0.0
+        if not seen.is_decode:
+            return seen.draft_seconds
+        return seen.seconds - seen.tokens / self._goodput.price
+
+    def estimates(self) -> Estimates:
+        """As of the last choice; before the first there are no rates."""
+        acceptance = 1.0 - self._guesses.acceptance.rejection
+        rates = self._goodput.rates
+        if self._size < 0 or not rates[0]:
+            return Estimates(reason=self.reason, acceptance=acceptance)
+        k = self._played if self.reason in ("probe", "trial", "neighbour") else self._k
+        return Estimates(
+            k=k,
+            reason=self.reason,
+            acceptance=acceptance,
+            survival=self._goodput.survival,
+            rates=rates,
+            speedup=rates[k] / rates[0],
+            num_sequences=self._sequences,
+        )
