@@ -369,6 +369,8 @@ class ProposalModel:
         self.acceptance.update(k, outcomes)
         if agreements:
             self.acceptance.agree([[hit for _, hit in each] for each in agreements])
+        if not self._calibration.wants() and not any(len(each) > 1 for each in agreements):
+            return
         odds, sure, hits = list[float](), list[float](), list[bool]()
         for outcome, found in zip(outcomes, confidences, strict=False):
             tried = min(outcome.tried, len(found), self._k_max)

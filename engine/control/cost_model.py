@@ -37,6 +37,7 @@ class Curve:
             table.append((table[0][0] + 1, table[0][1]))
         self._sizes = np.array([float(size) for size, _ in table])
         self._seconds = np.array([seconds for _, seconds in table])
+        self._points = self._sizes.tolist(), self._seconds.tolist()
 
     def at(self, sizes: Array) -> Array:
         x, y = self._sizes, self._seconds
@@ -45,6 +46,13 @@ class Curve:
         found -= np.maximum(x[0] - sizes, 0.0) * (y[1] - y[0]) / (x[1] - x[0])
         answer: Array = np.maximum(found, 0.5 * y[0])
         return answer
+
+    def at_one(self, size: float) -> float:
+        """`at` for a single size, without arrays."""
+        x, y = self._points
+        i = min(max(bisect_right(x, size), 1), len(x) - 1)
+        slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
+        return max(y[i] + slope * (size - x[i]), 0.5 * y[0])
 
 
 class TargetCost:
@@ -61,7 +69,7 @@ class TargetCost:
         self._curve = Curve(self._run_points(points))
         usable = {n: own for n, own in batches.items() if len(own) > 1}
         self._curves = {n: Curve(self._run_points(own)) for n, own in sorted(usable.items())}
-        self.machine = self._now = 0.0  # logarithms: of late, and as of the last measurement
+        self.machine = self.now = 0.0  # logarithms: of late, and as of the last measurement
         self._doubt = _NEW_MACHINE
         self._count = 0
         self._batches: dict[int, tuple[float, float]] = {}  # logarithm and variance
@@ -93,6 +101,20 @@ class TargetCost:
         found: Array = (1 - share) * few + share * self._curves[high].at(rows * high / batch)
         return np.maximum(found, 0.5 * few[0])
 
+    def _profiled_one(self, rows: float, batch: int) -> float:
+        """`profiled` for one number of rows, without arrays."""
+        if len(self._padded):
+            rows = float(self._run(np.array([rows]))[0])
+        known = list(self._curves)
+        if len(known) < 2:
+            return (self._curves[known[0]] if known else self._curve).at_one(rows)
+        above = min(max(bisect_right(known, batch), 1), len(known) - 1)
+        low, high = known[above - 1], known[above]
+        share = (batch - low) / (high - low)
+        few = self._curves[low].at_one(rows * low / batch)
+        many = self._curves[high].at_one(rows * high / batch)
+        return max((1 - share) * few + share * many, 0.5 * few)
+
     def level(self, batch: int) -> float:
         """The logarithm of the factor of all sizes of a batch."""
         return self.machine + self._batches.get(batch.bit_length(), (0.0, 0.0))[0]
@@ -116,10 +138,10 @@ class TargetCost:
     def update(self, rows: int, batch: int, seconds: float, more: float) -> None:
         """Share the error out among size, batch size and machine by how little each is known."""
         group, own = batch.bit_length(), self._sizes.setdefault(batch.bit_length(), {})
-        sizes = np.array([float(rows)])
-        usual = float(self.seconds(sizes, batch, more)[0][0])
-        place = round(float(_places(sizes, batch)[0]))
-        error = log(max(seconds, 1e-7) / max(usual, 1e-9)) + self.machine - self._now
+        base, exact = self._profiled_one(rows, batch), _place(rows, batch)
+        usual = max(base + more, 0.5 * base) * exp(self.level(batch) + _interpolated(own, exact))
+        place = round(exact)
+        error = log(max(seconds, 1e-7) / max(usual, 1e-9)) + self.machine - self.now
         nearest = own[min(own, key=lambda key: abs(key - place))][0] if own else 0.0
         factor, doubt = own.get(place, (nearest, _NEW))
         level, level_doubt = self._batches.get(group, (0.0, _NEW_BATCH))
@@ -131,9 +153,30 @@ class TargetCost:
         doubt_left = level_doubt * (1 - level_doubt * share)
         self._batches[group] = level + level_doubt * share * error, doubt_left
         self._doubt = machine * (1 - machine * share)
-        self._now += machine * share * error
+        self.now += machine * share * error
         self._count += 1
-        self.machine += (self._now - self.machine) / min(self._count, _MEMORY)
+        self.machine += (self.now - self.machine) / min(self._count, _MEMORY)
+
+
+def _place(rows: float, batch: int) -> float:
+    """`_places` for one number of rows, without arrays."""
+    smallest = 1 << batch.bit_length() - 1
+    place, plain = (
+        size if size <= 8 else 8.0 + 2.0 * log2(size / 8.0)
+        for size in (rows * smallest / batch, smallest)
+    )
+    return max(place, plain + 1.0) if rows > batch else place
+
+
+def _interpolated(table: Mapping[int, tuple[float, float]], place: float) -> float:
+    """The logarithm at `place`, between its neighbours', or the nearest one's."""
+    below = max((known for known in table if known <= place), default=None)
+    above = min((known for known in table if known >= place), default=None)
+    if below is None or above is None:
+        nearest = above if below is None else below
+        return 0.0 if nearest is None else table[nearest][0]
+    share = (place - below) / (above - below) if above > below else 0.0
+    return table[below][0] + share * (table[above][0] - table[below][0])
 
 
 def _places(rows: Array, batch: int) -> Array:
@@ -213,7 +256,7 @@ class CostModel:
         return slow * unit * start, slow * max(unit * step + more, 0.5 * unit * step)
 
     def _draft_unit(self, sequences: int) -> float:
-        return float(self._draft_profile.at(np.array([float(sequences)]))[0])
+        return self._draft_profile.at_one(float(sequences))
 
     def _draft_line(self, sequences: int) -> Line:
         group = sequences.bit_length()
@@ -236,7 +279,7 @@ class CostModel:
         self._target.update(seen.rows, sequences, seen.target_seconds, self._more(sequences))
         if seen.prompt_rows:
             return
-        slow = exp(-self._target._now)
+        slow = exp(-self._target.now)
         drafted = steps > 0 or seen.rows > sequences
         line = self._host.setdefault((sequences.bit_length(), drafted), Line(_ROW, stiffness=0.25))
         line.update(seen.rows / sequences, slow * seen.host_seconds / sequences)
