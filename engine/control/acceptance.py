@@ -218,6 +218,7 @@ def _beyond(counts: list[int]) -> list[int]:
         answer[i - 1] = left
     return answer
 
+
 SUREST = 12.0  # of a confidence; beyond it all are equally sure
 LOWEST = 40.0  # log-odds against a guess; more is no different
 _START = np.array([0.0, 1.0, 0.5])  # the weights: the prior is right, and confidence tells a little

@@ -153,9 +153,7 @@ class Goodput:
         rows = n * self.each[k][1]
         if n == 1 or rows > 2 * n:
             plain = self.by_row[n]
-            return [
-                self.price * (self.by_row[n * (1 + i)] - plain) / n for i in range(most + 1)
-            ]
+            return [self.price * (self.by_row[n * (1 + i)] - plain) / n for i in range(most + 1)]
         high = min(round(rows) + n, last)
         low = min(max(round(rows) - n, n), high - 1)
         row = self.price * (self.by_row[high] - self.by_row[low]) / (high - low)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.control.chances import Chances
-from engine.control.confidence import Array, Calibration
+from engine.control.acceptance import Array, Calibration
 
 ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.control.controller import Confidences, FixedK, KController, Load
+from engine.control.acceptance import Confidences
+from engine.control.controller import FixedK, KController, Load
 from engine.messages import SamplingParams, Speculation, StepMetrics, StepSeconds
 from engine.scheduling.constraint import Bits
 from engine.scheduling.sequence import Sequence

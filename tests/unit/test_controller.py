@@ -10,9 +10,9 @@ import pytest
 
 from engine.config import SpeculationConfig
 from engine.control.adaptive import AdaptiveK
-from engine.control.configured import build_controller
+from engine.control.modes import build_controller
 from engine.control.controller import FixedK, KController, Load, StepObservation
-from engine.control.estimates import Outcome
+from engine.control.acceptance import Outcome
 from engine.control.exploration import PROBE_FIRST, Exploration
 from engine.control.profile import CONTEXT, Profile
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
@@ -95,8 +95,7 @@ def test_it_rests_between_rounds_that_it_hears_of() -> None:
             k = controller.choose(Load(1))
             chosen.append(k)
             seen = world.round(controller, k)
-            if controller.listens:
-                controller.update(seen)
+            controller.update(seen)
         return controller.thoughts - before
 
     play(controller, world, 60)
@@ -416,8 +415,7 @@ def test_a_batch_that_comes_and_goes_is_not_probed_more() -> None:
         world = worlds[index % 2]
         k = controller.choose(Load(world.batch))
         asked += k > 0
-        if controller.listens:
-            controller.update(world.round(controller, k))
+        controller.update(world.round(controller, k))
     assert 0 < asked < 100
 
 
@@ -568,12 +566,11 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
         looked = 0
         for _ in range(80):
             k = controller.choose(Load(16))
-            looked += controller.looks_back
-            took = 5e-3 if controller.looks_back else 2e-3
+            looked += controller.uses_hindsight
+            took = 5e-3 if controller.uses_hindsight else 2e-3
             outcomes = [Outcome(k, k, k)] * 16
             seen = StepObservation(16, 16 * (k + 1), k, 16 * (k + 1), outcomes, took, 4e-3, 0.0)
-            if controller.listens:
-                controller.update(replace(seen, agreements=agreements))
+            controller.update(replace(seen, agreements=agreements))
         begin, step = controller._costs.drafting(16)
         assert looked > 4
         assert 1.5e-3 < begin + 4 * step < 2.5e-3

@@ -11,7 +11,7 @@ import pytest
 from engine.control.adaptive import AdaptiveK
 from engine.control.chances import FEW
 from engine.control.controller import Load
-from engine.control.estimates import Outcome
+from engine.control.acceptance import Outcome
 from engine.control.experience import Experience
 from engine.control.forecast import Forecast
 from engine.control.profile import Profile

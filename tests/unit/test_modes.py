@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import Confidences, FixedK, Load, StepObservation
+from engine.control.acceptance import Confidences
+from engine.control.controller import FixedK, Load, StepObservation
 from engine.control.modes import Modes
 from engine.errors import ConfigError
 from engine.messages import Mode
@@ -203,10 +204,10 @@ def test_who_is_not_obeyed_looks_back_when_it_wants_to() -> None:
     for _ in range(640):
         controller.choose(Load(1))
         if controller.listens:
-            looked.append(controller.looks_back)
+            looked.append(controller.uses_hindsight)
             controller.update(world.round(controller, 4))
         else:
-            assert not controller.looks_back
+            assert not controller.uses_hindsight
     assert len(looked) == 40
     assert 10 <= sum(looked) <= 30
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.control.controller import FixedK, StepObservation
-from engine.control.estimates import Outcome
+from engine.control.acceptance import Outcome
 from engine.lab import simulate
 from engine.lab.replay.costs import Roofline
 from engine.lab.replay.references import Clairvoyant
