@@ -22,6 +22,7 @@ _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _DWELL, _DWELL_MANY = 6, 12  # rounds between two choices, at least; with more than _FEW sequences
 _DWELL_ON, _DWELL_OFF = 64, 512  # and at most
+_ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _KNOWN = 24  # rounds after which a regime (K = 0 or above) is known
 _HYSTERESIS, _HYSTERESIS_MANY, _HYSTERESIS_NEW = 1.03, 1.06, 1.02  # speed-ups that turn
 _KEEP, _TRUST = 0.5 ** (1 / 32), 16.0  # of seen throughput: fading, and rounds worth a prediction
@@ -71,10 +72,11 @@ class AdaptiveK:
         size = self._sequences.bit_length()
         self._chosen, self._same = self._chosen + 1, self._same + 1
         self._turned += 1
-        if size != self._size or self._chosen >= self._dwell():
+        anew = size != self._size or self._chosen > _ANEW
+        if anew or self._chosen >= self._dwell():
             if load.length is not None and (length := load.length()):
                 self._costs.face(length)
-            self._plan(changed=size != self._size)
+            self._plan(changed=anew)
             self._size = size
         self._played = self._while_on() if self._k else self._while_off()
         return self._played
@@ -157,7 +159,8 @@ class AdaptiveK:
 
     def resume(self) -> None:
         """Obeyed again: as if the batch were of another size."""
-        self._size = -1
+        self._chosen = _ANEW
+        self._explore.forget()
 
     def goes_on(self, confidences: Confidences) -> bool:
         """Whether one more draft step, or several, are worth their seconds."""

@@ -42,6 +42,12 @@ class Exploration:
         self._left = self._since = self._alike = 0
         self._apart = _NEIGHBOUR_FIRST
 
+    def forget(self) -> None:
+        """Others chose for some time: nothing is owed, and nothing is known of baselines."""
+        self._debts = dict.fromkeys(self._debts, 0.0)
+        self._waits.clear()
+        self._wait = 0
+
     def suspect(self) -> None:
         """Guesses fare in another way than they did: the next look is a trial, and soon."""
         self._looks, self._idle = _TRIAL_EVERY, self._interval
