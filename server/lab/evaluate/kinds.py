@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,11 +18,8 @@ from typing import Any, Literal
 Kind = Literal["code", "json", "chat", "prose"]
 
 CODE_SHARE = 0.3  # of the lines
-_JSON = re.compile(
-    r"""\A\s*(\{\s*("[^"]*"\s*:|\}) | \[\s*("[^"]*"\s*[:,\]]|[-\d{\[\]]|true|false|null))
-    | (?i:\bjson\b)""",
-    re.VERBOSE,
-)
+_JSON_WORD = re.compile(r"\bjson\b", re.IGNORECASE)
+_JSON_START = re.compile(r'[\[{]\s*("[^"]*"\s*:|\{\s*")')  # of one that is to be completed
 _CODE_WORD = re.compile(
     r"\b(code|function|python|javascript|typescript|java|rust|golang|c\+\+|sql|regex|bash|script|"
     r"refactor|compile|debug|unit tests?|stack trace|class|algorithm|program)\b",
@@ -39,7 +37,7 @@ _CODE_LINE = re.compile(
 def kind_of(body: Mapping[str, Any]) -> Kind:
     """`body` is a request of either endpoint, already found to be in order."""
     texts = _texts(body)
-    if _held_to_json(body) or _JSON.search(texts[-1]):
+    if _held_to_json(body) or _is_json(texts[-1]) or _JSON_WORD.search(texts[-1]):
         return "json"
     whole = "\n".join(texts)
     lines = [line for line in whole.splitlines() if line.strip()]
@@ -66,11 +64,21 @@ def _held_to_json(body: Mapping[str, Any]) -> bool:
     )
 
 
+def _is_json(text: str) -> bool:
+    text = text.strip()
+    try:
+        return text.startswith(("{", "[")) and json.loads(text) is not None
+    except ValueError:
+        return bool(_JSON_START.match(text))
+    except RecursionError:
+        return True
+
+
 def _texts(body: Mapping[str, Any]) -> list[str]:
     """Of its messages (of a completion: its first prompt that is a text), at least one."""
-    if "messages" in body:
+    if body.get("messages"):
         return [_content(message.get("content")) for message in body["messages"]]
-    prompt = body["prompt"]
+    prompt = body.get("prompt") or ""
     prompts = [prompt] if isinstance(prompt, str) else prompt
     return [next((part for part in prompts if isinstance(part, str)), "")]
 
