@@ -1,7 +1,6 @@
-"""The engine's half of `foredraft evaluate`: runs batches of sequences under any mode, in one
-engine, and says what came and how long it took. What to run and what it means is decided in
-`server/lab/evaluate`, whose child this is: `python -m engine.lab.evaluate`, commands on
-stdin, answers on stdout (`engine.lab.evaluate_messages`).
+"""The engine child of `foredraft evaluate` (`python -m engine.lab.evaluate`): runs batches of
+sequences under any mode and reports texts and times. `server/lab/evaluate` decides what to run;
+commands on stdin, answers on stdout (`engine.lab.evaluate_messages`).
 """
 
 from __future__ import annotations
@@ -22,27 +21,18 @@ from engine.errors import EngineError
 from engine.lab.evaluate_messages import (
     Batch,
     Command,
+    CompareTokens,
     Event,
+    Margin,
     Mode,
     ModeName,
     Ran,
     Start,
     Sums,
-    Weigh,
-    Weighed,
     receive,
     send,
 )
-from engine.messages import (
-    MAX_LOGPROBS,
-    Fatal,
-    Outputs,
-    Ready,
-    Speculation,
-    StepMetrics,
-    Submit,
-    TokenLogprobs,
-)
+from engine.messages import MAX_LOGPROBS, Fatal, Outputs, Ready, Speculation, StepMetrics, Submit
 
 OFF = Mode("off")
 
@@ -73,8 +63,7 @@ class Timer:
 
 
 class Runner:
-    """One engine, one batch at a time. Replies are those that the server would give: the mode says
-    who guesses and nothing else."""
+    """One engine, one batch at a time."""
 
     def __init__(self, engine: SwitchingEngine, *, clock: Timer | None = None) -> None:
         self.ready = engine.ready
@@ -86,102 +75,88 @@ class Runner:
         match command:
             case Batch():
                 return self.run(command)
-            case Weigh():
-                return self.weigh(command)
+            case CompareTokens():
+                return self.margin(command)
         return Fatal("this engine has started already")
 
     def run(self, batch: Batch) -> Ran:
         """All sequences of the batch, to their ends."""
         self._engine.set_speculation(batch.mode.name, batch.mode.k)
-        waiting = [self._submit(submit, batch.mode, i) for i, submit in enumerate(batch.submits)]
+        waiting = [self._submit(submit, batch.mode) for submit in batch.submits]
         places = {submit.id: i for i, submit in enumerate(waiting)}
-        ran = Ran([[] for _ in waiting], 0.0, Sums(), {})
-        waiting.reverse()
+        ran = Ran([[] for _ in waiting], 0.0, Sums())
+        full = min(batch.concurrency, len(waiting))
         running = 0
         gc.collect()  # not in the middle of what is timed
         started = self._clock()
         while waiting or self._engine.has_work:
             while waiting and running < batch.concurrency:
-                self._engine.add(waiting.pop())
+                self._engine.add(waiting.pop(0))
                 running += 1
             outputs = self._engine.step()
-            _add_step(ran.sums, outputs.metrics, full=min(batch.concurrency, len(places)))
+            ran.sums.add(_sums(outputs.metrics, full))
             for output in outputs.items:
                 ran.texts[places[output.id]] += output.tokens
-                if output.finish is not None:
-                    running -= 1
+                running -= output.finish is not None
                 if output.finish == "error":
                     ran.errors[places[output.id]] = output.error or "the engine refused it"
         seconds = self._clock() - started
         return msgspec.structs.replace(ran, seconds=seconds, cpu_time=self._clock.cpu_time)
 
-    def weigh(self, command: Weigh) -> Weighed:
-        """Decodes plainly up to the token in question and looks at it."""
-        submit, wanted = command.submit, command.at + 1
+    def margin(self, command: CompareTokens) -> Margin:
+        """Decodes plainly up to the token in question and compares the two candidates."""
         params = msgspec.structs.replace(
-            submit.params,
-            max_tokens=max(wanted, submit.params.min_tokens),
+            command.submit.params,
+            max_tokens=max(command.at + 1, command.submit.params.min_tokens),
             logprobs=min(MAX_LOGPROBS, self.ready.vocab_size),
         )
+        submit = self._submit(msgspec.structs.replace(command.submit, params=params), OFF)
         self._engine.set_speculation("off", 0)
-        one = self._submit(msgspec.structs.replace(submit, params=params), OFF, 0)
-        self._engine.add(one)
-        entries: list[TokenLogprobs] = []
+        self._engine.add(submit)
+        entries = []
         while self._engine.has_work:
             for output in self._engine.step().items:
                 entries += output.logprobs or []
-        if len(entries) < wanted:
-            return Weighed(None)
-        scores = dict(entries[command.at].top)
-        first, second = scores.get(command.first), scores.get(command.second)
-        if first is None or second is None:
-            return Weighed(None)
-        return Weighed(self._margin(command, first, second))
-
-    def _margin(self, command: Weigh, first: float, second: float) -> float:
-        params = command.submit.params
+        scores = dict(entries[command.at].top) if command.at < len(entries) else {}
+        if command.first not in scores or command.second not in scores:
+            return Margin(None)
+        margin = scores[command.first] - scores[command.second]
         if params.temperature == 0:
-            return first - second
+            return Margin(margin)
         from engine.sampling.noise import KeyedNoise  # brings torch in
 
-        position = len(command.submit.prompt) + command.at
+        position = len(submit.prompt) + command.at
         [row] = KeyedNoise(self.ready.vocab_size).rows([(params.seed, position)])
         noise = float(row[command.first]) - float(row[command.second])
-        return (first - second) / params.temperature + noise
+        return Margin(margin / params.temperature + noise)
 
-    def _submit(self, submit: Submit, mode: Mode, place: int) -> Submit:
+    def _submit(self, submit: Submit, mode: Mode) -> Submit:
         """The sequence under an id of its own, with the mode's proposers."""
         self._count += 1
         wish = None if mode.proposers is None else Speculation(proposers=mode.proposers)
         params = msgspec.structs.replace(submit.params, speculation=wish)
-        id = f"{self._count}-{place}"
-        return msgspec.structs.replace(submit, id=id, params=params)
+        return msgspec.structs.replace(submit, id=str(self._count), params=params)
 
 
-def _add_step(sums: Sums, metrics: StepMetrics, *, full: int) -> None:
-    s = metrics.seconds
+def _sums(metrics: StepMetrics, full: int) -> Sums:
+    """Of one step; `full`: sequences that run at once."""
+    sums = Sums(
+        rounds=metrics.num_sampling,
+        generated=metrics.num_generated_tokens,
+        proposed_at=metrics.proposed_at,
+        accepted_at=metrics.accepted_at,
+        by_proposer={name: [*counts] for name, counts in metrics.by_proposer.items()},
+    )
     if metrics.num_prompt_tokens == 0 and metrics.num_sampling == full:
-        sums.steps += 1
-        sums.sampling += metrics.num_sampling
-        sums.guesses += metrics.num_proposed
-        sums.kept += metrics.num_accepted
-        sums.verify += s.verify
-        sums.propose += s.propose
-        sums.host += s.schedule + s.accept + s.commit + s.emit
-    sums.rounds += metrics.num_sampling
-    sums.generated += metrics.num_generated_tokens
-    add_counts(sums.proposed_at, metrics.proposed_at)
-    add_counts(sums.accepted_at, metrics.accepted_at)
-    for name, (proposed, accepted) in metrics.by_proposer.items():
-        before = sums.by_proposer.get(name, (0, 0))
-        sums.by_proposer[name] = before[0] + proposed, before[1] + accepted
-
-
-def add_counts(sums: list[int], more: list[int]) -> None:
-    """Add `more` to `sums`, which grows as long."""
-    sums.extend([0] * (len(more) - len(sums)))
-    for i, amount in enumerate(more):
-        sums[i] += amount
+        s = metrics.seconds
+        sums.steps = 1
+        sums.sampling = metrics.num_sampling
+        sums.guesses = metrics.num_proposed
+        sums.kept = metrics.num_accepted
+        sums.verify = s.verify
+        sums.propose = s.propose
+        sums.host = s.schedule + s.accept + s.commit + s.emit
+    return sums
 
 
 def main() -> int:
@@ -201,9 +176,8 @@ def serve(commands: IO[bytes], events: IO[bytes]) -> int:
     start: Start | None = receive(commands, Start)
     if start is None:
         return 0
-    config = EngineConfig.model_validate_json(start.config)
     try:
-        runner = _make_runner(config)
+        runner = _make_runner(EngineConfig.model_validate_json(start.config))
     except EngineError as error:
         send(events, Fatal(str(error), useless_to_retry=True))
         return 2
@@ -214,7 +188,7 @@ def serve(commands: IO[bytes], events: IO[bytes]) -> int:
 
 
 def _make_runner(config: EngineConfig) -> Runner:
-    """One thread on a CPU is timed by what it used: others on the machine then hardly matter."""
+    """One thread on a CPU is timed by the processor time it got: other load then hardly matters."""
     limit_threads(config.threads, os.environ)
     from engine.core import Engine  # brings torch in, which reads the environment once
 

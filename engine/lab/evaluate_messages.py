@@ -1,14 +1,13 @@
-"""What `foredraft evaluate` and its engine child say to each other. Read by both sides, so it
-imports neither torch nor HTTP. Each message is msgpack behind four bytes with its length (little
-endian).
+"""Messages between `foredraft evaluate` and its engine child, one line of JSON each. Both sides
+import them, so this imports neither torch nor HTTP.
 
-`Start` is answered by Ready or Fatal, then every `Batch` by `Ran` and every `Weigh` by `Weighed`.
-Token ids only, as everywhere in the engine.
+`Start` is answered by Ready or Fatal, then every `Batch` by `Ran` and every `CompareTokens` by
+`Margin`. Token ids only, as everywhere in the engine.
 """
 
 from __future__ import annotations
 
-import struct
+from itertools import zip_longest
 from typing import IO, Any, Literal
 
 import msgspec
@@ -17,11 +16,9 @@ from engine.messages import Fatal, Ready, Submit
 
 ModeName = Literal["off", "fixed", "auto"]
 
-_LENGTH = struct.Struct("<I")
-
 
 class Mode(msgspec.Struct, frozen=True):
-    """How to guess. `proposers` in the order in which they are asked; None: as configured."""
+    """How to speculate. `proposers` in the order in which they are asked; None: as configured."""
 
     name: ModeName
     k: int = 0
@@ -42,7 +39,7 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     concurrency: int
 
 
-class Weigh(msgspec.Struct, frozen=True, tag=True):
+class CompareTokens(msgspec.Struct, frozen=True, tag=True):
     """By how much does plain decoding of `submit` prefer token `first` to `second` as its generated
     token number `at` (from 0)?"""
 
@@ -55,7 +52,7 @@ class Weigh(msgspec.Struct, frozen=True, tag=True):
 class Sums(msgspec.Struct, kw_only=True):
     """Over steps. `steps`, `sampling`, `guesses` and the three times are of pure decode steps in
     which all `concurrency` sequences ran; the rest is of all steps. `*_at[d]`: proposals that
-    reached depth d + 1, and those kept there. Times are seconds."""
+    reached depth d + 1, and those accepted there. Times are seconds."""
 
     steps: int = 0
     sampling: int = 0  # sequences that sampled
@@ -68,13 +65,25 @@ class Sums(msgspec.Struct, kw_only=True):
     generated: int = 0
     proposed_at: list[int] = []
     accepted_at: list[int] = []
-    by_proposer: dict[str, tuple[int, int]] = {}
+    by_proposer: dict[str, list[int]] = {}  # proposed, accepted
+
+    def add(self, more: Sums) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, _total(getattr(self, name), getattr(more, name)))
+
+
+def _total(one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {key: _total(one.get(key, []), other.get(key, [])) for key in one | other}
+    if isinstance(one, list):
+        return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+    return one + other
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """The generated ids in the order of the submits, and how long all of it took. `errors`: by the
-    number of a submit, why it could not be run. `cpu_time`: all seconds are of the processor's time
-    that the engine got, which is what a single thread takes on an idle machine."""
+    """The generated ids in the order of the submits, and the seconds for all of them. `errors`: by
+    the number of a submit, why it could not be run. `cpu_time`: all seconds are processor time of
+    the engine, which is what a single thread takes on an idle machine."""
 
     texts: list[list[int]]
     seconds: float
@@ -83,29 +92,24 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     cpu_time: bool = False
 
 
-class Weighed(msgspec.Struct, frozen=True, tag=True):
+class Margin(msgspec.Struct, frozen=True, tag=True):
     """Score of `first` minus score of `second`: log-probabilities at temperature 0; above, they are
-    divided by the temperature and have the noise of their position. None: at least one of them is
-    not among the likeliest tokens there, or plain decoding did not get so far."""
+    divided by the temperature and have the noise of their position. None: one of them is not among
+    the likeliest tokens there, or plain decoding ended before."""
 
     margin: float | None
 
 
-Command = Start | Batch | Weigh
-Event = Ready | Ran | Weighed | Fatal
+Command = Start | Batch | CompareTokens
+Event = Ready | Ran | Margin | Fatal
 
 
 def send(stream: IO[bytes], message: Command | Event) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.write(msgspec.json.encode(message) + b"\n")
     stream.flush()
 
 
 def receive(stream: IO[bytes], kind: Any) -> Any:
     """The next message, of type `kind`; None at the end of the stream."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    [size] = _LENGTH.unpack(head)
-    data = stream.read(size)
-    return msgspec.msgpack.decode(data, type=kind) if len(data) == size else None
+    line = stream.readline()
+    return msgspec.json.decode(line, type=kind) if line.endswith(b"\n") else None

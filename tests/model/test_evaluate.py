@@ -11,7 +11,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.lab.evaluate import Runner
-from engine.lab.evaluate_messages import Batch, Mode, Ran, Weigh, Weighed
+from engine.lab.evaluate_messages import Batch, CompareTokens, Margin, Mode, Ran
 from engine.messages import Ready, SamplingParams, Submit
 from server.config import load_config
 from server.lab.evaluate.__main__ import main
@@ -82,12 +82,12 @@ def test_plain_decoding_prefers_what_it_said(runner: Runner, temperature: float)
     said = runner.run(Batch(OFF, [submit], 1)).texts[0]
     for at, token in enumerate(said):
         for other in range(30):
-            margin = runner.weigh(Weigh(submit, at, token, other)).margin
+            margin = runner.margin(CompareTokens(submit, at, token, other)).margin
             if margin is not None and other != token:
                 assert margin > 0
-                assert runner.weigh(Weigh(submit, at, other, token)) == Weighed(-margin)
+                assert runner.margin(CompareTokens(submit, at, other, token)) == Margin(-margin)
                 break
-    assert runner.weigh(Weigh(submit, 99, 1, 2)) == Weighed(None)
+    assert runner.margin(CompareTokens(submit, 99, 1, 2)) == Margin(None)
 
 
 def test_the_whole_command(

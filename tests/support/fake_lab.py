@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.config import EngineConfig
-from engine.lab.evaluate_messages import Batch, Mode, Ran, Sums, Weigh
+from engine.lab.evaluate_messages import Batch, CompareTokens, Mode, Ran, Sums
 from engine.messages import Submit
 from tests.support.fake_client import LOWERCASE, make_ready
 
@@ -91,7 +91,7 @@ class FakeLab:
         }
         return Ran(texts, seconds, sums, refused)
 
-    def weigh(self, weigh: Weigh) -> float | None:
+    def margin(self, tokens: CompareTokens) -> float | None:
         return 0.25
 
     def _text(self, submit: Submit, mode: Mode) -> list[int]:

@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from engine.arguments import Parser, exit_code, lists_of, number, whole
@@ -74,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         help="of prompts that do not say their own (0)",
     )
-    add("--html", type=Path, metavar="FILE", help="write a report with plots")
+    add("--html", type=Path, metavar="FILE", help="write a report with a chart")
     add("--json", type=Path, metavar="FILE", help="write all figures")
     add("--write-config", type=Path, metavar="FILE.toml", help="write the configuration to use")
     return parser
@@ -94,20 +95,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
     """Raises ConfigError for a file that could not be written in the end."""
     files = {"--html": parsed.html, "--json": parsed.json, "--write-config": parsed.write_config}
     writable(files, reads=[parsed.prompts, *([parsed.config] if parsed.config else [])])
-    return Options(
-        prompts=parsed.prompts,
-        seconds=60 * parsed.minutes,
-        max_prompts=parsed.max_prompts,
-        max_tokens=parsed.max_tokens,
-        # One request at a time is always among them: kinds of text are told apart there.
-        loads=tuple(sorted({1, *parsed.concurrency})),
-        temperatures=tuple(dict.fromkeys(parsed.temperature)),
-        text_as=parsed.text_as,
-        seed=parsed.seed,
-        html=parsed.html,
-        json=parsed.json,
-        config=parsed.write_config,
-    )
+    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
 
 
 if __name__ == "__main__":

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from server.lab.evaluate.advice import Advice, parts_of, row_cost
-from server.lab.evaluate.findings import PLAIN, Cell, Difference, Findings, Record
+from server.lab.evaluate.advice import Advice
+from server.lab.evaluate.contenders import PLAIN
+from server.lab.evaluate.findings import (
+    Difference,
+    Findings,
+    Record,
+    Records,
+    parts_of,
+    row_cost,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +32,13 @@ class Report:
 def card(report: Report) -> str:
     """Figures, then sentences."""
     findings = report.findings
-    parts = [_heading(findings), lossless_lines(findings), _table(findings), _acceptance(findings)]
+    parts = [heading(findings), lossless_lines(findings), _table(findings), _acceptance(findings)]
     lines = [line for part in parts for line in (*part, "")]
     return "\n".join([*lines, *report.advice.reasons])
 
 
 def as_json(report: Report) -> str:
-    """Everything that the page says, and the parts it was worked out from."""
+    """Everything that the card says, and the parts it was worked out from."""
     findings, advice = report.findings, report.advice
     cells = [
         {
@@ -42,8 +50,8 @@ def as_json(report: Report) -> str:
         for cell, records in findings.cells.items()
     ]
     kinds = [
-        {"kind": kind, "group": Cell(greedy, 1).group, "contenders": _records(records)}
-        for (kind, greedy), records in findings.by_kind.items()
+        {"kind": cell.kind, "group": cell.group, "contenders": _records(records)}
+        for cell, records in findings.kinds.items()
     ]
     found = {
         "facts": findings.facts,
@@ -58,28 +66,28 @@ def as_json(report: Report) -> str:
         "cells": cells,
         "kinds": kinds,
         "prompts": [asdict(prompt) for prompt in findings.prompts],
+        "recommended": {
+            "contender": advice.overall.name,
+            "speedup": advice.gain,
+            "reasons": advice.reasons,
+            "config": report.config,
+        },
     }
-    recommended = {
-        "contender": advice.overall.name,
-        "speedup": advice.gain,
-        "reasons": advice.reasons,
-        "config": report.config,
-    }
-    return json.dumps({**found, "recommended": recommended}, allow_nan=False)
+    return json.dumps(found, allow_nan=False)
 
 
-def _records(records: Mapping[str, Record]) -> dict[str, Any]:
+def _records(records: Records) -> dict[str, Any]:
     return {name: _record(record, records[PLAIN]) for name, record in records.items()}
 
 
 def _record(record: Record, plain: Record) -> dict[str, Any]:
     parts = parts_of(record, plain)
     return {
-        "speedup": number(record.ratio),
+        "speedup": _number(record.ratio),
         "interval": record.interval,
         "slices": len(record.ratios),
-        "tokens_per_second": number(record.rate),
-        "tokens_per_round": number(record.tokens_per_round),
+        "tokens_per_second": _number(record.rate),
+        "tokens_per_round": _number(record.tokens_per_round),
         "acceptance": record.survival,
         "by_proposer": record.sums.by_proposer,
         "step": None if parts is None else {**asdict(parts), "expected": parts.expected},
@@ -87,11 +95,11 @@ def _record(record: Record, plain: Record) -> dict[str, Any]:
     }
 
 
-def number(value: float) -> float | None:
+def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _heading(findings: Findings) -> Iterator[str]:
+def heading(findings: Findings) -> Iterator[str]:
     f = findings.facts
     yield f"Foredraft evaluate: {f['prompts']}"
     draft = f" with draft {f['draft']}" if f["draft"] else ""
@@ -103,22 +111,21 @@ def _heading(findings: Findings) -> Iterator[str]:
 
 
 def lossless_lines(findings: Findings) -> Iterator[str]:
-    """Whether guessing changed a text, and where."""
-    same, all_ = findings.texts_equal, findings.texts_compared
+    """Whether speculation changed a text, and where."""
+    same, all_ = findings.equal.total(), findings.compared.total()
     if findings.lossless:
         yield f"Lossless: {same} of {all_} texts under guesses are those of K=0, token for token."
     else:
         yield f"NOT lossless: {all_ - same} of {all_} texts differ from those of K=0."
         if (dtype := findings.facts["dtype"]) != "float32":
             yield f"In {dtype}, products may depend on how many rows share them; float32 is exact."
-    for difference in findings.differences:
-        yield difference_line(difference)
+    yield from map(_difference_line, findings.differences)
     compared, equal = findings.batched
     if compared:
         yield f"K=0 at other numbers of requests at a time: {equal} of {compared} texts the same."
 
 
-def difference_line(d: Difference) -> str:
+def _difference_line(d: Difference) -> str:
     noise = " over T, with noise" if d.temperature else ""
     margin = (
         "by how much is not known"
@@ -141,28 +148,30 @@ def noise_line(findings: Findings) -> str:
     )
 
 
-def columns(findings: Findings) -> list[Cell]:
-    return sorted(findings.cells, key=lambda cell: (not cell.greedy, cell.load))
+def shown(records: Records, name: str) -> str:
+    """Speed: of K = 0 in tokens per second, of others against it."""
+    record = records[name]
+    return f"{record.rate:.0f}/s" if name == PLAIN else f"{record.ratio:.2f}x"
 
 
 def _table(findings: Findings) -> Iterator[str]:
-    cells = columns(findings)
     width = max(len(contender.name) for contender in findings.contenders) + 2
-    heads = "".join(f"{f'{cell.group} x{cell.load}':>14}" for cell in cells)
+    heads = "".join(f"{f'{cell.group} x{cell.load}':>14}" for cell in findings.columns)
     yield "Speed against K=0, by requests at a time (tokens/s of K=0 in the first row)"
     yield f"{'':<{width}}{heads}"
-    for contender in findings.contenders:
-        row = f"{contender.name:<{width}}"
-        for cell in cells:
-            record = findings.cells[cell][contender.name]
-            shown = f"{record.rate:.0f}/s" if contender.name == PLAIN else f"{record.ratio:.2f}x"
-            row += f"{shown:>14}"
-        yield row
+    for name in (contender.name for contender in findings.contenders):
+        row = "".join(f"{shown(findings.cells[cell], name):>14}" for cell in findings.columns)
+        yield f"{name:<{width}}{row}"
     yield noise_line(findings)
 
 
 def _acceptance(findings: Findings) -> Iterator[str]:
     yield "Guesses kept by position (each with all before it), one request at a time"
-    for family, kind, greedy, survival in findings.acceptance():
-        shown = " ".join(f"{share:.2f}" for share in survival)
-        yield f"{family + ', ' + kind + ', ' + Cell(greedy, 1).group:<32}{shown}"
+    for name, shares in acceptance_rows(findings):
+        yield f"{name:<32}{' '.join(shares)}"
+
+
+def acceptance_rows(findings: Findings) -> Iterator[tuple[str, list[str]]]:
+    """Family, kind of text and temperature group; shares by position."""
+    for family, cell, survival in findings.acceptance():
+        yield f"{family}, {cell.kind}, {cell.group}", [f"{share:.2f}" for share in survival]

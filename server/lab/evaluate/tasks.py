@@ -1,8 +1,8 @@
 """From the entries of a prompts file to the very sequences that the server would submit for them.
 
-The server's own code reads each body, with a client in place of the engine's that writes down what
-is submitted; so fields mean here what they mean there, and what the server would refuse is refused
-in its words.
+The server's own code reads each body, with a client in place of the engine's that records what is
+submitted; so fields mean here what they mean there, and what the server would refuse is refused in
+its words.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from engine.messages import Estimates, Output, Ready, SetSpeculation, Submit
 from server.api.chat import start_chat
 from server.api.completions import start_completion
 from server.api.errors import ApiError, as_api_error
-from server.api.intake import Call
 from server.api.limits import MAX_LENGTH_FIELD
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
@@ -34,7 +32,7 @@ from server.generation.admission import Admission
 from server.generation.choice import Choice
 from server.generation.engine_client import EngineState
 from server.generation.mailbox import Stream
-from server.generation.structured import Grammars
+from server.generation.structured import Grammars, grammar_checker
 from server.lab.evaluate.kinds import Kind, kind_of, title_of
 from server.lab.evaluate.prompts import Entry, PromptsError
 from server.observe.metrics import Metrics
@@ -43,8 +41,9 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Task:
-    """One sequence. `choice` reads its text as the server would, to end it at a stop string, if it
-    `stops` at any; `settled` once that has happened. `reply`: tokens of the longest text so far."""
+    """One sequence. `choice` reads its text as the server would, to end it at a stop string, if
+    `unsettled`: it has some and plain decoding did not run yet. `reply`: tokens of the longest text
+    so far."""
 
     number: int
     entry: Entry
@@ -52,8 +51,7 @@ class Task:
     title: str
     submit: Submit
     choice: Choice
-    stops: bool
-    settled: bool = False
+    unsettled: bool
     reply: int | None = None
 
     @property
@@ -76,8 +74,8 @@ class Task:
         return other
 
     def settle(self, text: Sequence[int]) -> None:
-        """Plain decoding said this. What comes after a stop string is not generated any more."""
-        self.settled = True
+        """`text` is that of plain decoding; nothing is generated after a stop string any more."""
+        self.unsettled = False
         for token in text:
             self.choice.feed(Output(id=self.submit.id, tokens=[token]))
             if self.choice.finish is not None:
@@ -85,16 +83,8 @@ class Task:
                 return
 
 
-def by_turns(tasks: Sequence[Task]) -> list[Task]:
-    """Kinds of text in turn, so that a few prompts are of all kinds."""
-    kinds: dict[str, list[Task]] = {}
-    for task in tasks:
-        kinds.setdefault(task.kind, []).append(task)
-    return [task for some in zip_longest(*kinds.values()) for task in some if task is not None]
-
-
 class Recorder:
-    """An EngineHandle that writes down what is submitted and never answers."""
+    """An EngineHandle that records what is submitted and never answers."""
 
     state: EngineState = "ready"
     inflight = 0
@@ -116,82 +106,104 @@ class Recorder:
         return None
 
 
-@dataclass
-class TaskMaker:
-    """`temperatures`: those at which a prompt runs that does not say its own. `max_tokens`: of a
-    reply, whatever its body says."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """`path`: of the prompts, for sentences about them. `temperatures`: of prompts that do not say
+    their own, one task each; `seed` likewise. `max_tokens`: of a reply, whatever its body says.
+    `chat`: plain text is a user's message, not text to be completed."""
 
-    config: Config
-    tokenizer: Tokenizer
-    grammars: Grammars
-    ready: Ready
     path: str
     temperatures: Sequence[float]
     max_tokens: int
-    chat: bool  # plain text is what a user says to the model
-    seed: int = 0
-    tasks: list[Task] = field(default_factory=list)
+    chat: bool
+    seed: int
 
-    def __post_init__(self) -> None:
-        self._recorder = Recorder(self.ready)
-        self._services = Services(
-            config=self.config,
-            tokenizer=self.tokenizer,
-            client=self._recorder,
-            metrics=Metrics(),
-            admission=Admission(self._recorder, self.config.max_inflight),
-            grammars=self.grammars,
-            version=version("foredraft"),
-            monotonic=time.monotonic,
-            wall=time.time,
-            draw_seed=lambda: self.seed,
-        )
 
-    async def add(self, entry: Entry) -> None:
-        """Its tasks: one for each temperature, prompt and choice. Raises PromptsError."""
-        body = dict(entry.body)
-        if entry.plain and self.chat:
-            entry = Entry(entry.line, entry.id, "chat", body, plain=True)
-            body = {"messages": [{"role": "user", "content": body["prompt"]}]}
-        for temperature in (None,) if body.get("temperature") is not None else self.temperatures:
-            said = body if temperature is None else body | {"temperature": temperature}
-            await self._add(entry, said)
+async def make_tasks(
+    config: Config,
+    tokenizer: Tokenizer,
+    ready: Ready,
+    entries: Sequence[Entry],
+    defaults: Defaults,
+) -> list[Task]:
+    """One for each entry, temperature, prompt and choice. Raises PromptsError."""
+    grammars = grammar_checker(config)
+    recorder = Recorder(ready)
+    services = _services(config, tokenizer, recorder, grammars, defaults.seed)
+    tasks: list[Task] = []
+    try:
+        for entry in entries:
+            for own, body in _bodies(entry, defaults):
+                recorder.submits.clear()
+                with _line_of(own, defaults.path):
+                    made = await _choices(services, own, body)
+                for submit, (choice, stops) in zip(recorder.submits, made, strict=True):
+                    kind, title = kind_of(body), title_of(body)
+                    tasks.append(Task(len(tasks), own, kind, title, submit, choice, stops))
+                    tasks[-1].limit(defaults.max_tokens)
+                    if submit.params.max_tokens == 0:
+                        raise PromptsError(
+                            f"{defaults.path}, line {entry.line}: `max_tokens` is 0, so there is"
+                            " nothing to measure"
+                        )
+    finally:
+        await grammars.close()
+    return tasks
 
-    async def _add(self, entry: Entry, body: dict[str, Any]) -> None:
-        with _told_of(entry, self.path):
-            call = await self._start(entry, body)
-        submits, self._recorder.submits = self._recorder.submits, []
-        kind, title = kind_of(body), title_of(body)
-        for submit, choice in zip(submits, call.generation.choices, strict=True):
-            stops = bool(call.generation.spec.stop)
-            task = Task(len(self.tasks), entry, kind, title, submit, choice, stops)
-            task.limit(self.max_tokens)
-            if task.submit.params.max_tokens == 0:
-                raise PromptsError(
-                    f"{self.path}, line {entry.line}: `max_tokens` is 0, so there is nothing to"
-                    " measure"
-                )
-            self.tasks.append(task)
 
-    async def _start(self, entry: Entry, body: dict[str, Any]) -> Call:
-        request = _request(entry, body | {"model": self.config.model_name})
-        if isinstance(request, ChatRequest):
-            call, _ = await start_chat(self._services, request, prefix="")
-            return call
-        return await start_completion(self._services, request, prefix="")
+def _bodies(entry: Entry, defaults: Defaults) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """At each temperature, as requests of the entry's endpoint."""
+    body = entry.body
+    if entry.plain and defaults.chat:
+        entry = replace(entry, endpoint="chat")
+        body = {"messages": [{"role": "user", "content": body["prompt"]}]}
+    if body.get("temperature") is not None:
+        yield entry, body
+        return
+    for temperature in defaults.temperatures:
+        yield entry, body | {"temperature": temperature}
+
+
+async def _choices(
+    services: Services, entry: Entry, body: dict[str, Any]
+) -> list[tuple[Choice, bool]]:
+    """Submit one request; its choices, and whether they have stop strings."""
+    request = _request(entry, body | {"model": services.config.model_name})
+    if isinstance(request, ChatRequest):
+        call, _ = await start_chat(services, request, prefix="")
+    else:
+        call = await start_completion(services, request, prefix="")
+    return [(choice, bool(call.generation.spec.stop)) for choice in call.generation.choices]
+
+
+def _services(
+    config: Config, tokenizer: Tokenizer, recorder: Recorder, grammars: Grammars, seed: int
+) -> Services:
+    return Services(
+        config=config,
+        tokenizer=tokenizer,
+        client=recorder,
+        metrics=Metrics(),
+        admission=Admission(recorder, config.max_inflight),
+        grammars=grammars,
+        version=version("foredraft"),
+        monotonic=time.monotonic,
+        wall=time.time,
+        draw_seed=lambda: seed,
+    )
 
 
 def check_bodies(entries: Iterable[Entry], path: str) -> None:
     """What they show by themselves, without a model. Raises PromptsError."""
     for entry in entries:
         if not entry.plain:
-            with _told_of(entry, path):
+            with _line_of(entry, path):
                 _request(entry, entry.body | {"model": ""})
 
 
 def any_engine(config: Config) -> Ready:
-    """The facts of an engine that nobody has started: one that takes every token and, if the
-    configuration does not say, every length."""
+    """In place of an engine that has not started: takes every token and, if the configuration does
+    not limit it, every length."""
     return Ready(
         pid=0, target=config.engine.target.path,
         max_model_len=config.engine.target.max_model_len or 2**62, vocab_size=2**62,
@@ -201,7 +213,7 @@ def any_engine(config: Config) -> Ready:
 
 
 @contextmanager
-def _told_of(entry: Entry, path: str) -> Iterator[None]:
+def _line_of(entry: Entry, path: str) -> Iterator[None]:
     """A refusal as one of the line."""
     try:
         yield
@@ -213,24 +225,20 @@ def _told_of(entry: Entry, path: str) -> Iterator[None]:
 
 
 def _request(entry: Entry, body: dict[str, Any]) -> ChatRequest | CompletionRequest:
-    """Raises ApiError."""
+    """Without a field for its length, a line that is no batch request may be as long as others.
+    Raises ApiError."""
     if body.get("speculation") is not None:
         raise ApiError(400, "`speculation` is what is evaluated here; leave it out")
     if entry.endpoint == "chat":
-        return parse(to_bytes(body), ChatRequest, "chat")
-    return _completion(entry, body)
-
-
-def _completion(entry: Entry, body: dict[str, Any]) -> CompletionRequest:
-    """Without a word about its length, a line that is no batch request may be as long as others."""
+        return parse(_as_sent(body), ChatRequest, "chat")
     if entry.batch or body.get("max_tokens") is not None:
-        return parse(to_bytes(body), CompletionRequest, "completions")
-    data = to_bytes(body | {"max_tokens": MAX_LENGTH_FIELD})
+        return parse(_as_sent(body), CompletionRequest, "completions")
+    data = _as_sent(body | {"max_tokens": MAX_LENGTH_FIELD})
     request = parse(data, CompletionRequest, "completions")
     return request.model_copy(update={"max_tokens": None})
 
 
-def to_bytes(body: dict[str, Any]) -> bytes:
+def _as_sent(body: dict[str, Any]) -> bytes:
     """As a client would send it. Raises ApiError for what is no Unicode text."""
     try:
         return json.dumps(body, ensure_ascii=False).encode()
