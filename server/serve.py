@@ -29,12 +29,12 @@ from engine.messages import StepMetrics
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
-from server.generation.engine_client import EngineClient, EngineState
+from server.engine.client import EngineClient
+from server.engine.lifecycle import EngineState, RestartPolicy
 from server.generation.structured import grammar_checker
 from server.loop import run
 from server.observe.metrics import Metrics
 from server.observe.speculation_log import SpeculationLog
-from server.supervise.lifecycle import RestartPolicy
 from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
 from server.text.tensorless import forget_torch
 from server.text.tokenizer import Tokenizer, load_tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.errors import EngineError
-from server.generation.engine_client import EngineHandle
+from server.engine.client import EngineHandle
 
 
 class QueueFull(EngineError):

@@ -14,9 +14,9 @@ from typing import Literal
 
 from engine.errors import EngineError, EngineLost
 from engine.messages import Output, TokenLogprobs
+from server.engine.mailbox import Stream, says_only_tokens
 from server.generation.generation_spec import Echo
 from server.generation.logprobs import HeldLogprobs, TextLogprobs
-from server.generation.mailbox import Stream, says_only_tokens
 from server.generation.provenance import Origin, Provenance
 from server.generation.usage import Counts
 from server.text.detokenizer import Detokenizer, StopStrings

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from engine.messages import TokenLogprobs
+from server.engine.client import EngineHandle
+from server.engine.mailbox import Wake
 from server.generation.choice import Choice, Delta, GenerationFailed
-from server.generation.engine_client import EngineHandle
 from server.generation.generation_spec import GenerationSpec
-from server.generation.mailbox import Wake
 from server.generation.usage import Usage, usage_of
 from server.observe.metrics import Metrics, RequestTimes
 from server.observe.metrics_table import Finish

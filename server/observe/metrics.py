@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
-from server.generation.engine_client import EngineState
+from server.engine.lifecycle import EngineState
 from server.observe.gain import Gain, compared
 from server.observe.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
 from server.observe.recent_acceptance import RecentAcceptance

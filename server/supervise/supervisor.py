@@ -3,7 +3,7 @@
 Owns the child, its private endpoints and its states (supervise.lifecycle decides, this acts).
 Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
 again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
-(server.generation.engine_client), and what to do when `failed` is set (exit non-zero: the cli).
+(server.engine.client), and what to do when `failed` is set (exit non-zero: the cli).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
 from engine.messages import Drain, Event, Fatal, Ready, Stop
-from server.generation.engine_client import EngineClient, EngineState
+from server.engine.client import EngineClient
+from server.engine.lifecycle import EngineState, Lifecycle, Loss, RestartPolicy
 from server.supervise.incarnation import Incarnation, how_it_ended
-from server.supervise.lifecycle import Lifecycle, Loss, RestartPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -30,22 +30,13 @@ from engine.messages import (
     StepMetrics,
     Submit,
 )
-from server.generation.mailbox import Stream
+from server.engine.lifecycle import NOT_READY, EngineState
+from server.engine.mailbox import Stream
 
 logger = logging.getLogger(__name__)
 
 POLLIN = int(zmq.POLLIN)  # an enumeration takes longer to compare than all of that
 EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
-
-EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
-
-NOT_READY: dict[EngineState, str] = {
-    "starting": "the engine is starting, the first time for a minute or two; try again in a moment",
-    "draining": "the server is shutting down",
-    "lost": "the engine was lost and is being restarted; try again in a moment",
-    "failed": "the engine failed and is not being restarted",
-    "stopped": "the server is shutting down",
-}
 
 
 class EngineHandle(Protocol):
