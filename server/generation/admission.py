@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine.errors import EngineError
 from server.engine.client import EngineHandle
-
-
-class QueueFull(EngineError):
-    """As many sequences are in flight as the server admits."""
+from server.errors import QueueFull
 
 
 class Admission:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Literal
 
-from engine.errors import EngineError, EngineLost
+from engine.errors import EngineLost
 from engine.messages import Output, TokenLogprobs
 from server.engine.mailbox import Stream, says_only_tokens
+from server.errors import GenerationFailed
 from server.generation.generation_spec import Echo
 from server.generation.logprobs import HeldLogprobs, TextLogprobs
 from server.generation.provenance import Origin, Provenance
@@ -23,16 +24,6 @@ from server.text.detokenizer import Detokenizer, StopStrings
 from server.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
-
-
-class GenerationFailed(EngineError):
-    """The engine ended a sequence with an error; the message is its sentence. `bad_request`: the
-    request itself is to blame, and `param` the field with its grammar."""
-
-    def __init__(self, message: str, *, bad_request: bool = False) -> None:
-        super().__init__(message)
-        self.bad_request = bad_request
-        self.param: str | None = None
 
 
 @dataclass(slots=True)  # making a frozen one takes thrice as long, and this is one per token

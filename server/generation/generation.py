@@ -14,7 +14,8 @@ from contextlib import aclosing
 from engine.messages import TokenLogprobs
 from server.engine.client import EngineHandle
 from server.engine.mailbox import Wake
-from server.generation.choice import Choice, Delta, GenerationFailed
+from server.errors import GenerationFailed
+from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage, usage_of
 from server.observe.metrics import Metrics, RequestTimes

@@ -15,13 +15,10 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from engine.config import HUB_NAME
-from engine.errors import EngineError, ModelError
+from engine.errors import ModelError
+from server.errors import ChatTemplateError
 from server.text.fill_in import FillIn, find_fill_in
 from server.text.token_pieces import byte_level_bytes, text_piece_bytes
-
-
-class ChatTemplateError(EngineError):
-    """The model has no chat template, or its template refuses these messages (a caller's error)."""
 
 
 class Tokenizer(Protocol):

@@ -11,8 +11,9 @@ import pytest
 
 from engine.errors import EngineLost
 from engine.messages import SamplingParams
-from server.generation.admission import Admission, QueueFull
-from server.generation.choice import Delta, GenerationFailed
+from server.errors import GenerationFailed, QueueFull
+from server.generation.admission import Admission
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import Echo, GenerationSpec, choice_seed
 from server.generation.logprobs import token_text
