@@ -24,7 +24,7 @@ from server.api.errors import ApiError, NotReady, invalid
 from server.api.explain import shown
 from server.api.services import Services
 from server.engine.lifecycle import NOT_READY
-from server.observe.gain import Gain
+from server.observe.speculation import Gain
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ from engine.messages import (
 )
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
+from server.errors import QueueFull
 
 logger = logging.getLogger(__name__)
 
@@ -218,3 +220,27 @@ class _Link:
         if self._again is not None:
             self._again.cancel()
             self._again = None
+
+
+class Admission:
+    """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
+
+    def __init__(self, client: EngineHandle, max_inflight: int) -> None:
+        self.max_inflight = max_inflight
+        self._client = client
+        self._reserved = 0
+
+    @contextmanager
+    def reserve(self, count: int) -> Iterator[None]:
+        """Room for `count` sequences until they are submitted. Raises QueueFull."""
+        inflight = self._client.inflight + self._reserved
+        if inflight + count > self.max_inflight:
+            raise QueueFull(
+                f"{inflight} sequences are in flight and this request has {count}; at most"
+                f" {self.max_inflight} are admitted; try again in a moment"
+            )
+        self._reserved += count
+        try:
+            yield
+        finally:
+            self._reserved -= count

@@ -16,9 +16,8 @@ from engine.errors import EngineLost
 from engine.messages import Output, TokenLogprobs
 from server.engine.mailbox import Stream, says_only_tokens
 from server.errors import GenerationFailed
+from server.generation.annotations import HeldLogprobs, Origin, Provenance, TextLogprobs
 from server.generation.generation_spec import Echo
-from server.generation.logprobs import HeldLogprobs, TextLogprobs
-from server.generation.provenance import Origin, Provenance
 from server.generation.usage import Counts
 from server.text.detokenizer import Detokenizer, StopStrings
 from server.text.tokenizer import Tokenizer

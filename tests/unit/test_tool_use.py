@@ -16,8 +16,8 @@ from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.api.tool_use import grammar_of, tool_use
 from server.config import Config, ServerConfig
+from server.engine.client import Admission
 from server.errors import GrammarRefused
-from server.generation.admission import Admission
 from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient

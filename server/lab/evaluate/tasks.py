@@ -30,9 +30,9 @@ from server.api.schema_chat import ChatRequest
 from server.api.schema_completions import CompletionRequest
 from server.api.services import Services
 from server.config import Config
+from server.engine.client import Admission
 from server.engine.lifecycle import EngineState
 from server.engine.mailbox import Stream
-from server.generation.admission import Admission
 from server.generation.choice import Choice
 from server.generation.structured import Grammars
 from server.lab.evaluate.kinds import Kind, kind_of, title_of
