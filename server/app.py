@@ -28,8 +28,7 @@ from server.api.services import Services
 from server.api.speculation import speculation_router
 from server.api.tokenize import tokenize_router
 from server.config import Config
-from server.generation.admission import Admission
-from server.generation.engine_client import EngineHandle
+from server.engine.client import Admission, EngineHandle
 from server.generation.structured import Grammars
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer

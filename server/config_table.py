@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from engine.config import EngineConfig
-from server.config import ServerConfig
-from server.config_errors import kind_of, nested_models
+from server.config import ServerConfig, kind_of, nested_models
 
 HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
 

@@ -127,7 +127,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._say_refusal()
+        self._send_refusal()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
@@ -136,9 +136,9 @@ class Connection(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         elif [name for name, _ in cycle.scope["headers"]].count(b"host") != 1:
-            app = _hostless
+            app = _refuse_host
         if not cycle.keep_alive:
-            app = _lingering(app, cycle)
+            app = _await_body(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
@@ -158,9 +158,9 @@ class Connection(HttpToolsProtocol):
                 self._hang_up()
                 return
             self._answered = None
-        self._say_refusal()
+        self._send_refusal()
 
-    def _say_refusal(self) -> None:
+    def _send_refusal(self) -> None:
         """Behind the answers that are owed (RFC 9112, section 9.3.2)."""
         error = self._refusal
         if error is None or not self._is_idle or self.transport.is_closing():
@@ -223,7 +223,7 @@ def _too_long(most: int) -> ApiError:
     return ApiError(431, said, code="head_too_large")
 
 
-async def _hostless(scope: Any, receive: Any, send: Any) -> None:
+async def _refuse_host(scope: Any, receive: Any, send: Any) -> None:
     await respond(_HOSTLESS)(scope, receive, send)
 
 
@@ -251,7 +251,7 @@ def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3
     return wrapped
 
 
-def _lingering(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+def _await_body(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
     """For a connection that closes with the answer: while the body is still on its way (the answer
     is a refusal) that would reset it, and many a client, still sending, would never read why."""
 

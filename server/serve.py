@@ -17,9 +17,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -29,16 +29,13 @@ from engine.messages import StepMetrics
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
-from server.generation.engine_client import EngineClient, EngineState
+from server.engine.client import EngineClient
+from server.engine.lifecycle import EngineState, RestartPolicy
 from server.generation.structured import grammar_checker
-from server.loop import run
 from server.observe.metrics import Metrics
 from server.observe.speculation_log import SpeculationLog
-from server.supervise.lifecycle import RestartPolicy
 from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
-from server.text.tensorless import forget_torch
-from server.text.tokenizer import Tokenizer, load_tokenizer
-from server.welcome import welcome
+from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -297,3 +294,41 @@ def _in_thread(load: Callable[[], Tokenizer]) -> asyncio.Future[Tokenizer]:
 
     threading.Thread(target=run, name="tokenizer", daemon=True).start()
     return future
+
+
+T = TypeVar("T")
+# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
+# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
+# first token, as soon as others stream.
+SWITCH_SECONDS = 0.0005
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(main)
+    finally:
+        main.close()  # it has ended, or was interrupted before it began
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def welcome(config: Config, port: int) -> str:
+    """The address, and a command to try."""
+    host = config.server.host
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url, name = f"http://{host}:{port}/v1", config.model_name
+    key = " -H 'Authorization: Bearer '$KEY" if config.server.api_key else ""
+    body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
+    return (
+        f"Foredraft serves {name} at {url}\n"
+        f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    )

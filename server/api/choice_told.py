@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.messages import Estimates
-from server.observe.gain import Gain
+from server.observe.speculation import Gain
 
 
 def came_of(gain: Gain) -> str:

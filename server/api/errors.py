@@ -15,11 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from engine.errors import EngineError, EngineLost
-from server.generation.admission import QueueFull
-from server.generation.choice import GenerationFailed
+from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused, QueueFull
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Rejection
-from server.text.tokenizer import ChatTemplateError
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 RETRY_SECONDS = {429: 1, 503: 2}
@@ -116,6 +114,10 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
         case ChatTemplateError():
             return ApiError(400, f"{error}", param="messages", code="invalid_value")
+        case GrammarRefused(param=None):
+            return ApiError(400, str(error), code="unsupported_field")
+        case GrammarRefused():
+            return ApiError(400, str(error), param=error.param, code="invalid_value")
         case QueueFull():
             return ApiError(429, str(error), code="queue_full")
         case EngineLost():
@@ -159,8 +161,8 @@ def install(app: FastAPI, metrics: Metrics) -> None:
             metrics.count_rejection(reason)
         return respond(as_api_error(error))
 
-    known = (ApiError, ContextLengthExceeded, ChatTemplateError, QueueFull, EngineLost)
-    for kind in (*known, GenerationFailed):
+    known = (ApiError, ContextLengthExceeded, ChatTemplateError, GrammarRefused, QueueFull)
+    for kind in (*known, EngineLost, GenerationFailed):
         app.add_exception_handler(kind, on_known)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGone, _on_gone)

@@ -11,10 +11,9 @@ from starlette.requests import Request as HttpRequest
 
 from server.api.errors import ClientGone
 from server.api.event_stream import until_gone
+from server.generation.annotations import Origin, TextLogprobs
 from server.generation.choice import Finish
 from server.generation.generation import Generation
-from server.generation.logprobs import TextLogprobs
-from server.generation.provenance import Origin
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.messages import TokenLogprobs
-from server.generation.logprobs import Alternative, TextLogprobs, token_text
+from server.generation.annotations import Alternative, TextLogprobs, token_text
 from server.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # stands for minus infinity, which JSON does not have

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from server.api.errors import ApiError, ContextLengthExceeded, as_api_error
-from server.generation.choice import GenerationFailed
-from server.text.tokenizer import ChatTemplateError
+from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
 
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
 
@@ -43,7 +42,7 @@ class Renames:
         except ContextLengthExceeded as error:
             full = Renames({**dict(self._paths), **self._too_long})
             raise full._renamed(as_api_error(error)) from None
-        except (ApiError, ChatTemplateError) as error:
+        except (ApiError, ChatTemplateError, GrammarRefused) as error:
             raise self._renamed(as_api_error(error)) from None
 
     def _renamed(self, error: ApiError) -> ApiError:

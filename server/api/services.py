@@ -11,8 +11,8 @@ from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
 from server.api.field_row import Facts
 from server.config import Config
-from server.generation.admission import Admission
-from server.generation.engine_client import NOT_READY, EngineHandle
+from server.engine.client import Admission, EngineHandle
+from server.engine.lifecycle import NOT_READY
 from server.generation.structured import Grammars
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer

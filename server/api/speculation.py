@@ -23,8 +23,8 @@ from server.api.choice_told import came_of, why
 from server.api.errors import ApiError, NotReady, invalid
 from server.api.explain import shown
 from server.api.services import Services
-from server.generation.engine_client import NOT_READY
-from server.observe.gain import Gain
+from server.engine.lifecycle import NOT_READY
+from server.observe.speculation import Gain
 
 logger = logging.getLogger(__name__)
 

@@ -68,11 +68,6 @@ async def events(
         writer = outlet.writer
         if writer is None or not writer.is_open:
             return False
-        piece = chunks.take_plain()
-        if piece is not None:
-            if piece:
-                writer.write(piece)
-            return True
         if piece := chunks.of(generation.take()):
             writer.write(piece)
         return not generation.finished
@@ -106,15 +101,6 @@ class _Chunks:
         self._common: dict[str, Any] = {"usage": None} if call.include_usage else {}
         self._first = first
         self._around = [self._written(choice.index) for choice in call.generation.choices]
-        self._plain: tuple[str, str] | None = None  # as `_around`, once the first chunk is out
-
-    def take_plain(self) -> bytes | None:
-        """The chunk of what came, if it is text of the only choice and no more: as `of` in fewer
-        calls, for nearly every token. None where it takes more, and nothing is taken."""
-        if self._plain is None or (text := self._call.generation.take_text()) is None:
-            return None
-        before, after = self._plain
-        return f"{before}{quote(text)}{after}".encode() if text else b""
 
     def opening(self) -> bytes:
         choices = self._shape.opening(len(self._call.generation.choices))
@@ -156,7 +142,7 @@ class _Chunks:
 
     def _chunk(self, choice: dict[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
         said = self._first if extra is None else extra
-        self._first, self._plain = {}, self._around[0]
+        self._first = {}
         return as_event({**self._head, "choices": [choice], **self._common, **said})
 
 

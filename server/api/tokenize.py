@@ -21,7 +21,7 @@ from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest, read_tokenize
 from server.api.services import Services
-from server.generation.logprobs import token_text
+from server.generation.annotations import token_text
 
 
 def tokenize_router(services: Services) -> APIRouter:

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.generation.choice import Finish
-from server.text.tools.calls import ToolCallParser
-from server.text.tools.events import CallArguments, CallBegin, Text, ToolEvent
+from server.text.tools.calls import CallArguments, CallBegin, Text, ToolCallParser, ToolEvent
 
 
 class CallReader:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.messages import Grammar
-from server.api.errors import ApiError, invalid
+from server.api.errors import invalid
 from server.api.schema_chat import ChatRequest
 from server.api.schema_tools import Tool, ToolChoice
 from server.api.services import Services
 from server.api.tool_reply import CallReader
+from server.errors import GrammarRefused
 from server.text.tools.formats import ToolFormat, tool_format
 from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
 
@@ -53,8 +54,8 @@ def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
 
 
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
-    """What holds the reply to its promises, checked; None if nothing was promised. Raises ApiError
-    when it cannot be done."""
+    """What holds the reply to its promises, checked; None if nothing was promised. Raises
+    GrammarRefused when it cannot be done, QueueFull when there is no time to say."""
     choice, content = request.tool_choice or ToolChoice("auto"), _content_schema(request)
     required = choice.mode == "required"
     many = request.parallel_tool_calls is not False and not choice.single
@@ -70,9 +71,7 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
     held = rules([_schema(tool) for tool in use.offered])
     try:
         await services.grammars.check(held, param="tools")
-    except ApiError as refused:
-        if refused.status != 400:
-            raise
+    except GrammarRefused:
         with suppress(TimeoutError):  # a refusal for its time must not take many times as long
             async with asyncio.timeout(BLAME_SECONDS):
                 await _name_the_strict(services, request, use)
@@ -85,7 +84,7 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
 
 
 async def _name_the_strict(services: Services, request: ChatRequest, use: ToolUse) -> None:
-    """Raises ApiError for the first strict tool whose schema alone cannot be honoured."""
+    """Raises GrammarRefused for the first strict tool whose schema alone cannot be honoured."""
     for i, tool in enumerate(request.tools):
         if tool.strict and tool in use.offered:
             alone = Grammar("json_schema", json.dumps(_schema(tool)))

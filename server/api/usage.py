@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from server.generation.provenance import Origin
+from server.generation.annotations import Origin
 from server.generation.usage import Usage
 
 

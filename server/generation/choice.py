@@ -12,27 +12,17 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Literal
 
-from engine.errors import EngineError, EngineLost
+from engine.errors import EngineLost
 from engine.messages import Output, TokenLogprobs
+from server.engine.mailbox import Stream
+from server.errors import GenerationFailed
+from server.generation.annotations import HeldLogprobs, Origin, Provenance, TextLogprobs
 from server.generation.generation_spec import Echo
-from server.generation.logprobs import HeldLogprobs, TextLogprobs
-from server.generation.mailbox import Stream, says_only_tokens
-from server.generation.provenance import Origin, Provenance
 from server.generation.usage import Counts
 from server.text.detokenizer import Detokenizer, StopStrings
 from server.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
-
-
-class GenerationFailed(EngineError):
-    """The engine ended a sequence with an error; the message is its sentence. `bad_request`: the
-    request itself is to blame, and `param` the field with its grammar."""
-
-    def __init__(self, message: str, *, bad_request: bool = False) -> None:
-        super().__init__(message)
-        self.bad_request = bad_request
-        self.param: str | None = None
 
 
 @dataclass(slots=True)  # making a frozen one takes thrice as long, and this is one per token
@@ -93,16 +83,10 @@ class Choice:
         self._show_logprobs = show_logprobs
         self._show_tokens = show_tokens
         self._provenance = Provenance() if provenance else None
-        self._is_plain = self._stops is None and not (provenance or show_tokens)
         self._held = HeldLogprobs(tokenizer)
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
         self._closed = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether an Output that says only tokens comes to text and nothing else."""
-        return self._is_plain and self._echo is None
 
     def close(self) -> bool:
         """Whether the engine still had it open; from now on nobody reads it."""
@@ -114,8 +98,6 @@ class Choice:
 
         Raises GenerationFailed for an error of this sequence, EngineLost if the engine ended it.
         """
-        if self.is_plain and says_only_tokens(output):
-            return self._feed_plain(output)
         self._closed = output.finish is not None
         if output.finish == "error":
             sentence = output.error or "the engine refused the sequence"
@@ -142,19 +124,6 @@ class Choice:
         if not (text or logprobs or shown or provenance or self.finish):
             return None
         return Delta(self.index, text, logprobs, self.finish, shown, provenance)
-
-    def _feed_plain(self, output: Output) -> Delta | None:
-        """As `feed`, for nearly every step of nearly every request."""
-        text = self.push_plain(output)
-        return Delta(self.index, text, None, None) if text else None
-
-    def push_plain(self, output: Output) -> str:
-        """The text that became certain by an Output that says only tokens, if the choice
-        `is_plain`."""
-        self.counts.take_plain(output)
-        text = self._detokenizer.push(output.tokens)
-        self._emitted += len(text)
-        return text
 
     @property
     def mean_logprob(self) -> float:

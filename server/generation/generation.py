@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from engine.messages import TokenLogprobs
-from server.generation.choice import Choice, Delta, GenerationFailed
-from server.generation.engine_client import EngineHandle
+from server.engine.client import EngineHandle
+from server.engine.mailbox import Wake
+from server.errors import GenerationFailed
+from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
-from server.generation.mailbox import Wake
 from server.generation.usage import Usage, usage_of
 from server.observe.metrics import Metrics, RequestTimes
 from server.observe.metrics_table import Finish
@@ -127,21 +128,6 @@ class Generation:
         if ended:
             self._open = [choice for choice in self._open if choice.finish is None]
         return deltas
-
-    def take_text(self) -> str | None:
-        """The text of what came, if that is all there is to it and there is one choice: as `take`,
-        for nearly every step of nearly every request. None where `take` must, and nothing is
-        taken."""
-        choice = self.choices[0]
-        if len(self.choices) > 1 or self._failure is not None or not choice.is_plain:
-            return None
-        output = choice.stream.take_plain()
-        if output is None:
-            return None
-        self._wake.clear()
-        if output.tokens:
-            self._observe(0, len(output.tokens))
-        return choice.push_plain(output)
 
     def _feed(self, choice: Choice) -> Delta | None:
         output = choice.stream.take()

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from engine.messages import SamplingParams, Submit
-from server.generation.logprobs import token_text
+from server.generation.annotations import token_text
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
 

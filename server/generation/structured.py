@@ -27,8 +27,8 @@ import msgspec
 
 from engine.config import EngineConfig, model_folder
 from engine.messages import CheckOutcome, Grammar
-from server.api.errors import ApiError, invalid
 from server.config import Config
+from server.errors import GrammarRefused, QueueFull
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ CHECK_COMMAND = (sys.executable, "-m", "engine.grammar.check")
 
 class Grammars(Protocol):
     async def check(self, grammar: Grammar, *, param: str) -> None:
-        """Returns when the engine can honour `grammar`. Raises ApiError (400, naming `param`) when
-        it is malformed, too large, too slow to compile, or asks for what is not enforced; 429
+        """Returns when the engine can honour `grammar`. Raises GrammarRefused, naming `param`, when
+        it is malformed, too large, too slow to compile, or asks for what is not enforced; QueueFull
         when there is no time for it."""
         ...
 
@@ -125,8 +125,8 @@ class GrammarChecker:
     async def check(self, grammar: Grammar, *, param: str) -> None:
         size = len(grammar.source.encode("utf-8"))
         if size > self._max_bytes:
-            raise invalid(
-                param, f"`{param}` has {size} bytes; at most {self._max_bytes} are compiled"
+            raise GrammarRefused(
+                f"`{param}` has {size} bytes; at most {self._max_bytes} are compiled", param=param
             )
         sentence = self._verdicts.get(grammar)
         if sentence is None:
@@ -137,7 +137,7 @@ class GrammarChecker:
                 task.add_done_callback(lambda done: self._settle(grammar, done))
             sentence = await asyncio.shield(task)  # others may wait for the same answer
         if sentence:
-            raise invalid(param, f"`{param}` cannot be honoured: {sentence}")
+            raise GrammarRefused(f"`{param}` cannot be honoured: {sentence}", param=param)
 
     def _settle(self, grammar: Grammar, task: asyncio.Task[str]) -> None:
         del self._asking[grammar]
@@ -150,7 +150,7 @@ class GrammarChecker:
         sentence, outcome = await self._compile(grammar)
         self._observe(outcome, time.monotonic() - began)
         if outcome == "busy":
-            raise ApiError(429, sentence, code="queue_full")
+            raise QueueFull(sentence)
         self._verdicts[grammar] = sentence
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
@@ -164,7 +164,7 @@ class GrammarChecker:
         except TimeoutError:
             return BUSY
         if self._unusable is not None:
-            raise ApiError(400, self._unusable, code="unsupported_field")
+            raise GrammarRefused(self._unusable, param=None)
         child = self._child
         try:
             async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):

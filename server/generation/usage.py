@@ -34,12 +34,6 @@ class Counts:
         self.by_proposer: dict[str, Guesses] = {}
         self._from_prediction = 0  # guesses
 
-    def take_plain(self, output: Output) -> None:
-        """An Output that says only tokens, all of them counted."""
-        count = len(output.tokens)
-        self.tokens += count
-        self._take_step(output, count)
-
     def take(self, output: Output, steps: Sequence[Output], taken: int, *, stopped: bool) -> None:
         """`output` is what `steps` come to. Its first `taken` tokens are in the completion;
         `stopped`: because a stop string was complete with them."""

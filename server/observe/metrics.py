@@ -29,11 +29,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
-from server.generation.engine_client import EngineState
-from server.observe.gain import Gain, compared
+from server.engine.lifecycle import EngineState
 from server.observe.metrics_table import METRICS, PARTS, SHARES, Finish, Metric, Rejection, markdown
-from server.observe.recent_acceptance import RecentAcceptance
-from server.observe.regret import Regret
+from server.observe.speculation import Gain, RecentAcceptance, Regret, compared
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STEPS_AT_ONCE = 16  # counted together: half the work of one by one, and no pause that is noticed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from engine.messages import PROPOSERS, CheckOutcome, Mode, Reason
-from server.generation.engine_client import EngineState
+from server.engine.lifecycle import EngineState
 
 Finish = Literal["stop", "length", "abort", "error"]
 Rejection = Literal[

@@ -3,7 +3,7 @@
 Owns the child, its private endpoints and its states (supervise.lifecycle decides, this acts).
 Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
 again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
-(server.generation.engine_client), and what to do when `failed` is set (exit non-zero: the cli).
+(server.engine.client), and what to do when `failed` is set (exit non-zero: the cli).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
 from engine.messages import Drain, Event, Fatal, Ready, Stop
-from server.generation.engine_client import EngineClient, EngineState
+from server.engine.client import EngineClient
+from server.engine.lifecycle import EngineState, Lifecycle, Loss, RestartPolicy
 from server.supervise.incarnation import Incarnation, how_it_ended
-from server.supervise.lifecycle import Lifecycle, Loss, RestartPolicy
 
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine")
 WATCH_TICKS = 4  # looks within `watchdog` seconds
-LAST_WORDS_SECONDS = 2.0  # for what a process sent just before it ended
+FINAL_EVENTS_SECONDS = 2.0  # for what a process sent just before it ended
 STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
 
 
@@ -142,13 +142,13 @@ class EngineSupervisor:
         self._incarnation = incarnation = Incarnation(self._runtime_folder)
         try:
             loss = await self._run(incarnation)
-            return self._mourn(loss) if loss is not None else None
+            return self._after_loss(loss) if loss is not None else None
         finally:
             self._incarnation = None
             await self._client.disconnect()
             await incarnation.close()
 
-    def _mourn(self, loss: Loss) -> float | None:
+    def _after_loss(self, loss: Loss) -> float | None:
         """Streams first: nobody waits for the killing and sweeping that follow."""
         delay: float | None = None
         if self.state != "draining":
@@ -160,61 +160,61 @@ class EngineSupervisor:
 
     async def _run(self, incarnation: Incarnation) -> Loss | None:
         """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""
-        signs = _Signs()
+        signals = _Signals()
         try:
             self._client.connect(
                 incarnation.commands,
                 incarnation.events,
-                on_event=lambda event: self._on_event(event, signs),
+                on_event=lambda event: self._on_event(event, signals),
             )
             await incarnation.spawn(self._command, self._config, environment=self._environment)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
-        exit_watch = asyncio.create_task(_set_after(incarnation.wait(), signs.over))
+        exit_watch = asyncio.create_task(_set_after(incarnation.wait(), signals.over))
         try:
-            silence = await self._watch(signs)
-            if silence is not None or not signs.over.is_set():
+            silence = await self._watch(signals)
+            if silence is not None or not signals.over.is_set():
                 return silence
-            return await self._last_words(incarnation, signs)
+            return await self._final_loss(incarnation, signals)
         finally:
             exit_watch.cancel()
 
-    def _on_event(self, event: Event, signs: _Signs) -> None:
-        signs.heard = True
+    def _on_event(self, event: Event, signals: _Signals) -> None:
+        signals.heard = True
         match event:
             case Ready() if not self._end.is_set():
                 self._lifecycle.ready(self._clock())
-                signs.ready.set()
+                signals.ready.set()
             case Fatal():
-                signs.fatal = event
-                signs.over.set()
+                signals.fatal = event
+                signals.over.set()
 
-    async def _watch(self, signs: _Signs) -> Loss | None:
+    async def _watch(self, signals: _Signals) -> Loss | None:
         """None when it is over, or when `stop` is called; a Loss when it says nothing."""
         settings = self._settings
-        await _within(settings.start_timeout, signs.ready, signs.over, self._end)
-        if not (signs.ready.is_set() or signs.over.is_set() or self._end.is_set()):
+        await _within(settings.start_timeout, signals.ready, signals.over, self._end)
+        if not (signals.ready.is_set() or signals.over.is_set() or self._end.is_set()):
             return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
         # Looks are counted, not seconds: if our own loop was held up, so was our hearing.
         silent = 0
-        while not await _within(settings.watchdog / WATCH_TICKS, signs.over, self._end):
-            silent = 0 if signs.heard else silent + 1
-            signs.heard = False
+        while not await _within(settings.watchdog / WATCH_TICKS, signals.over, self._end):
+            silent = 0 if signals.heard else silent + 1
+            signals.heard = False
             if silent >= WATCH_TICKS:
                 return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
         return None
 
-    async def _last_words(self, incarnation: Incarnation, signs: _Signs) -> Loss:
+    async def _final_loss(self, incarnation: Incarnation, signals: _Signals) -> Loss:
         """What was sent before the end may still be on the way. Fatal says all there is to know; an
         interpreter with torch in it may take seconds to exit after that."""
-        deadline = self._clock() + LAST_WORDS_SECONDS
-        while signs.fatal is None and self._clock() < deadline:
+        deadline = self._clock() + FINAL_EVENTS_SECONDS
+        while signals.fatal is None and self._clock() < deadline:
             code = incarnation.exit_code
             if code is not None and (code < 0 or (code == 0 and self._client.inflight == 0)):
                 break
             await asyncio.sleep(0.01)
-        if signs.fatal is not None:
-            return Loss(signs.fatal.message, useless_to_retry=signs.fatal.useless_to_retry)
+        if signals.fatal is not None:
+            return Loss(signals.fatal.message, useless_to_retry=signals.fatal.useless_to_retry)
         code = incarnation.exit_code
         sentence = how_it_ended(code) if code is not None else "the engine ended"
         return Loss(sentence, useless_to_retry=code == EXIT_CANNOT_START)
@@ -224,7 +224,7 @@ class EngineSupervisor:
         self._on_state(state)
 
 
-class _Signs:
+class _Signals:
     """What was heard of one incarnation."""
 
     def __init__(self) -> None:

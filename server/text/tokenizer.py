@@ -7,21 +7,96 @@ here is whole; increments are the detokenizer's.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
 from engine.config import HUB_NAME
-from engine.errors import EngineError, ModelError
-from server.text.fill_in import FillIn, find_fill_in
-from server.text.token_pieces import byte_level_bytes, text_piece_bytes
+from engine.errors import ModelError
+from server.errors import ChatTemplateError
+
+SPELLINGS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder, CodeGemma, the built-in
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # CodeLlama
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+)  # the last one: DeepSeek-Coder
+
+# Besides the three and the model's own end of text, what such models write after the middle.
+ENDS = (
+    "<|endoftext|>",
+    "<|fim_pad|>", "<|file_sep|>", "<|file_separator|>", "<|repo_name|>",
+    "<fim_pad>", "<file_sep>", "<repo_name>",
+    "<fim-pad>",
+    "\u2581<EOT>",
+)  # fmt: skip
 
 
-class ChatTemplateError(EngineError):
-    """The model has no chat template, or its template refuses these messages (a caller's error)."""
+@dataclass(frozen=True, slots=True)
+class FillIn:
+    """The ids of one spelling. `ends`: tokens after which the middle is over."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    ends: tuple[int, ...]
+
+    def prompt(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
+        return [self.prefix, *before, self.suffix, *after, self.middle]
+
+
+def find_fill_in(id_of: Callable[[str], int | None]) -> FillIn | None:
+    """The spelling of which this vocabulary has all three tokens."""
+    for spelling in SPELLINGS:
+        prefix, suffix, middle = map(id_of, spelling)
+        if prefix is not None and suffix is not None and middle is not None:
+            ends = [token for token in map(id_of, ENDS) if token is not None]
+            return FillIn(prefix, suffix, middle, (prefix, suffix, middle, *ends))
+    return None
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte (`bytes_to_unicode`, openai/gpt-2 encoder.py)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_ALPHABET = byte_alphabet()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """Bytes of a GPT-2 style token; a piece outside the alphabet is plain text."""
+    if all(char in _ALPHABET for char in piece):
+        return bytes(_ALPHABET[char] for char in piece)
+    return piece.encode("utf-8")
+
+
+def text_piece_bytes(piece: str) -> bytes:
+    """Bytes of a SentencePiece, byte-fallback or WordPiece token."""
+    if found := _BYTE_TOKEN.fullmatch(piece):
+        return bytes([int(found[1], 16)])
+    return piece.removeprefix("##").replace("\u2581", " ").encode("utf-8")
+
+
+def forget_torch() -> None:
+    """For the rest of this process torch is not installed, unless it has been imported already. To
+    be called before transformers is imported; its word that there will be no models is not told."""
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault("torch", None)  # the import system's way to say that there is none
+    logging.getLogger("transformers").addFilter(_is_not_about_torch)
+
+
+def _is_not_about_torch(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in record.getMessage()
 
 
 class Tokenizer(Protocol):

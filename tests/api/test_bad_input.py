@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.text.tokenizer import ChatTemplateError
+from server.errors import ChatTemplateError
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.serving import MODEL, Served, serve
 

@@ -14,7 +14,6 @@ from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
 from engine.model.pair import Pair, load_pair
 from engine.model.runner import ModelOutput
-from engine.scheduling.segment import Segment
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.config import model_folder
 from engine.errors import ModelError
+from server.errors import ChatTemplateError
 from server.text.detokenizer import Detokenizer
-from server.text.tokenizer import ChatTemplateError, HFTokenizer, load_tokenizer
+from server.text.tokenizer import HFTokenizer, load_tokenizer
 
 FAST: Any = PreTrainedTokenizerFast  # untyped
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.messages import Output, SamplingParams, Submit
-from server.generation.engine_client import EngineClient, EngineState
-from server.generation.mailbox import Stream
-from server.supervise.lifecycle import RestartPolicy
+from server.engine.client import EngineClient
+from server.engine.lifecycle import EngineState, RestartPolicy
+from server.engine.mailbox import Stream
 from server.supervise.supervisor import EngineSupervisor, SupervisorSettings
 from tests.support.scripted import COMMAND, Script
 

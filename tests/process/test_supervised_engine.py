@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineLost
-from server.generation.mailbox import Stream
-from server.supervise.lifecycle import RestartPolicy
+from server.engine.lifecycle import RestartPolicy
+from server.engine.mailbox import Stream
 from server.supervise.supervisor import SupervisorSettings
 from tests.process.harness import House, house, is_gone, read_all, tokens_of, until
 from tests.support.scripted import Script, expected_tokens

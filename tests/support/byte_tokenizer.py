@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from server.text.fill_in import FillIn, find_fill_in
-from server.text.tokenizer import ChatTemplateError
+from server.errors import ChatTemplateError
+from server.text.tokenizer import FillIn, find_fill_in
 
 SPECIALS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|bos|>",

@@ -22,8 +22,8 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
-from server.generation.engine_client import EngineState
-from server.generation.mailbox import Stream
+from server.engine.lifecycle import EngineState
+from server.engine.mailbox import Stream
 
 Script = Callable[[Submit, int], int]  # (request, output position) -> token id
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from server.text.token_pieces import byte_alphabet
+from server.text.tokenizer import byte_alphabet
 from tests.support import tiny
 
 SPECIALS = ("<|endoftext|>", "<|im_end|>", "<tool_call>")

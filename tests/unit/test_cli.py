@@ -17,8 +17,7 @@ from server import loop
 from server.cli import build_parser, main, overrides, run_program
 from server.config import Config, load_config
 from server.lab.bench.front.__main__ import main as bench_front
-from server.serve import listen
-from server.welcome import welcome
+from server.serve import listen, welcome
 
 
 def parsed(*arguments: str) -> Config:

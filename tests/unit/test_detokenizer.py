@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from server.text.detokenizer import Detokenizer, StopStrings
-from server.text.token_pieces import text_piece_bytes
+from server.text.tokenizer import text_piece_bytes
 from tests.support.byte_tokenizer import BOS, EOS, IM_END, ByteTokenizer
 
 ZWJ = "\N{ZERO WIDTH JOINER}"

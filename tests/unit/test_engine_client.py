@@ -29,8 +29,8 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
-from server.generation.engine_client import EVENTS_AT_ONCE, EngineClient
-from server.generation.mailbox import ACTS_AT_ONCE, Stream, Wake
+from server.engine.client import EVENTS_AT_ONCE, EngineClient
+from server.engine.mailbox import ACTS_AT_ONCE, Stream, Wake
 from tests.support.fake_client import make_ready
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)

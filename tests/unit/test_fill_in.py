@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.text.fill_in import SPELLINGS, find_fill_in
+from server.text.tokenizer import SPELLINGS, find_fill_in
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
 from server.api.choice_told import came_of
-from server.observe.gain import Gain
+from server.observe.speculation import Gain
 
 
 def step(

@@ -11,11 +11,12 @@ import pytest
 
 from engine.errors import EngineLost
 from engine.messages import SamplingParams
-from server.generation.admission import Admission, QueueFull
-from server.generation.choice import Delta, GenerationFailed
+from server.engine.client import Admission
+from server.errors import GenerationFailed, QueueFull
+from server.generation.annotations import token_text
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import Echo, GenerationSpec, choice_seed
-from server.generation.logprobs import token_text
 from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient, Script, listed_script, make_ready

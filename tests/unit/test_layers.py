@@ -27,6 +27,18 @@ CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.arguments",
     "engine.lab.evaluate_messages", "engine.lab.files",  # of command lines, on both sides
 }  # fmt: skip
+# Of the server, as LEVELS: what a folder imports lies below it, or in it.
+SERVER_LEVELS = {
+    "server": 0,  # the package itself is empty
+    "server.config": 0, "server.errors": 0,
+    "server.engine": 1, "server.text": 1,
+    "server.observe": 2, "server.supervise": 2,
+    "server.generation": 3,
+    "server.api": 4,
+    "server.app": 5, "server.connection": 5,
+    "server.serve": 6, "server.cli": 7, "server.__main__": 8,
+    "server.lab": 7,
+}  # fmt: skip
 OFFLINE = {"server.lab.bench": "engine.lab.comparison"}  # a program of its own
 
 # One door per heavy package: the only modules (or packages) that may name it.
@@ -50,11 +62,11 @@ DOORS = {
     "matplotlib": ["engine.lab.picture"],
     "huggingface_hub": ["engine.lab.plan.find_model"],
     "safetensors": ["engine.demo", "engine.model.llama"],
-    "zmq": ["engine.process", "engine.lab.bench.host", "server.generation.engine_client"],
+    "zmq": ["engine.process", "engine.lab.bench.host", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],
     "fastapi": ["server.app", "server.api"],
     "sse_starlette": ["server.app", "server.api"],
-    "uvloop": ["server.loop"],
+    "uvloop": ["server.serve"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
 }  # fmt: skip
 
@@ -90,9 +102,11 @@ def within(module: str, owner: str) -> bool:
 
 
 def level(module: str) -> float:
-    fitting = [owner for owner in LEVELS if owner != "engine" and within(module, owner)]
-    assert fitting or module == "engine", f"{module} has no level: add it to the table"
-    return LEVELS[max(fitting, key=len, default="engine")]
+    package = module.partition(".")[0]
+    levels = {"engine": LEVELS, "server": SERVER_LEVELS}[package]
+    fitting = [owner for owner in levels if owner != package and within(module, owner)]
+    assert fitting or module == package, f"{module} has no level: add it to the table"
+    return levels[max(fitting, key=len, default=package)]
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("engine")])
@@ -109,6 +123,32 @@ def test_the_server_imports_only_the_contract_of_the_engine(module: str) -> None
     for imported in imports(MODULES[module]):
         allowed = imported in CONTRACT or any(within(imported, owned) for owned in more)
         assert allowed or not within(imported, "engine"), f"{module}: {imported}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("server")])
+def test_a_folder_of_the_server_imports_only_what_is_below_it(module: str) -> None:
+    for imported in imports(MODULES[module]):
+        if within(imported, "server"):
+            assert level(imported) <= level(module), f"{module} imports {imported}"
+
+
+def test_no_folder_of_the_server_imports_itself_by_way_of_others() -> None:
+    """Law: of two folders on one level at most one imports the other."""
+    left: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        if within(module, "server"):
+            needed = {folder(name) for name in imports(path) if within(name, "server")}
+            left.setdefault(folder(module), set()).update(needed - {folder(module)})
+    while free := [name for name, needed in left.items() if not needed & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"circles among {', '.join(sorted(left))}, or what imports them"
+
+
+def folder(module: str) -> str:
+    """Of a module of the server: its folder, or itself where it has none."""
+    fitting = [owner for owner in SERVER_LEVELS if within(module, owner)]
+    return max(fitting, key=len)
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

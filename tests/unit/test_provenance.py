@@ -8,9 +8,9 @@ import random
 import pytest
 
 from engine.messages import Output, TokenLogprobs
+from server.engine.mailbox import Stream
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import Echo
-from server.generation.mailbox import Stream
 from tests.support.byte_tokenizer import EOS, IM_END, ByteTokenizer
 
 ALPHABET = [*"abab", "\n", "é", "€", "😀"]

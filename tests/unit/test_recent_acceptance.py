@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.observe.recent_acceptance import RecentAcceptance
+from server.observe.speculation import RecentAcceptance
 
 
 def test_each_position_has_its_own_denominator() -> None:

@@ -7,7 +7,7 @@ from itertools import cycle, islice
 import pytest
 
 from engine.messages import Estimates
-from server.observe.regret import Regret
+from server.observe.speculation import Regret
 
 EASY, HARD = [100.0, 200.0], [100.0, 50.0]  # tokens/s at K = 0 and 1
 

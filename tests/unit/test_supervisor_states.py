@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from server.generation.engine_client import EngineState
-from server.supervise.lifecycle import ALLOWED, Lifecycle, Loss, RestartPolicy
+from server.engine.lifecycle import ALLOWED, EngineState, Lifecycle, Loss, RestartPolicy
 
 POLICY = RestartPolicy(max_restarts=3, window=100.0, backoff=1.0, backoff_limit=3.0)
 CRASH = Loss("the engine process was killed by SIGSEGV")
@@ -92,7 +91,7 @@ def test_final_states_are_final() -> None:
 
 def test_one_log_line_per_change(caplog: pytest.LogCaptureFixture) -> None:
     """An operator reads the engine's life from the log, one line per change."""
-    with caplog.at_level(logging.INFO, logger="server.supervise.lifecycle"):
+    with caplog.at_level(logging.INFO, logger="server.engine.lifecycle"):
         lifecycle = Lifecycle(POLICY)
         lifecycle.ready(0.0)
         lifecycle.lose(CRASH, 1.0)

@@ -7,8 +7,14 @@ import random
 
 import pytest
 
-from server.text.tools.calls import HermesParser, LlamaParser, ToolCallParser
-from server.text.tools.events import CallArguments, CallBegin, Text
+from server.text.tools.calls import (
+    CallArguments,
+    CallBegin,
+    HermesParser,
+    LlamaParser,
+    Text,
+    ToolCallParser,
+)
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 OFFERED = ("add", "get_time")

@@ -11,13 +11,13 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Grammar
-from server.api.errors import ApiError, invalid
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.api.tool_use import grammar_of, tool_use
 from server.config import Config, ServerConfig
-from server.generation.admission import Admission
+from server.engine.client import Admission
+from server.errors import GrammarRefused
 from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
@@ -35,7 +35,7 @@ class Picky:
         if self._slow and grammar.kind == "json_schema":
             await asyncio.Event().wait()
         if self._word in grammar.source:
-            raise invalid(param, f"`{param}` cannot be honoured")
+            raise GrammarRefused(f"`{param}` cannot be honoured", param=param)
 
 
 def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | None:
@@ -77,7 +77,7 @@ def test_one_look_where_nothing_is_wrong() -> None:
 def test_the_strict_tool_at_fault_is_named() -> None:
     """Found by compiling the strict ones alone, as long as that is quick."""
     grammars = Picky("hard")
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: i > 0, bad=2)
     assert refused.value.param == "tools[2].function.parameters"
     assert [param for _, param in grammars.asked] == [
@@ -97,7 +97,7 @@ def test_a_hint_is_let_go() -> None:
 def test_what_took_long_is_not_taken_apart() -> None:
     """A hundred slow schemas would take a hundred deadlines."""
     grammars = Picky("hard", slow=True)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: True, bad=2)
     assert refused.value.param == "tools"
     assert len(grammars.asked) == 2

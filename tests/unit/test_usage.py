@@ -9,13 +9,10 @@ from server.generation.generation_spec import Guessing
 from server.generation.usage import Counts, usage_of
 
 
-def taken(*steps: Output, cut: int | None = None, plainly: bool = False) -> Counts:
+def taken(*steps: Output, cut: int | None = None) -> Counts:
     """After these steps, which came one by one; of the last the first `cut` tokens."""
     counts = Counts()
     for step in steps:
-        if plainly:
-            counts.take_plain(step)
-            continue
         count = len(step.tokens) if cut is None or step is not steps[-1] else cut
         counts.take(step, (), count, stopped=cut is not None)
     return counts
@@ -26,10 +23,9 @@ DRAFTED = Output(id="a", tokens=[4], rounds=2, proposed=7, accepted=2, source="d
 PLAIN = Output(id="a", tokens=[5], rounds=3, proposed=7, accepted=2)
 
 
-@pytest.mark.parametrize("plainly", [True, False])
-def test_each_step_s_guesses_are_their_proposer_s(plainly: bool) -> None:
+def test_each_step_s_guesses_are_their_proposer_s() -> None:
     """Law: the parts add up to proposed and accepted; a step without guesses is nobody's."""
-    counts = taken(LOOKED_UP, DRAFTED, PLAIN, plainly=plainly)
+    counts = taken(LOOKED_UP, DRAFTED, PLAIN)
     assert counts.by_proposer == {"ngram": (4, 2), "draft_model": (3, 0)}
     assert (counts.proposed, counts.accepted, counts.rounds) == (7, 2, 3)
 

@@ -28,10 +28,10 @@ from server.api.schema_chat import ChatRequest
 from server.api.schema_completions import CompletionRequest
 from server.api.services import Services
 from server.config import Config
-from server.generation.admission import Admission
+from server.engine.client import Admission
+from server.engine.lifecycle import EngineState
+from server.engine.mailbox import Stream
 from server.generation.choice import Choice
-from server.generation.engine_client import EngineState
-from server.generation.mailbox import Stream
 from server.generation.structured import Grammars, grammar_checker
 from server.lab.evaluate.kinds import Kind, kind_of, title_of
 from server.lab.evaluate.prompts import Entry, PromptsError

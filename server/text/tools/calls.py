@@ -12,9 +12,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from server.text.tools.events import CallArguments, CallBegin, Text, ToolEvent
 from server.text.tools.reader import SPACES, Balance, Reader, Steps, decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the reply's content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A call of one of the offered functions; the calls of a reply are counted from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments: JSON text as the model wrote it."""
+
+    index: int
+    text: str
+
+
+ToolEvent = Text | CallBegin | CallArguments
+
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 KEYS = (*ARGUMENT_KEYS, "type", "id")  # of what is not a call if it has others

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from server.text.tokenizer import ChatTemplateError, Tokenizer
+from server.errors import ChatTemplateError
+from server.text.tokenizer import Tokenizer
 from server.text.tools.calls import HermesParser, LlamaParser, ToolCallParser
 
 FormatName = Literal["hermes", "llama3_json"]

@@ -163,17 +163,6 @@ class Stream:
             self._wake.set()  # still to be told
         return output
 
-    def take_plain(self) -> Output | None:
-        """As `take`, if what has come is one Output that says only tokens; else None, and nothing
-        is taken."""
-        if len(self._arrived) != 1 or self._failure is not None:
-            return None
-        output = self._arrived[0]
-        if not says_only_tokens(output):
-            return None
-        self._arrived = []
-        return output
-
     def put(self, output: Output) -> None:
         """Take one Output in. Refuses anything after the terminal event."""
         assert not self._ended, f"stream {self.id} got an output after its end"
@@ -202,18 +191,6 @@ class Stream:
                 predicted=last.predicted,
             )
         )
-
-
-def says_only_tokens(output: Output) -> bool:
-    """Whether it is no first and no last one, and nothing was asked for that comes beside them."""
-    return (
-        output.finish is None
-        and output.logprobs is None
-        and output.cached_tokens is None
-        and output.sources is None
-        and output.predicted == 0
-        and output.prompt_logprobs is None
-    )
 
 
 def _merged(steps: list[Output]) -> Output:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -30,22 +31,14 @@ from engine.messages import (
     StepMetrics,
     Submit,
 )
-from server.generation.mailbox import Stream
+from server.engine.lifecycle import NOT_READY, EngineState
+from server.engine.mailbox import Stream
+from server.errors import QueueFull
 
 logger = logging.getLogger(__name__)
 
 POLLIN = int(zmq.POLLIN)  # an enumeration takes longer to compare than all of that
 EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
-
-EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
-
-NOT_READY: dict[EngineState, str] = {
-    "starting": "the engine is starting, the first time for a minute or two; try again in a moment",
-    "draining": "the server is shutting down",
-    "lost": "the engine was lost and is being restarted; try again in a moment",
-    "failed": "the engine failed and is not being restarted",
-    "stopped": "the server is shutting down",
-}
 
 
 class EngineHandle(Protocol):
@@ -227,3 +220,27 @@ class _Link:
         if self._again is not None:
             self._again.cancel()
             self._again = None
+
+
+class Admission:
+    """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
+
+    def __init__(self, client: EngineHandle, max_inflight: int) -> None:
+        self.max_inflight = max_inflight
+        self._client = client
+        self._reserved = 0
+
+    @contextmanager
+    def reserve(self, count: int) -> Iterator[None]:
+        """Room for `count` sequences until they are submitted. Raises QueueFull."""
+        inflight = self._client.inflight + self._reserved
+        if inflight + count > self.max_inflight:
+            raise QueueFull(
+                f"{inflight} sequences are in flight and this request has {count}; at most"
+                f" {self.max_inflight} are admitted; try again in a moment"
+            )
+        self._reserved += count
+        try:
+            yield
+        finally:
+            self._reserved -= count

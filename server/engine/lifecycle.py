@@ -13,11 +13,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from server.generation.engine_client import EngineState
+from typing import Literal
 
 logger = logging.getLogger(__name__)
 
+EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
+
+NOT_READY: dict[EngineState, str] = {
+    "starting": "the engine is starting, the first time for a minute or two; try again in a moment",
+    "draining": "the server is shutting down",
+    "lost": "the engine was lost and is being restarted; try again in a moment",
+    "failed": "the engine failed and is not being restarted",
+    "stopped": "the server is shutting down",
+}
 ALLOWED: dict[EngineState, frozenset[EngineState]] = {
     "starting": frozenset({"ready", "lost", "failed", "stopped"}),
     "ready": frozenset({"draining", "lost", "failed"}),

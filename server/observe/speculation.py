@@ -1,19 +1,88 @@
-"""Gain: what all guesses together came to lately, as it really ran, and what each proposer added.
+"""How speculation fared lately: regret of the choices of K, acceptance by position, and gain.
 
-The speed-up sets the time of the last steps against the time that their tokens would have taken
-with nobody guessing. That time is the one estimate in it: by the controller's costs, for as many
-sequences with as long contexts; whatever it is, a step with guesses took no less. A step in which
-nobody guessed is taken as it was, so what looking in vain takes is not seen. Steps that also ran
-prompts are left out, since their time is mostly the prompts'.
+Each is made of sums over the last steps, in which a step weighs less the longer ago it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.messages import PROPOSERS, Estimates, StepMetrics, StepSeconds
-from server.observe.regret import HEAVY, MEMORY_STEPS
+
+MEMORY_STEPS = 512
+HEAVY = 1e100  # weights are scaled down beyond it
+
+
+class Regret:
+    """`value`: seconds as chosen / seconds at the best single K, minus 1. 0 without estimates."""
+
+    def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
+        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
+        self._weight = 1.0  # of the last step: they grow, instead of all sums fading
+        self._fixed: list[float] = []  # [k]: weighted seconds
+        self._chosen = 0.0
+
+    def observe(self, estimates: Estimates, num_tokens: int) -> None:
+        """One step that brought so many tokens."""
+        rates, k = estimates.rates, estimates.k
+        if k >= len(rates) or min(rates) <= 0.0:
+            return
+        if len(rates) != len(self._fixed):  # another bound on K: an engine of another kind
+            self._fixed, self._chosen = [0.0] * len(rates), 0.0
+        self._weight *= self._growth
+        fixed, amount = self._fixed, num_tokens * self._weight
+        for i, rate in enumerate(rates):
+            fixed[i] += amount / rate
+        self._chosen += amount / rates[k]
+        if self._weight > HEAVY:
+            self._fixed = [seconds / self._weight for seconds in fixed]
+            self._chosen, self._weight = self._chosen / self._weight, 1.0
+
+    @property
+    def value(self) -> float:
+        best = min(self._fixed, default=0.0)
+        return self._chosen / best - 1.0 if best > 0.0 else 0.0
+
+
+class RecentAcceptance:
+    """Fading sums over the last `memory_steps` steps that had guesses. Instead of all that was
+    counted, fading, what is counted weighs more with every step."""
+
+    def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
+        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
+        self._weight = 1.0
+        self._proposed: list[float] = []  # [position]
+        self._accepted: list[float] = []
+
+    def observe(self, proposed_at: Sequence[int], accepted_at: Sequence[int]) -> None:
+        """One step; see messages.StepMetrics."""
+        if not proposed_at:
+            return
+        self._weight = weight = self._weight * self._growth
+        if len(proposed_at) > len(self._proposed):
+            more = [0.0] * (len(proposed_at) - len(self._proposed))
+            self._proposed, self._accepted = self._proposed + more, self._accepted + more
+        for i, count in enumerate(proposed_at):
+            self._proposed[i] += count * weight
+        for i, count in enumerate(accepted_at):
+            self._accepted[i] += count * weight
+        if weight > HEAVY:
+            self._proposed = [total / weight for total in self._proposed]
+            self._accepted = [total / weight for total in self._accepted]
+            self._weight = 1.0
+
+    @property
+    def shares(self) -> list[float]:
+        """[position]: of the guesses that were verified there, the share that was kept. Ends where
+        hardly any were verified."""
+        found = []
+        for proposed, accepted in zip(self._proposed, self._accepted, strict=True):
+            if proposed < self._weight:
+                break
+            found.append(accepted / proposed)
+        return found
+
 
 _FORGOTTEN = 0.01  # of a guess: who has made no more of late is not told
 

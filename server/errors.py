@@ -1,0 +1,32 @@
+"""What a request can meet on its way to the engine and back. `api.errors` gives each a status."""
+
+from __future__ import annotations
+
+from engine.errors import EngineError
+
+
+class QueueFull(EngineError):
+    """There is no room for the request now: too many sequences are in flight, or too many grammars
+    are being compiled."""
+
+
+class GrammarRefused(EngineError):
+    """A grammar cannot be honoured. `param`: the field that asks for it; None: no grammar can."""
+
+    def __init__(self, message: str, *, param: str | None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class GenerationFailed(EngineError):
+    """The engine ended a sequence with an error; the message is its sentence. `bad_request`: the
+    request itself is to blame, and `param` the field with its grammar."""
+
+    def __init__(self, message: str, *, bad_request: bool = False) -> None:
+        super().__init__(message)
+        self.bad_request = bad_request
+        self.param: str | None = None
+
+
+class ChatTemplateError(EngineError):
+    """The model has no chat template, or its template refuses these messages (a caller's error)."""
