@@ -20,7 +20,7 @@ from server.api.auth import ApiKey
 from server.api.capabilities import capabilities_router
 from server.api.chat import chat_route
 from server.api.completions import completions_route
-from server.api.models import models_router
+from server.api.capabilities import models_router
 from server.api.openapi import openapi_router
 from server.api.ops import OPEN_PATHS, ops_router
 from server.api.responses import responses_route, responses_router

@@ -1,8 +1,9 @@
-"""GET /v1/capabilities: what this server does with every field, under the present settings.
+"""GET /v1/models and /v1/models/{id}: the one model that is served, under each of its names.
+GET /v1/capabilities: what this server does with every field, under the present settings.
 
-Rendered from the table that refuses requests (`fields`, with each row's `unless`) and from
-`limits`, so a new row or bound appears here by itself. Answers in every state of the engine; what
-only a ready engine knows is null before.
+Capabilities are rendered from the table that refuses requests (`fields`, with each row's `unless`)
+and from `limits`, so a new row or bound appears by itself. They answer in every state of the
+engine; what only a ready engine knows is null before.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from fastapi import APIRouter
 
 from engine.messages import Ready
 from server.api import limits
-from server.api.field_row import Endpoint, Facts, FieldRow
-from server.api.fields import ROWS
+from server.api.fields import ROWS, Endpoint, Facts, FieldRow
 from server.api.services import Services
 
 PATHS: Mapping[Endpoint, str] = {
@@ -69,3 +69,30 @@ def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
         "grammar_seconds": services.config.server.grammar_seconds,
         **fixed,
     }
+
+
+def models_router(services: Services) -> APIRouter:
+    router = APIRouter()
+    created = int(services.wall())
+
+    def card(name: str) -> dict[str, Any]:
+        ready = services.client.ready
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "foredraft",
+            "root": services.config.model_name,
+            "max_model_len": ready.max_model_len if ready is not None else None,
+        }
+
+    @router.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(name) for name in services.config.model_names]}
+
+    @router.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str) -> dict[str, Any]:
+        services.check_model(name)
+        return card(name)
+
+    return router

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.messages import Grammar
-from server.api.body import num_values
-from server.api.duplicates import duplicate_key, given_twice
+from server.api.body import duplicate_key, given_twice, num_values
 from server.api.errors import invalid, only, unsupported
-from server.api.explain import shown
+from server.api.explain import wrong
 from server.api.limits import MAX_CHOICES, MAX_DESCRIPTION, MAX_SCHEMA_NAME, MAX_VALUES
 
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_SCHEMA_NAME}}}")
@@ -83,7 +82,7 @@ def _json_schema(value: Any) -> Constraint:
 
 def _schema(value: Any, path: str) -> Grammar:
     if not isinstance(value, dict):
-        raise invalid(path, f"`{path}` must be an object, but {shown(value)} was given")
+        raise wrong(path, "an object", value)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -121,8 +120,7 @@ def _choice(value: Any, path: str) -> Grammar:
         and 1 <= len(value) <= MAX_CHOICES
         and all(isinstance(choice, str) and choice for choice in value)
     ):
-        allowed = f"a list of 1 to {MAX_CHOICES} strings, none of them empty"
-        raise invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
+        raise wrong(path, f"a list of 1 to {MAX_CHOICES} strings, none of them empty", value)
     return Grammar("choice", _text(json.dumps(value, ensure_ascii=False), path))
 
 
@@ -144,13 +142,13 @@ _OUTPUTS: dict[str, Callable[[Any, str], Grammar]] = {
 def _object(value: Any, path: str) -> dict[str, Any]:
     """Without the nulls, which say the same as leaving them out."""
     if not isinstance(value, dict):
-        raise invalid(path, f"`{path}` must be an object, but {shown(value)} was given")
+        raise wrong(path, "an object", value)
     return {name: said for name, said in value.items() if said is not None}
 
 
 def _text(value: Any, path: str) -> str:
     if not (isinstance(value, str) and value):
-        raise invalid(path, f"`{path}` must be a string, but {shown(value)} was given")
+        raise wrong(path, "a string", value)
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

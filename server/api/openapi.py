@@ -12,8 +12,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, create_model
 
 from engine.messages import Mode
-from server.api.field_row import Endpoint
-from server.api.fields import ROWS
+from server.api.completions import CompletionRequest
+from server.api.fields import ROWS, Endpoint
 from server.api.openapi_fields import told
 from server.api.openapi_replies import REPLIES
 from server.api.openapi_terms import (
@@ -27,10 +27,9 @@ from server.api.openapi_terms import (
     record,
 )
 from server.api.schema_chat import ChatRequest
-from server.api.schema_completions import CompletionRequest
 from server.api.schema_responses import ResponsesRequest
-from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
 from server.api.services import Services
+from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.observe.metrics_table import MAX_DEPTH
 
 REQUESTS: Mapping[Endpoint, type[BaseModel]] = {

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from engine.messages import PROPOSERS
 from server.api import limits
-from server.api.field_row import Endpoint
-from server.api.fields_responses import REASONING_REFUSED
+from server.api.fields import REASONING_REFUSED, Endpoint
 from server.api.openapi_terms import (
     ANY_OBJECT,
     BOOLEAN,
@@ -29,8 +28,8 @@ from server.api.openapi_terms import (
     or_null,
     string,
 )
-from server.api.responses_input import STATUSES
-from server.api.schema_tools import FUNCTION_NAME
+from server.api.schema_responses import STATUSES
+from server.api.tools import FUNCTION_NAME
 
 LABEL = string(limits.MAX_LABEL_LENGTH)
 STOP = string(limits.MAX_STOP_LENGTH, shortest=1)

@@ -19,15 +19,13 @@ from engine.errors import EngineError
 from server.api.body import parse_json, read_body
 from server.api.chat import ChatChunks, prompt_ids, start_chat
 from server.api.errors import ApiError, as_api_error
-from server.api.event_stream import EventStream
-from server.api.fields_responses import LOGPROBS, NOT_STORED
-from server.api.gather import while_there
-from server.api.intake import Call
+from server.api.fields import LOGPROBS, NOT_STORED
+from server.api.intake import Call, while_there
+from server.api.replies import usage_body
 from server.api.response_events import Event, ResponseEvents
 from server.api.schema_responses import Translated, translate
 from server.api.services import Services
-from server.api.sse import as_event
-from server.api.usage import usage_body
+from server.api.sse import EventStream, as_event
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,17 @@
 """Request bodies: what the generation endpoints have in common, and how bytes become a request.
 
 Strict types (a bool is no number, "3" is not 3), no NaN, unknown fields refused, every list and
-number bounded. `parse` turns bytes into a request or raises ApiError naming the field; a null is
-the same as leaving the field out. NaN and Infinity are read, so that the field can be named.
-Facts of the engine (vocabulary, context) are checked in `params`.
+number bounded before it is walked. `parse` turns bytes into a request or raises ApiError naming the
+field; a null is the same as leaving the field out. NaN and Infinity are read, so that the field can
+be named. Facts of the engine (vocabulary, context) are checked in `params`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,15 +23,180 @@ from pydantic import (
     model_validator,
 )
 
-from engine.messages import MAX_LOGPROBS, Grammar
+from engine.messages import MAX_LOGPROBS, PROPOSERS, Grammar
 from server.api.body import parse_json
 from server.api.constraints import Constraint, as_response_format, as_structured_outputs
-from server.api.errors import invalid
-from server.api.explain import check_names, explain
-from server.api.field_row import Endpoint
-from server.api.limits import MAX_LABEL_LENGTH, MAX_LENGTH_FIELD, MAX_N, MAX_PRIORITY
-from server.api.schema_guesses import SpeculationWish, as_prediction, as_speculation
-from server.api.schema_values import as_logit_bias, as_metadata, as_stop_token_ids, as_stops
+from server.api.errors import invalid, only
+from server.api.explain import check_names, explain, must_be, wrong
+from server.api.fields import Endpoint
+from server.api.limits import (
+    MAX_LABEL_LENGTH,
+    MAX_LENGTH_FIELD,
+    MAX_LOGIT_BIAS,
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_N,
+    MAX_PRIORITY,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TEMPLATE_KWARGS,
+)
+from server.api.messages import text_of
+
+TemplateValue = bool | int | float | str
+
+
+def as_stops(value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(given, list)
+        or len(given) > MAX_STOPS
+        or not all(isinstance(s, str) and 1 <= len(s) <= MAX_STOP_LENGTH for s in given)
+    ):
+        raise must_be("stop", value)
+    return tuple(given)
+
+
+def as_logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
+        raise must_be("logit_bias", value)
+    bias: dict[int, float] = {}
+    for key, number in value.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
+            raise invalid("logit_bias", f"`logit_bias`: {key[:20]!r} is not a token id")
+        if int(key) in bias:  # by another spelling, such as 07
+            raise invalid("logit_bias", f"`logit_bias` names the token id {int(key)} twice")
+        if type(number) not in (int, float) or not -100 <= number <= 100:
+            raise invalid(
+                f"logit_bias.{key}",
+                f"`logit_bias.{key}` must be a number from -100 to 100",
+            )
+        bias[int(key)] = float(number)
+    return bias
+
+
+def as_metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise must_be("metadata", value)
+    for key, text in value.items():
+        path = f"metadata.{key[:64]}"
+        if len(key) > MAX_METADATA_KEY:
+            raise invalid(path, f"`{path}`: a key has at most {MAX_METADATA_KEY} characters")
+        if not isinstance(text, str) or len(text) > MAX_LABEL_LENGTH:
+            raise wrong(path, f"a string of at most {MAX_LABEL_LENGTH} characters", text)
+    return value
+
+
+def as_template_kwargs(value: Any) -> dict[str, TemplateValue]:
+    if not isinstance(value, dict) or len(value) > MAX_TEMPLATE_KWARGS:
+        raise must_be("chat_template_kwargs", value)
+    for name, given in value.items():
+        path = f"chat_template_kwargs.{name[:64]}"
+        fits = len(given) <= MAX_LABEL_LENGTH if isinstance(given, str) else True
+        if not isinstance(given, bool | int | float | str) or given != given or not fits:
+            raise wrong(
+                path,
+                f"true, false, a number or a string of at most {MAX_LABEL_LENGTH} characters",
+                given,
+            )
+    return value
+
+
+def as_stop_token_ids(value: Any) -> tuple[int, ...]:
+    if not is_ids(value) or len(value) > MAX_STOP_TOKEN_IDS:
+        raise must_be("stop_token_ids", value)
+    return tuple(value)
+
+
+def is_ids(value: Any) -> bool:
+    # One pass in C: a body may hold millions, and other streams wait meanwhile.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+PART = '{"type": "text", "text": a string}'
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationWish:
+    """`max_draft` None: auto. `proposers` None: the server's default."""
+
+    enabled: bool = True
+    max_draft: int | None = None
+    proposers: tuple[str, ...] | None = None
+
+
+def as_prediction(value: Any) -> str:
+    """The text of {"type": "content", "content": ...}; parts follow each other directly."""
+    if not isinstance(value, dict):
+        raise must_be("prediction", value)
+    only(value, ("type", "content"), "prediction")
+    if value.get("type") != "content":
+        raise invalid("prediction.type", '`prediction.type` must be "content"')
+    content, path = value.get("content"), "prediction.content"
+    if isinstance(content, list) and content:
+        content = "".join(_prediction_part(part, f"{path}[{i}]") for i, part in enumerate(content))
+    if not isinstance(content, str) or not content:
+        raise wrong(path, "a string or a list of text parts, and not empty", content)
+    return content
+
+
+def _prediction_part(part: Any, path: str) -> str:
+    if not isinstance(part, dict):
+        raise wrong(path, PART, part)
+    if part.get("type") != "text":
+        raise invalid(f"{path}.type", f'`{path}.type` must be "text"')
+    return text_of(part, path)
+
+
+def as_speculation(value: Any) -> SpeculationWish:
+    if not isinstance(value, dict):
+        raise must_be("speculation", value)
+    given = {name: item for name, item in value.items() if item is not None}
+    readers: dict[str, Callable[[Any], Any]] = {
+        "enabled": _speculates,
+        "max_draft": _max_draft,
+        "proposers": _names,
+    }
+    only(given, readers, "speculation")
+    wish = SpeculationWish(**{name: readers[name](item) for name, item in given.items()})
+    beside = [f"speculation.{name}" for name in given if name != "enabled"]
+    if beside and not wish.enabled:
+        message = f"`{beside[0]}` is only allowed without `speculation.enabled`: false"
+        raise invalid(beside[0], message)
+    if wish.max_draft == 0 and wish.proposers is not None:
+        path = "speculation.proposers"
+        message = f"`{path}` is only allowed without `speculation.max_draft`: 0, which asks nobody"
+        raise invalid(path, message)
+    return wish
+
+
+def _speculates(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise wrong("speculation.enabled", "true or false", value)
+    return value
+
+
+def _max_draft(value: Any) -> int | None:
+    if value == "auto":
+        return None
+    if type(value) is not int or value < 0:
+        raise wrong("speculation.max_draft", '"auto" or an integer of at least 0', value)
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    path = "speculation.proposers"
+    if not isinstance(value, list) or not 1 <= len(value) <= len(PROPOSERS):
+        raise wrong(path, f"a list of 1 to {len(PROPOSERS)} names", value)
+    for i, name in enumerate(value):
+        where = f"{path}[{i}]"
+        if name not in PROPOSERS:
+            known = ", ".join(f'"{known}"' for known in PROPOSERS)
+            raise wrong(where, f"one of {known}", value=name)
+        if name in value[:i]:
+            raise invalid(where, f"`{where}`: {name} is named already")
+    return tuple(value)
 
 
 class Part(BaseModel):

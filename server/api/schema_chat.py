@@ -8,10 +8,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.errors import invalid
-from server.api.schema import CommonRequest, Length
-from server.api.schema_messages import Message, as_messages
-from server.api.schema_tools import Tool, ToolChoice, as_tool_choice, as_tools, check_tools
-from server.api.schema_values import TemplateValue, as_template_kwargs
+from server.api.messages import Message, as_messages
+from server.api.schema import CommonRequest, Length, TemplateValue, as_template_kwargs
+from server.api.tools import Tool, ToolChoice, as_tool_choice, as_tools, check_tools
 
 EFFORTS = "^(none|minimal|low|medium|high|xhigh|max)$"
 

@@ -7,21 +7,65 @@ be running. What the context could never hold is refused before it is worked on.
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BeforeValidator, ValidationError
 
 from engine.messages import Ready
 from server.api.body import parse_json, read_body
 from server.api.chat import prompt_ids
-from server.api.errors import ContextLengthExceeded
+from server.api.errors import ApiError, ContextLengthExceeded, invalid
+from server.api.explain import check_names, explain, must_be
+from server.api.fields import ROWS
 from server.api.intake import encode
 from server.api.params import check_prompt_ids
-from server.api.schema import parse
+from server.api.schema import Part, is_ids, parse
 from server.api.schema_chat import ChatRequest
-from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest, read_tokenize
 from server.api.services import Services
 from server.generation.logprobs import token_text
+
+
+class TokenizeRequest(Part):
+    """Of a prompt, or (`chat`) of what a chat request would run."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
+def read_tokenize(data: dict[str, Any]) -> tuple[TokenizeRequest, ChatRequest | None]:
+    """The request, and the chat request whose prompt it asks for, if not `prompt`'s."""
+    given = {name: value for name, value in data.items() if value is not None}
+    kept = check_names(given, "tokenize")
+    shared = {n: v for n, v in kept.items() if ROWS["chat"].get(n) is ROWS["tokenize"][n]}
+    own = {name: value for name, value in kept.items() if name not in shared}
+    try:
+        request = TokenizeRequest.model_validate(own)
+        if request.prompt is None and "messages" not in shared:
+            message = "`prompt` (a string) or `messages` (a list of messages) is required"
+            raise ApiError(400, message, param="prompt", code="missing_field")
+        if request.prompt is None:
+            return request, ChatRequest.model_validate({"model": "", **shared})
+    except ValidationError as error:
+        raise explain(error, "tokenize") from None
+    if shared:
+        name = next(iter(shared))
+        raise invalid(name, f"`{name}` is not allowed beside `prompt`")
+    return request, None
+
+
+def _ids_to_decode(value: Any) -> tuple[int, ...]:
+    if not is_ids(value):
+        raise must_be("tokens", value, "detokenize")
+    return tuple(value)
+
+
+class DetokenizeRequest(Part):
+    model: str | None = None
+    tokens: Annotated[tuple[int, ...], BeforeValidator(_ids_to_decode)]
 
 
 def tokenize_router(services: Services) -> APIRouter:

@@ -20,8 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.routing import Route
 
-from server.api.field_row import Endpoint, FieldRow
-from server.api.fields import FIELDS, ROWS
+from server.api.fields import FIELDS, ROWS, Endpoint, FieldRow
 from server.api.openapi import GETS, POSTS, TEXTS, document
 from tests.api.test_fields import BODIES, PATHS, good_body
 from tests.support.byte_tokenizer import ByteTokenizer

@@ -21,13 +21,12 @@ import msgspec
 from engine.errors import EngineError
 from engine.messages import Estimates, Output, Ready, SetSpeculation, Submit
 from server.api.chat import start_chat
-from server.api.completions import start_completion
+from server.api.completions import CompletionRequest, start_completion
 from server.api.errors import ApiError, as_api_error
 from server.api.intake import Call
 from server.api.limits import MAX_LENGTH_FIELD
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
-from server.api.schema_completions import CompletionRequest
 from server.api.services import Services
 from server.config import Config
 from server.generation.admission import Admission

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from server.api.errors import ApiError, invalid, missing, only
-from server.api.explain import must_be, shown
+from server.api.explain import must_be, wrong
 from server.api.limits import MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -149,7 +149,7 @@ def check_tools(tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bo
 def checked(value: Any, path: str, names: set[str], *, kind: str | None) -> dict[str, Any]:
     """An object with no other fields than `names`, nulls left out; `kind`: what `type` must be."""
     if not isinstance(value, dict):
-        raise invalid(path, f"`{path}` must be an object, but {shown(value)} was given")
+        raise wrong(path, "an object", value)
     given = {name: item for name, item in value.items() if item is not None}
     if kind is not None and given.get("type") != kind:
         code = "unsupported_field" if isinstance(given.get("type"), str) else "invalid_value"
