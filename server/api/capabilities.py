@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
-from server.api import limits
+from server.api import limits, replies
 from server.api.fields import ROWS, Endpoint, Facts, FieldRow
+from server.api.routes import refusals
 from server.api.services import Services
 
 PATHS: Mapping[Endpoint, str] = {
@@ -31,10 +33,10 @@ ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "contro
 def capabilities_router(services: Services) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/capabilities")
-    async def capabilities() -> dict[str, Any]:
+    @router.get("/v1/capabilities", response_model=replies.Capabilities)
+    async def capabilities() -> Response:
         facts = services.facts
-        return {
+        reply = {
             "object": "capabilities",
             "version": services.version,
             "models": list(services.config.model_names),
@@ -42,6 +44,7 @@ def capabilities_router(services: Services) -> APIRouter:
             "limits": _limits(services, facts.ready),
             "endpoints": {path: _fields(endpoint, facts) for endpoint, path in PATHS.items()},
         }
+        return JSONResponse(reply)
 
     return router
 
@@ -86,13 +89,18 @@ def models_router(services: Services) -> APIRouter:
             "max_model_len": ready.max_model_len if ready is not None else None,
         }
 
-    @router.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in services.config.model_names]}
+    @router.get("/v1/models", response_model=replies.Models)
+    async def list_models() -> Response:
+        cards = [card(name) for name in services.config.model_names]
+        return JSONResponse({"object": "list", "data": cards})
 
-    @router.get("/v1/models/{name:path}")
-    async def retrieve_model(name: str) -> dict[str, Any]:
+    @router.get(
+        "/v1/models/{name:path}",
+        response_model=replies.Model,
+        responses=refusals({404: "there is no such model"}),
+    )
+    async def retrieve_model(name: str) -> Response:
         services.check_model(name)
-        return card(name)
+        return JSONResponse(card(name))
 
     return router

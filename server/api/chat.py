@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
-from server.api.body import read_body
+from server.api import replies
 from server.api.errors import invalid, unsupported
 from server.api.explain import check_settings
 from server.api.intake import SHORT, Call, Prompts, Whole, begin, check_size, gather, off_loop
 from server.api.replies import chat_logprobs, prompt_logprobs, provenance_body, usage_body
-from server.api.schema import parse
+from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema_chat import ChatRequest
 from server.api.services import Services
 from server.api.sse import GenerationStream
@@ -107,11 +106,15 @@ def _reasoning(services: Services, effort: str | None) -> dict[str, Any]:
     return {"enable_thinking": False} if reads("enable_thinking") else {}
 
 
-def chat_route(services: Services) -> Route:
-    async def create_chat_completion(http: Request) -> Response:
-        body = await read_body(http, services.config.server.max_body_bytes)
-        request = parse(body, ChatRequest, "chat")
+def chat_router(services: Services) -> APIRouter:
+    router = BodyRouter(services)
 
+    @router.post(
+        "/v1/chat/completions",
+        response_model=replies.ChatCompletion,
+        responses=STREAMED | REFUSALS,
+    )
+    async def create_chat_completion(http: Request, request: ChatRequest) -> Response:
         call, use = await start_chat(services, request, prefix="chatcmpl-")
         if request.stream:
             return GenerationStream(
@@ -128,7 +131,7 @@ def chat_route(services: Services) -> Route:
         reply |= _prompt_logprobs(services, request, call.generation)
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
-    return Route("/v1/chat/completions", create_chat_completion, methods=["POST"])
+    return router
 
 
 async def start_chat(

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Self
 
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field, model_validator
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from engine.messages import MAX_LOGPROBS, Ready
-from server.api.body import read_body
+from server.api import replies
+from server.api.constraints import Source
 from server.api.errors import invalid
 from server.api.explain import must_be
 from server.api.intake import Call, Prompts, Whole, begin, encode, gather
@@ -23,7 +23,8 @@ from server.api.limits import (
 )
 from server.api.params import check_prompt_ids
 from server.api.replies import completion_logprobs, prompt_logprobs, provenance_body, usage_body
-from server.api.schema import CommonRequest, is_ids, parse
+from server.api.routes import REFUSALS, STREAMED, BodyRouter
+from server.api.schema import CommonRequest, TokenId, is_ids
 from server.api.services import Services
 from server.api.sse import GenerationStream
 from server.generation.choice import Delta
@@ -31,6 +32,8 @@ from server.generation.generation import Generation
 from server.generation.generation_spec import Echo
 
 Prompt = str | list[int]
+OnePrompt = Source | Annotated[list[TokenId], Field(min_length=1)]
+ManyPrompts = Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 def as_prompts(value: Any) -> tuple[Prompt, ...]:
@@ -50,7 +53,10 @@ def as_prompts(value: Any) -> tuple[Prompt, ...]:
 class CompletionRequest(CommonRequest):
     endpoint = "completions"
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(as_prompts)]
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        BeforeValidator(as_prompts, json_schema_input_type=OnePrompt | ManyPrompts),
+    ]
     max_tokens: int | None = Field(16, ge=0, le=MAX_LENGTH_FIELD)
     best_of: int | None = Field(None, ge=1, le=MAX_N)
     echo: bool = False
@@ -83,11 +89,13 @@ class CompletionRequest(CommonRequest):
         return self
 
 
-def completions_route(services: Services) -> Route:
-    async def create_completion(http: Request) -> Response:
-        body = await read_body(http, services.config.server.max_body_bytes)
-        request = parse(body, CompletionRequest, "completions")
+def completions_router(services: Services) -> APIRouter:
+    router = BodyRouter(services)
 
+    @router.post(
+        "/v1/completions", response_model=replies.Completion, responses=STREAMED | REFUSALS
+    )
+    async def create_completion(http: Request, request: CompletionRequest) -> Response:
         call = await start_completion(services, request, prefix="cmpl-")
         if request.stream:
             prompts = call.generation.spec.prompts if request.return_token_ids else None
@@ -98,7 +106,7 @@ def completions_route(services: Services) -> Route:
         reply = {**call.head("text_completion"), "choices": choices, "usage": usage}
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
-    return Route("/v1/completions", create_completion, methods=["POST"])
+    return router
 
 
 async def start_completion(services: Services, request: CompletionRequest, *, prefix: str) -> Call:

@@ -11,19 +11,65 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from engine.messages import Grammar
-from server.api.body import duplicate_key, given_twice, num_values
+from server.api.body import AnyObject, Part, Text, duplicate_key, given_twice, num_values
 from server.api.errors import invalid, only, unsupported
 from server.api.explain import wrong
 from server.api.limits import MAX_CHOICES, MAX_DESCRIPTION, MAX_SCHEMA_NAME, MAX_VALUES
+from server.api.tools import Description
 
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_SCHEMA_NAME}}}")
 REFUSED_OUTPUTS = (
     "disable_fallback", "disable_any_whitespace", "disable_additional_properties",
     "whitespace_pattern", "structural_tag",
 )  # fmt: skip
+
+
+Source = Annotated[Text, Field(min_length=1)]
+SchemaName = Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
+
+
+class FreeFormat(Part):
+    type: Literal["text", "json_object"]
+
+
+class JsonSchema(Part):
+    name: SchemaName
+    schema_: AnyObject = Field(alias="schema")
+    description: Description | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Part):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ByJson(Part):
+    json_: AnyObject | Text = Field(alias="json")
+
+
+class ByRegex(Part):
+    regex: Source
+
+
+class ByChoice(Part):
+    choice: Annotated[list[Source], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class ByGrammar(Part):
+    grammar: Source
+
+
+class ByJsonObject(Part):
+    json_object: Literal[True]
+
+
+StructuredBody = ByJson | ByRegex | ByChoice | ByGrammar | ByJsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,87 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from server.api.body import num_values
+from pydantic import Field
+
+from server.api.body import Part, Text, num_values
 from server.api.errors import ApiError, invalid, missing, only, unknown_field, unsupported
 from server.api.explain import shown, wrong
 from server.api.limits import MAX_CALLS, MAX_LABEL_LENGTH, MAX_MESSAGES, MAX_VALUES
-from server.api.tools import checked, function_name
+from server.api.tools import FunctionName, checked, function_name
 
 _HINT = "prompt_cache_breakpoint"
+
+
+Label = Annotated[Text, Field(max_length=MAX_LABEL_LENGTH)]
+
+
+class TextPart(Part):
+    type: Literal["text"]
+    text: Text
+
+
+class RefusalPart(Part):
+    type: Literal["refusal"]
+    refusal: Text
+
+
+TextBody = Text | Annotated[list[TextPart], Field(min_length=1)]
+SaidBody = Text | Annotated[list[TextPart | RefusalPart], Field(min_length=1)]
+
+
+class CalledFunction(Part):
+    name: FunctionName
+    arguments: Text
+
+
+class CallBody(Part):
+    id: Annotated[Label, Field(min_length=1)]
+    type: Literal["function"]
+    function: CalledFunction
+
+
+CallsBody = Annotated[list[CallBody], Field(max_length=MAX_CALLS)]
+
+
+class UserMessage(Part):
+    role: Literal["system", "developer", "user"]
+    content: TextBody
+    name: Label | None = None
+
+
+class AssistantMessage(Part):
+    role: Literal["assistant"]
+    content: SaidBody
+    name: Label | None = None
+    tool_calls: CallsBody = []
+
+
+class AssistantRefusal(Part):
+    role: Literal["assistant"]
+    refusal: Text
+    content: None = None
+    name: Label = ""
+
+
+class AssistantCalls(Part):
+    role: Literal["assistant"]
+    tool_calls: Annotated[CallsBody, Field(min_length=1)]
+    content: SaidBody | None = None
+
+
+class ToolMessage(Part):
+    role: Literal["tool"]
+    content: TextBody
+    tool_call_id: Label
+    name: Label | None = None
+
+
+MessagesBody = Annotated[
+    list[UserMessage | AssistantMessage | AssistantRefusal | AssistantCalls | ToolMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES),
+]
 
 
 def text_of(part: dict[str, Any], path: str, kind: str = "text") -> str:

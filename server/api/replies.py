@@ -1,17 +1,275 @@
-"""Parts of replies: usage, provenance, and log-probabilities (natural logarithms) in the two shapes
-of the OpenAI API.
+"""Replies: the members that every client may count on (more may stand beside them), and how usage,
+provenance and log-probabilities (natural logarithms) are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from engine.messages import TokenLogprobs
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from engine.messages import Mode, Reason, TokenLogprobs
 from server.generation.logprobs import Alternative, TextLogprobs, token_text
 from server.generation.provenance import Origin
 from server.generation.usage import Usage
 from server.text.tokenizer import Tokenizer
+
+FLOOR = -9999.0  # stands for minus infinity, which JSON does not have
+CLOSED = ConfigDict(extra="forbid")
+
+Count = Annotated[int, Field(ge=0)]
+Object = dict[str, Any]
+
+
+class ErrorBody(TypedDict):
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    error: ErrorBody
+
+
+class Proposed(TypedDict):
+    proposed: Count
+    accepted: Count
+
+
+class SpeculationUsage(Proposed):
+    enabled: bool
+    max_draft: Count | Literal["auto"]
+    proposers: list[str]
+    rounds: Count
+    by_proposer: dict[str, Proposed]
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: Count
+
+
+class CompletionDetails(TypedDict):
+    accepted_prediction_tokens: Count
+    rejected_prediction_tokens: Count
+
+
+class UsageBody(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+    speculation: SpeculationUsage
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: Count
+    output_tokens: Count
+    total_tokens: Count
+    speculation: SpeculationUsage
+
+
+class OneToken(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class ChosenToken(OneToken):
+    top_logprobs: list[OneToken]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChosenToken] | None
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[Count]
+
+
+class PromptToken(TypedDict):
+    logprob: float
+    rank: Count
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+
+
+class TokenOrigin(TypedDict):
+    text: str
+    source: str
+
+
+class Choice(TypedDict):
+    index: Count
+    token_ids: NotRequired[list[Count]]
+    provenance: NotRequired[list[TokenOrigin]]
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    prompt_token_ids: NotRequired[list[Count]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class Head(TypedDict):
+    id: str
+    created: Count
+    model: str
+    system_fingerprint: str
+    seed: int
+    usage: UsageBody
+    service_tier: NotRequired[Literal["default"]]
+
+
+class Completion(Head):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class Function(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class AssistantReply(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(Choice):
+    message: AssistantReply
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    prompt_token_ids: NotRequired[list[Count]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class OutputMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    content: list[Object]
+
+
+class OutputCall(TypedDict):
+    type: Literal["function_call"]
+    name: str
+    arguments: str
+
+
+class Response(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    model: str
+    status: Literal["completed", "incomplete"]
+    output: list[OutputMessage | OutputCall]
+    usage: ResponseUsage
+    store: Literal[False]
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
+class Tokens(TypedDict):
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: NotRequired[list[str] | None]
+
+
+class Text(TypedDict):
+    prompt: str
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    max_model_len: Count | None
+
+
+class Models(TypedDict):
+    object: Literal["list"]
+    data: Annotated[list[Model], Field(min_length=1)]
+
+
+class Capabilities(TypedDict):
+    object: Literal["capabilities"]
+    limits: Object
+    endpoints: Object
+
+
+class Share(TypedDict):
+    proposed: float
+    accepted: float
+    share: float
+
+
+class Speculation(TypedDict):
+    object: Literal["speculation"]
+    mode: Mode
+    controller: str
+    proposer: str
+    k_max: Count
+    k: Count
+    reason: Reason | None
+    explanation: str
+    num_sequences: Count
+    speedup: float | None
+    tokens_per_round: float | None
+    by_proposer: dict[str, Share]
+    acceptance: float | None
+    kept: list[float | None]
+    survival: list[float | None]
+    tokens_per_second: list[float | None]
+    expected_speedup: float | None
+    regret: float | None
+
+
+class Health(TypedDict):
+    status: Literal["ok", "failed"]
+    engine: str
+
+
+class Readiness(TypedDict):
+    ready: bool
+    engine: str
+
+
+class Version(TypedDict):
+    name: Literal["foredraft"]
+    version: str
+
+
+Document = Object
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -52,9 +310,6 @@ def provenance_body(origins: Sequence[Origin] | None) -> dict[str, Any]:
     if origins is None:
         return {}
     return {"provenance": [{"text": o.text, "source": o.source} for o in origins]}
-
-
-FLOOR = -9999.0  # stands for minus infinity, which JSON does not have
 
 
 def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | None:

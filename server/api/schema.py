@@ -14,21 +14,30 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     InstanceOf,
     ValidationError,
+    create_model,
     model_validator,
-)
+)  # fmt: skip
+from pydantic_core import CoreSchema
 
 from engine.messages import MAX_LOGPROBS, PROPOSERS, Grammar
-from server.api.body import parse_json
-from server.api.constraints import Constraint, as_response_format, as_structured_outputs
+from server.api.body import Part, Text, parse_json
+from server.api.constraints import (
+    Constraint,
+    FreeFormat,
+    SchemaFormat,
+    Source,
+    StructuredBody,
+    as_response_format,
+    as_structured_outputs,
+)  # fmt: skip
 from server.api.errors import invalid, only
 from server.api.explain import check_names, explain, must_be, wrong
-from server.api.fields import Endpoint
+from server.api.fields import ROWS, Endpoint
 from server.api.limits import (
     MAX_LABEL_LENGTH,
     MAX_LENGTH_FIELD,
@@ -42,9 +51,43 @@ from server.api.limits import (
     MAX_STOPS,
     MAX_TEMPLATE_KWARGS,
 )
-from server.api.messages import text_of
+from server.api.messages import Label, TextPart, text_of
 
 TemplateValue = bool | int | float | str
+TokenId = Annotated[int, Field(ge=0, title="TokenId")]  # /openapi.json adds the vocabulary's bound
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+BiasKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+MetadataKey = Annotated[Text, Field(max_length=MAX_METADATA_KEY)]
+
+
+class PredictionBody(Part):
+    type: Literal["content"]
+    content: Source | Annotated[list[TextPart], Field(min_length=1)]
+
+
+class NoGuesses(Part):
+    enabled: Literal[False]
+    max_draft: None = None
+    proposers: None = None
+
+
+class NoDraft(Part):
+    max_draft: Literal[0]
+    enabled: Literal[True] | None = None
+    proposers: None = None
+
+
+class Guesses(Part):
+    enabled: Literal[True] | None = None
+    max_draft: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    proposers: (
+        Annotated[
+            list[Literal["draft_model", "ngram", "grammar", "prediction"]],
+            Field(min_length=1, max_length=len(PROPOSERS), json_schema_extra={"uniqueItems": True}),
+        ]
+        | None
+    ) = None
 
 
 def as_stops(value: Any) -> tuple[str, ...]:
@@ -199,62 +242,127 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 class StreamOptions(Part):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Length = Annotated[int, Field(ge=1, le=MAX_LENGTH_FIELD)]
 
 
-class CommonRequest(Part, ABC):
-    """Fields of both endpoints. Names and meaning: `server.api.fields`."""
+class RequestBody(Part):
+    """The body of an endpoint. Names and meaning of its fields: `server.api.fields`."""
 
     endpoint: ClassVar[Endpoint]
+    base: ClassVar[type[RequestBody] | None] = None  # whose fields it has too, read by that class
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Self:
+        """Raises ApiError, always a 400."""
+        given = {name: value for name, value in data.items() if value is not None}
+        try:
+            return cls.model_validate(check_names(given, cls.endpoint))
+        except ValidationError as error:
+            raise explain(error, cls.endpoint) from None
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """As the table of fields has it: what is refused is left out, a null may stand for what may
+        be left out."""
+        fields = {**(cls.base.model_fields if cls.base else {}), **cls.model_fields}
+        described: dict[str, Any] = {}
+        for name, row in ROWS[cls.endpoint].items():
+            if row.kind == "refused":
+                continue
+            field, about = fields[name], f"{row.meaning} Must be {row.allowed}."
+            kind: Any = Annotated[(field.annotation, *field.metadata, None)]
+            if cls.model_fields.get(name, field).is_required():
+                described[name] = (kind, Field(description=about))
+            else:
+                described[name] = (kind | None, Field(None, description=about))
+        model = create_model(cls.__name__, __base__=Part, **described)
+        return handler(model.__pydantic_core_schema__)
+
+
+class CommonRequest(RequestBody, ABC):
+    """Fields of chat and completions."""
 
     model: str
     max_tokens: Length | None = None
     n: int = Field(1, ge=1, le=MAX_N)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(as_stops)] = ()
+    stop: Annotated[
+        tuple[str, ...],
+        BeforeValidator(
+            as_stops,
+            json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)],
+        ),
+    ] = ()
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[dict[int, float], BeforeValidator(as_logit_bias)] = {}
+    logit_bias: Annotated[
+        dict[int, float],
+        BeforeValidator(
+            as_logit_bias,
+            json_schema_input_type=Annotated[dict[BiasKey, Bias], Field(max_length=MAX_LOGIT_BIAS)],
+        ),
+    ] = {}
 
     top_k: int = Field(0, ge=-1, le=MAX_LENGTH_FIELD)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=10)
     min_tokens: int = Field(0, ge=0, le=MAX_LENGTH_FIELD)
     ignore_eos: bool = False
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(as_stop_token_ids)] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...],
+        BeforeValidator(
+            as_stop_token_ids,
+            json_schema_input_type=Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)],
+        ),
+    ] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: Label = ""
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
-    prediction: Annotated[str, BeforeValidator(as_prediction)] | None = None
-    speculation: Annotated[SpeculationWish, BeforeValidator(as_speculation)] | None = None
+    prediction: (
+        Annotated[str, BeforeValidator(as_prediction, json_schema_input_type=PredictionBody)] | None
+    ) = None
+    speculation: (
+        Annotated[
+            SpeculationWish,
+            BeforeValidator(as_speculation, json_schema_input_type=NoGuesses | NoDraft | Guesses),
+        ]
+        | None
+    ) = None
     provenance: bool = False
     response_format: Annotated[
-        InstanceOf[Constraint] | None, BeforeValidator(as_response_format)
+        InstanceOf[Constraint] | None,
+        BeforeValidator(as_response_format, json_schema_input_type=FreeFormat | SchemaFormat),
     ] = None
     structured_outputs: Annotated[
-        InstanceOf[Constraint] | None, BeforeValidator(as_structured_outputs)
+        InstanceOf[Constraint] | None,
+        BeforeValidator(as_structured_outputs, json_schema_input_type=StructuredBody),
     ] = None
 
     user: Label | None = None
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(as_metadata)] = None
+    metadata: Annotated[
+        dict[str, str] | None,
+        BeforeValidator(
+            as_metadata,
+            json_schema_input_type=Annotated[
+                dict[MetadataKey, Label], Field(max_length=MAX_METADATA)
+            ],
+        ),
+    ] = None
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     safety_identifier: Label | None = None
@@ -310,14 +418,17 @@ class CommonRequest(Part, ABC):
         return self
 
 
-Request = TypeVar("Request", bound=BaseModel)
-
-
-def parse(body: bytes, kind: type[Request], endpoint: Endpoint) -> Request:
-    """A request from the bytes of its body. Raises ApiError, always a 400."""
-    data = parse_json(body)
+def split(data: dict[str, Any], endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of an endpoint's own, and those that it shares with chat. Raises ApiError."""
     given = {name: value for name, value in data.items() if value is not None}
-    try:
-        return kind.model_validate(check_names(given, endpoint))
-    except ValidationError as error:
-        raise explain(error, endpoint) from None
+    kept, rows = check_names(given, endpoint), ROWS[endpoint]
+    shared = {name: kept[name] for name in kept if ROWS["chat"].get(name) is rows[name]}
+    return {name: kept[name] for name in kept if name not in shared}, shared
+
+
+Request = TypeVar("Request", bound=RequestBody)
+
+
+def parse(body: bytes, kind: type[Request]) -> Request:
+    """A request from the bytes of its body. Raises ApiError, always a 400."""
+    return kind.read(parse_json(body))

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from engine.messages import MAX_LOGPROBS
+from server.api.body import AnyObject, Part, Text
+from server.api.constraints import FreeFormat, JsonSchema
 from server.api.errors import (
     ApiError,
     ContextLengthExceeded,
@@ -24,11 +26,13 @@ from server.api.errors import (
     unknown_field,
     unsupported,
 )
-from server.api.explain import check_names, explain, must_be, shown, wrong
-from server.api.fields import ENCRYPTED, LOGPROBS, NO_REASONING, REASONING_REFUSED, ROWS
+from server.api.explain import explain, must_be, shown, wrong
+from server.api.fields import ENCRYPTED, LOGPROBS, NO_REASONING, REASONING_REFUSED
 from server.api.limits import MAX_LABEL_LENGTH, MAX_MESSAGES, MAX_TOOLS
-from server.api.schema import Length, Part
+from server.api.messages import Label
+from server.api.schema import Length, RequestBody, split
 from server.api.schema_chat import ChatRequest
+from server.api.tools import FunctionBody, FunctionName
 from server.generation.choice import GenerationFailed
 from server.text.tokenizer import ChatTemplateError
 
@@ -233,8 +237,77 @@ def _include(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+class FlatSchemaFormat(JsonSchema):
+    type: Literal["json_schema"]
+
+
+class FlatTool(FunctionBody):
+    type: Literal["function"]
+
+
+class FlatNamedTool(Part):
+    type: Literal["function"]
+    name: FunctionName
+
+
+class FlatAllowedTools(Part):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatNamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class InputPart(Part):
+    type: Literal["input_text", "output_text"]
+    text: Text
+    logprobs: list[AnyObject] = []
+
+
+class Item(Part):
+    id: Label | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+ItemText = Text | Annotated[list[InputPart], Field(min_length=1)]
+
+
+class InputMessage(Item):
+    role: Literal["user", "system", "developer", "assistant"]
+    content: ItemText
+    type: Literal["message"] = "message"
+
+
+class InputCall(Item):
+    type: Literal["function_call"]
+    call_id: Label
+    name: FunctionName
+    arguments: Text
+
+
+class InputCallOutput(Item):
+    type: Literal["function_call_output"]
+    call_id: Label
+    output: ItemText
+
+
+InputBody = (
+    Text
+    | Annotated[
+        list[InputMessage | InputCall | InputCallOutput],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
+)
+
+
+def as_sent(value: Any) -> Any:
+    """Read by `read`, once the fields beside it are known."""
+    return value
+
+
 class TextConfig(Part):
-    format: dict[str, Any] | None = None
+    format: Annotated[
+        AnyObject | None,
+        BeforeValidator(as_sent, json_schema_input_type=FreeFormat | FlatSchemaFormat | None),
+    ] = None
     verbosity: str | None = None
 
 
@@ -242,6 +315,10 @@ class Reasoning(Part):
     """What asks for a summary or for a way of thinking is refused, not left undone."""
 
     effort: str | None = None
+    summary: None = None
+    generate_summary: None = None
+    context: None = None
+    mode: None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -253,27 +330,83 @@ class Reasoning(Part):
                 path = f"reasoning.{name}"
                 said = f"`{path}` is not supported by this server: it {NO_REASONING}"
                 raise unsupported(path, said)
-        return {name: value[name] for name in value if name not in REASONING_REFUSED}
+        return value
 
 
-class StreamOptions(Part):
+class ResponsesStreamOptions(Part):
     include_obfuscation: Literal[False] = False
 
 
-class ResponsesRequest(Part):
-    """The fields that chat does not have under the same name and shape."""
+class ResponsesRequest(RequestBody):
+    """The fields that chat does not have under the same name and shape; they are what the response
+    repeats. `chat` does the work, `renames` tells its errors."""
 
-    input: Any
+    endpoint = "responses"
+    base = ChatRequest
+
+    input: Annotated[Any, BeforeValidator(as_sent, json_schema_input_type=InputBody)]
     instructions: str | None = None
     max_output_tokens: Length | None = None
-    include: Annotated[tuple[str, ...], BeforeValidator(_include)] = ()
+    include: Annotated[
+        tuple[str, ...],
+        BeforeValidator(
+            _include,
+            json_schema_input_type=list[
+                Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+            ],
+        ),
+    ] = ()
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()
-    tools: list[Any] = []
-    tool_choice: Any = None
-    stream_options: StreamOptions | None = None
+    tools: Annotated[
+        list[Any],
+        BeforeValidator(
+            as_sent,
+            json_schema_input_type=Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)],
+        ),
+    ] = []
+    tool_choice: Annotated[
+        Any,
+        BeforeValidator(
+            as_sent,
+            json_schema_input_type=Literal["none", "auto", "required"]
+            | FlatNamedTool
+            | FlatAllowedTools,
+        ),
+    ] = None
+    stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["disabled"] = "disabled"
+    _chat: ChatRequest = PrivateAttr()
+    _renames: Renames = PrivateAttr()
+
+    @property
+    def chat(self) -> ChatRequest:
+        return self._chat
+
+    @property
+    def renames(self) -> Renames:
+        return self._renames
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Self:
+        own, shared = split(data, "responses")
+        try:
+            asked = cls.model_validate(own)
+        except ValidationError as error:
+            raise explain(error, "responses") from None
+        if asked.stream_options is not None and shared.get("stream") is not True:
+            raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
+        told = conversation(asked.input, asked.instructions)
+        tools, paths = _tools(asked.tools)
+        longest = {"messages": "instructions"} if told.is_mostly_instructions else {}
+        asked._renames = Renames({**PATHS, **paths, **told.paths}, too_long=longest)
+        inner = {**shared, "messages": told.messages, **_limits(asked), **_text(asked), **tools}
+        if asked.tool_choice is not None:
+            inner["tool_choice"] = _tool_choice(asked.tool_choice)
+        with asked._renames.applied():
+            asked._chat = ChatRequest.read(inner)
+        return asked
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -284,42 +417,20 @@ class ResponsesRequest(Part):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """`chat` does the work, `asked` is what the response repeats, `renames` tells its errors."""
+class InputTokensRequest(ResponsesRequest):
+    """Here `model` may be left out."""
 
-    chat: ChatRequest
-    asked: ResponsesRequest
-    renames: Renames
+    _names_model: bool = PrivateAttr(True)
 
+    @property
+    def names_model(self) -> bool:
+        return self._names_model
 
-def translate(data: dict[str, Any]) -> Translated:
-    """Raises ApiError, always a 400."""
-    given = {name: value for name, value in data.items() if value is not None}
-    kept = check_names(given, "responses")
-    chat_rows, rows = ROWS["chat"], ROWS["responses"]
-    shared = {name: value for name, value in kept.items() if chat_rows.get(name) is rows[name]}
-    own = {name: value for name, value in kept.items() if name not in shared}
-    try:
-        asked = ResponsesRequest.model_validate(own)
-    except ValidationError as error:
-        raise explain(error, "responses") from None
-    if asked.stream_options is not None and shared.get("stream") is not True:
-        raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
-    told = conversation(asked.input, asked.instructions)
-    tools, paths = _tools(asked.tools)
-    longest = {"messages": "instructions"} if told.is_mostly_instructions else {}
-    renames = Renames({**PATHS, **paths, **told.paths}, too_long=longest)
-    inner = {**shared, "messages": told.messages, **_limits(asked), **_text(asked), **tools}
-    if asked.tool_choice is not None:
-        inner["tool_choice"] = _tool_choice(asked.tool_choice)
-    with renames.applied():
-        try:
-            return Translated(
-                ChatRequest.model_validate(check_names(inner, "chat")), asked, renames
-            )
-        except ValidationError as error:
-            raise explain(error, "chat") from None
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Self:
+        request = super().read({"model": "", **data})
+        request._names_model = "model" in data
+        return request
 
 
 PATHS = {

@@ -11,19 +11,23 @@ import logging
 from collections.abc import Mapping
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import Field
 
 from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
+from server.api import replies
 from server.api.auth import check_admin
-from server.api.body import parse_json, read_body
+from server.api.body import Part, parse_json, read_body
 from server.api.errors import ApiError, NotReady, invalid
 from server.api.explain import shown
+from server.api.routes import REFUSALS, refusals
 from server.api.services import Services
 from server.generation.engine_client import NOT_READY
 from server.observe.gain import Gain
+from server.observe.metrics_table import MAX_DEPTH
 
 
 def came_of(gain: Gain) -> str:
@@ -106,22 +110,54 @@ ITSELF = {  # it loads nothing, speaks to this server only, and nobody may frame
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
     " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 }
+SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 503)} | refusals(
+    {
+        401: "the admin key is missing or wrong",
+        403: "this server has no admin key, or the key is a client's",
+    }
+)
+# FastAPI would read the body before the key is looked at.
+SWITCH = {
+    "security": [{"AdminKey": []}],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/SpeculationRequest"}}
+        },
+    },
+}
 DIGITS = 6  # that a figure of an estimate is worth
+
+
+class SpeculationRequest(Part):
+    """Described only: `read_switch` reads it, with the bound of the engine."""
+
+    mode: Mode
+    k: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
 
 
 def speculation_router(services: Services) -> APIRouter:
     router = APIRouter()
     page = PAGE.read_text(encoding="utf-8")
 
-    @router.get("/speculation/live")
+    @router.get("/speculation/live", response_class=HTMLResponse)
     async def live() -> Response:
         return HTMLResponse(page, headers=ITSELF)
 
-    @router.get("/speculation")
+    @router.get(
+        "/speculation",
+        response_model=replies.Speculation,
+        responses=refusals({503: "the engine was never ready"}),
+    )
     async def read() -> Response:
         return JSONResponse(_present(services, services.known()))
 
-    @router.post("/speculation")
+    @router.post(
+        "/speculation",
+        response_model=replies.Speculation,
+        responses=SWITCH_REFUSALS,
+        openapi_extra=SWITCH,
+    )
     async def switch(http: Request) -> Response:
         server = services.config.server
         check_admin(http.headers, key=server.admin_key, api_key=server.api_key)

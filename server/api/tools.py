@@ -5,15 +5,55 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from server.api.body import AnyObject, Part, Text
 from server.api.errors import ApiError, invalid, missing, only
 from server.api.explain import must_be, wrong
 from server.api.limits import MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 NAME_RULE = "1 to 64 of the characters A-Z, a-z, 0-9, _ and -"
+FunctionName = Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
+Description = Annotated[Text, Field(max_length=MAX_DESCRIPTION)]
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class FunctionBody(Part):
+    name: FunctionName
+    description: Description | None = None
+    parameters: AnyObject | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Part):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionNameBody(Part):
+    name: FunctionName
+
+
+class NamedTool(Part):
+    type: Literal["function"]
+    function: FunctionNameBody
+
+
+class AllowedTools(Part):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Part):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolsBody = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)]
+ToolChoiceBody = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 @dataclass(frozen=True, slots=True)

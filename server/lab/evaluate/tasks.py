@@ -216,16 +216,16 @@ def _request(entry: Entry, body: dict[str, Any]) -> ChatRequest | CompletionRequ
     if body.get("speculation") is not None:
         raise ApiError(400, "`speculation` is what is evaluated here; leave it out")
     if entry.endpoint == "chat":
-        return parse(to_bytes(body), ChatRequest, "chat")
+        return parse(to_bytes(body), ChatRequest)
     return _completion(entry, body)
 
 
 def _completion(entry: Entry, body: dict[str, Any]) -> CompletionRequest:
     """Without a word about its length, a line that is no batch request may be as long as others."""
     if entry.batch or body.get("max_tokens") is not None:
-        return parse(to_bytes(body), CompletionRequest, "completions")
+        return parse(to_bytes(body), CompletionRequest)
     data = to_bytes(body | {"max_tokens": MAX_LENGTH_FIELD})
-    request = parse(data, CompletionRequest, "completions")
+    request = parse(data, CompletionRequest)
     return request.model_copy(update={"max_tokens": None})
 
 
