@@ -56,7 +56,7 @@ def with_head(router: APIRouter) -> APIRouter:
     """Whatever answers GET answers HEAD, which is what load balancers ask: the same status and
     headers, of which the ASGI server sends no body. /openapi.json leaves it out."""
     for route in list(router.routes):
-        if isinstance(route, APIRoute) and "GET" in route.methods:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
             router.add_api_route(
                 route.path, route.endpoint, methods=["HEAD"], include_in_schema=False
             )

@@ -32,7 +32,7 @@ def openapi_router(services: Services) -> APIRouter:
         nonlocal last
         ready = services.facts.ready
         if last is None or last[0] is not ready:
-            last = (ready, JSONResponse(document(http.app, services)).body)
+            last = (ready, bytes(JSONResponse(document(http.app, services)).body))
         return Response(last[1], media_type="application/json")
 
     return router

@@ -7,7 +7,7 @@ which FastAPI's own reader knows nothing of.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -63,11 +63,12 @@ class BodyRouter(APIRouter):
                 if self.body_field is not None:  # no dependencies, so no exit stacks around it
                     self.app = request_response(self.get_route_handler())
 
-            def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
                 if self.body_field is None:
                     return super().get_route_handler()
                 endpoint, name = self.endpoint, self.body_field.name
-                kind: type[RequestBody] = self.body_field.field_info.annotation
+                annotation: Any = self.body_field.field_info.annotation
+                kind: type[RequestBody] = annotation
 
                 async def handle(http: Request) -> Response:
                     request = parse(await read_body(http, limit), kind)
