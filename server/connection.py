@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from server.api.errors import ApiError, respond
-from server.api.event_stream import WRITER
+from server.api.sse import WRITER
 
 LINGER_SECONDS = 10.0  # for what is still sent and nobody wants, before the connection closes
 _TUNNEL = ApiError(

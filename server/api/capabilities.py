@@ -1,8 +1,9 @@
-"""GET /v1/capabilities: what this server does with every field, under the present settings.
+"""GET /v1/models and /v1/models/{id}: the one model that is served, under each of its names.
+GET /v1/capabilities: what this server does with every field, under the present settings.
 
-Rendered from the table that refuses requests (`fields`, with each row's `unless`) and from
-`limits`, so a new row or bound appears here by itself. Answers in every state of the engine; what
-only a ready engine knows is null before.
+Capabilities are rendered from the table that refuses requests (`fields`, with each row's `unless`)
+and from `limits`, so a new row or bound appears by itself. They answer in every state of the
+engine; what only a ready engine knows is null before.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
 
 from engine.messages import Ready
-from server.api import limits
-from server.api.field_row import Endpoint, Facts, FieldRow
-from server.api.fields import ROWS
+from server.api import limits, replies
+from server.api.fields import ROWS, Endpoint, Facts, FieldRow
+from server.api.routes import refusals
 from server.api.services import Services
 
 PATHS: Mapping[Endpoint, str] = {
@@ -31,10 +33,10 @@ ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "contro
 def capabilities_router(services: Services) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/capabilities")
-    async def capabilities() -> dict[str, Any]:
+    @router.get("/v1/capabilities", response_model=replies.Capabilities)
+    async def capabilities() -> Response:
         facts = services.facts
-        return {
+        reply = {
             "object": "capabilities",
             "version": services.version,
             "models": list(services.config.model_names),
@@ -42,6 +44,7 @@ def capabilities_router(services: Services) -> APIRouter:
             "limits": _limits(services, facts.ready),
             "endpoints": {path: _fields(endpoint, facts) for endpoint, path in PATHS.items()},
         }
+        return JSONResponse(reply)
 
     return router
 
@@ -69,3 +72,35 @@ def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
         "grammar_seconds": services.config.server.grammar_seconds,
         **fixed,
     }
+
+
+def models_router(services: Services) -> APIRouter:
+    router = APIRouter()
+    created = int(services.wall())
+
+    def card(name: str) -> dict[str, Any]:
+        ready = services.client.ready
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "foredraft",
+            "root": services.config.model_name,
+            "max_model_len": ready.max_model_len if ready is not None else None,
+        }
+
+    @router.get("/v1/models", response_model=replies.Models)
+    async def list_models() -> Response:
+        cards = [card(name) for name in services.config.model_names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    @router.get(
+        "/v1/models/{name:path}",
+        response_model=replies.Model,
+        responses=refusals({404: "there is no such model"}),
+    )
+    async def retrieve_model(name: str) -> Response:
+        services.check_model(name)
+        return JSONResponse(card(name))
+
+    return router

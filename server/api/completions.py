@@ -1,36 +1,101 @@
-"""POST /v1/completions: text or token ids in, text out."""
+"""POST /v1/completions: prompts in, one text per choice out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Self
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BeforeValidator, Field, model_validator
 
-from engine.messages import Ready
-from server.api.body import read_body
-from server.api.gather import Whole, gather
-from server.api.intake import Call, Prompts, begin, encode
-from server.api.logprobs import completion_logprobs, prompt_logprobs
+from engine.messages import MAX_LOGPROBS, Ready
+from server.api import replies
+from server.api.constraints import Source
+from server.api.errors import invalid
+from server.api.explain import must_be
+from server.api.intake import Call, Prompts, Whole, begin, encode, gather
+from server.api.limits import (
+    MAX_LENGTH_FIELD,
+    MAX_N,
+    MAX_PROMPTS,
+)
 from server.api.params import check_prompt_ids
-from server.api.schema import parse
-from server.api.schema_completions import CompletionRequest
+from server.api.replies import completion_logprobs, prompt_logprobs, provenance_body, usage_body
+from server.api.routes import REFUSALS, STREAMED, BodyRouter
+from server.api.schema import CommonRequest, TokenId, is_ids
 from server.api.services import Services
 from server.api.sse import GenerationStream
-from server.api.usage import provenance_body, usage_body
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import Echo
 
+Prompt = str | list[int]
+OnePrompt = Source | Annotated[list[TokenId], Field(min_length=1)]
+ManyPrompts = Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
 
-def completions_route(services: Services) -> Route:
-    async def create_completion(http: Request) -> Response:
-        body = await read_body(http, services.config.server.max_body_bytes)
-        request = parse(body, CompletionRequest, "completions")
 
+def as_prompts(value: Any) -> tuple[Prompt, ...]:
+    """One prompt or many, always as a tuple of them."""
+    many = value if isinstance(value, list) and not (value and is_ids(value)) else [value]
+    if not 1 <= len(many) <= MAX_PROMPTS:
+        raise must_be("prompt", value)
+    for i, prompt in enumerate(many):
+        path = "prompt" if many is not value else f"prompt[{i}]"
+        if not (isinstance(prompt, str) or is_ids(prompt)):
+            raise must_be("prompt", value)
+        if not prompt:
+            raise invalid(path, f"`{path}` is empty; a prompt needs at least one token")
+    return tuple(many)
+
+
+class CompletionRequest(CommonRequest):
+    endpoint = "completions"
+
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        BeforeValidator(as_prompts, json_schema_input_type=OnePrompt | ManyPrompts),
+    ]
+    max_tokens: int | None = Field(16, ge=0, le=MAX_LENGTH_FIELD)
+    best_of: int | None = Field(None, ge=1, le=MAX_N)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    suffix: str = ""
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def fan_out(self) -> int:
+        return self.best_of or self.n
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.fan_out < self.n:
+            raise invalid(
+                "best_of",
+                f"`best_of` must be at least `n` ({self.n}), but {self.best_of} was given",
+            )
+        if self.fan_out > self.n and self.stream:
+            raise invalid(
+                "best_of",
+                f"`best_of` must be left out or equal to `n` ({self.n}) with `stream`: true, since"
+                " candidates are compared when they are complete",
+            )
+        if self.suffix and self.echo:
+            raise invalid("echo", "`echo` is only allowed without `suffix`")
+        return self
+
+
+def completions_router(services: Services) -> APIRouter:
+    router = BodyRouter(services)
+
+    @router.post(
+        "/v1/completions", response_model=replies.Completion, responses=STREAMED | REFUSALS
+    )
+    async def create_completion(http: Request, request: CompletionRequest) -> Response:
         call = await start_completion(services, request, prefix="cmpl-")
         if request.stream:
             prompts = call.generation.spec.prompts if request.return_token_ids else None
@@ -41,7 +106,7 @@ def completions_route(services: Services) -> Route:
         reply = {**call.head("text_completion"), "choices": choices, "usage": usage}
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
-    return Route("/v1/completions", create_completion, methods=["POST"])
+    return router
 
 
 async def start_completion(services: Services, request: CompletionRequest, *, prefix: str) -> Call:

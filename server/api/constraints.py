@@ -11,20 +11,65 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from engine.messages import Grammar
-from server.api.body import num_values
-from server.api.duplicates import duplicate_key, given_twice
+from server.api.body import AnyObject, Part, Text, duplicate_key, given_twice, num_values
 from server.api.errors import invalid, only, unsupported
-from server.api.explain import shown
+from server.api.explain import wrong
 from server.api.limits import MAX_CHOICES, MAX_DESCRIPTION, MAX_SCHEMA_NAME, MAX_VALUES
+from server.api.tools import Description
 
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_SCHEMA_NAME}}}")
 REFUSED_OUTPUTS = (
     "disable_fallback", "disable_any_whitespace", "disable_additional_properties",
     "whitespace_pattern", "structural_tag",
 )  # fmt: skip
+
+
+Source = Annotated[Text, Field(min_length=1)]
+SchemaName = Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
+
+
+class FreeFormat(Part):
+    type: Literal["text", "json_object"]
+
+
+class JsonSchema(Part):
+    name: SchemaName
+    schema_: AnyObject = Field(alias="schema")
+    description: Description | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Part):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ByJson(Part):
+    json_: AnyObject | Text = Field(alias="json")
+
+
+class ByRegex(Part):
+    regex: Source
+
+
+class ByChoice(Part):
+    choice: Annotated[list[Source], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class ByGrammar(Part):
+    grammar: Source
+
+
+class ByJsonObject(Part):
+    json_object: Literal[True]
+
+
+StructuredBody = ByJson | ByRegex | ByChoice | ByGrammar | ByJsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +128,7 @@ def _json_schema(value: Any) -> Constraint:
 
 def _schema(value: Any, path: str) -> Grammar:
     if not isinstance(value, dict):
-        raise invalid(path, f"`{path}` must be an object, but {shown(value)} was given")
+        raise wrong(path, "an object", value)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -121,8 +166,7 @@ def _choice(value: Any, path: str) -> Grammar:
         and 1 <= len(value) <= MAX_CHOICES
         and all(isinstance(choice, str) and choice for choice in value)
     ):
-        allowed = f"a list of 1 to {MAX_CHOICES} strings, none of them empty"
-        raise invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
+        raise wrong(path, f"a list of 1 to {MAX_CHOICES} strings, none of them empty", value)
     return Grammar("choice", _text(json.dumps(value, ensure_ascii=False), path))
 
 
@@ -144,13 +188,13 @@ _OUTPUTS: dict[str, Callable[[Any, str], Grammar]] = {
 def _object(value: Any, path: str) -> dict[str, Any]:
     """Without the nulls, which say the same as leaving them out."""
     if not isinstance(value, dict):
-        raise invalid(path, f"`{path}` must be an object, but {shown(value)} was given")
+        raise wrong(path, "an object", value)
     return {name: said for name, said in value.items() if said is not None}
 
 
 def _text(value: Any, path: str) -> str:
     if not (isinstance(value, str) and value):
-        raise invalid(path, f"`{path}` must be a string, but {shown(value)} was given")
+        raise wrong(path, "a string", value)
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

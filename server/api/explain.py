@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.api.errors import ApiError, invalid, unknown_field, unsupported
-from server.api.field_row import Endpoint, Facts
-from server.api.fields import FIELDS, ROWS
+from server.api.fields import FIELDS, ROWS, Endpoint, Facts
 from server.api.limits import MAX_LENGTH_FIELD, MAX_STOP_LENGTH
 
 KINDS = {
@@ -72,10 +71,11 @@ def must_be(name: str, value: Any, endpoint: Endpoint | None = None) -> ApiError
     of that name speaks."""
     rows = FIELDS if endpoint is None else ROWS[endpoint].values()
     row = next(row for row in rows if row.name == name)
-    return _wrong(name, row.allowed, value)
+    return wrong(name, row.allowed, value)
 
 
-def _wrong(path: str, allowed: str, value: Any) -> ApiError:
+def wrong(path: str, allowed: str, value: Any) -> ApiError:
+    """`path` must be (allowed), but (this) was given."""
     return invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
 
 
@@ -129,10 +129,10 @@ def explain(errors: ValidationError, endpoint: Endpoint) -> ApiError:
         return unknown_field(path)
     if row is not None and len(loc) == 1:
         unsaid = f" and at most {limit}" if limit == MAX_LENGTH_FIELD else ""
-        return _wrong(row.name, row.allowed + unsaid, value)
+        return wrong(row.name, row.allowed + unsaid, value)
     allowed = KINDS.get(kind) or _expected(about)
     if allowed:
-        return _wrong(path, allowed, value)
+        return wrong(path, allowed, value)
     return invalid(path, f"`{path}`: {error['msg']}")
 
 

@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
 
 from engine.messages import Grammar, Ready
-from server.api.errors import ContextLengthExceeded, invalid
+from server.api.errors import ClientGone, ContextLengthExceeded, invalid
 from server.api.explain import check_settings
-from server.api.guesses import check_prediction, effective, engine_wish
-from server.api.params import check_ids, check_length, sampling_params
+from server.api.params import (
+    check_ids,
+    check_length,
+    check_prediction,
+    effective,
+    engine_wish,
+    sampling_params,
+)
 from server.api.schema import CommonRequest
 from server.api.services import Services
+from server.generation.annotations import Origin, TextLogprobs
+from server.generation.choice import Finish
 from server.generation.generation import Generation
 from server.generation.generation_spec import Echo, GenerationSpec
 
@@ -213,3 +223,65 @@ def check_size(services: Services, text: str, *, ready: Ready, param: str) -> No
             f" `{param}` has {size} bytes, which is more than they can hold",
             param=param,
         )
+
+
+@dataclass(slots=True)
+class Whole:
+    """One choice, complete."""
+
+    index: int
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TextLogprobs] | None = None
+    finish: Finish = "stop"
+    tokens: list[int] = field(default_factory=list)  # their ids, when the request wants them
+    provenance: list[Origin] | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+async def gather(http: HttpRequest, generation: Generation) -> list[Whole]:
+    """Every wanted choice, numbered in order; raises as `while_there` does."""
+    return await while_there(http, generation, _collect(generation))
+
+
+async def while_there(
+    http: HttpRequest, generation: Generation, reading: Coroutine[Any, Any, T]
+) -> T:
+    """What `reading` makes of the generation. Raises ClientGone when the connection closes first,
+    EngineLost or GenerationFailed as the generation does; in each case nothing is left running."""
+    work = asyncio.ensure_future(reading)
+    watch = asyncio.ensure_future(until_gone(http.receive))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return work.result()
+    finally:
+        work.cancel()
+        watch.cancel()
+        generation.close()
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _collect(generation: Generation) -> list[Whole]:
+    wholes = [Whole(choice.index) for choice in generation.choices]
+    async for delta in generation.deltas():
+        whole = wholes[delta.index]
+        whole.pieces.append(delta.text)
+        if delta.logprobs is not None:
+            whole.logprobs = (whole.logprobs or []) + delta.logprobs
+        whole.tokens += delta.tokens
+        if delta.provenance is not None:
+            whole.provenance = (whole.provenance or []) + delta.provenance
+        whole.finish = delta.finish or whole.finish
+    wanted = [wholes[choice.index] for choice in generation.wanted]
+    for index, whole in enumerate(wanted):
+        whole.index = index
+    return wanted

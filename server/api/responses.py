@@ -13,60 +13,54 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from engine.errors import EngineError
-from server.api.body import parse_json, read_body
+from server.api import replies
 from server.api.chat import ChatChunks, prompt_ids, start_chat
 from server.api.errors import ApiError, as_api_error
-from server.api.event_stream import EventStream
-from server.api.fields_responses import LOGPROBS, NOT_STORED
-from server.api.gather import while_there
-from server.api.intake import Call
+from server.api.fields import LOGPROBS, NOT_STORED
+from server.api.intake import Call, while_there
+from server.api.replies import usage_body
 from server.api.response_events import Event, ResponseEvents
-from server.api.schema_responses import Translated, translate
+from server.api.routes import REFUSALS, STREAMED, BodyRouter
+from server.api.schema_responses import InputTokensRequest, ResponsesRequest
 from server.api.services import Services
-from server.api.sse import as_event
-from server.api.usage import usage_body
+from server.api.sse import EventStream, as_event
 
 logger = logging.getLogger(__name__)
 
 
-def responses_route(services: Services) -> Route:
-    async def create_response(http: Request) -> Response:
-        body = await read_body(http, services.config.server.max_body_bytes)
-        asked = translate(parse_json(body))
-        with asked.renames.applied():
-            call, use = await start_chat(services, asked.chat, prefix="resp_")
+def responses_router(services: Services) -> APIRouter:
+    router = BodyRouter(services)
+
+    @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED | REFUSALS)
+    async def create_response(http: Request, request: ResponsesRequest) -> Response:
+        with request.renames.applied():
+            call, use = await start_chat(services, request.chat, prefix="resp_")
         chunks = ChatChunks(call.id, use)
         telling = ResponseEvents(
-            _base(asked, call),
-            with_logprobs=LOGPROBS in asked.asked.include,
+            _base(request, call),
+            with_logprobs=LOGPROBS in request.include,
             with_calls=use is not None,
         )
         events = _events(services, call, chunks, telling)
-        if asked.chat.stream:
+        if request.chat.stream:
             return EventStream(call, _stream(call, events, telling))
-        with asked.renames.applied():
+        with request.renames.applied():
             last = await while_there(http, call.generation, _last(events))
         return JSONResponse(last["response"], headers={"x-request-id": call.id})
 
-    return Route("/v1/responses", create_response, methods=["POST"])
+    @router.post(
+        "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS
+    )
+    async def count_input_tokens(http: Request, request: InputTokensRequest) -> Response:
+        with request.renames.applied():
+            count = await _count(services, request)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
-
-def responses_router(services: Services) -> APIRouter:
-    """What is beside generating."""
-    router = APIRouter()
-
-    @router.post("/v1/responses/input_tokens")
-    async def count_input_tokens(http: Request) -> dict[str, Any]:
-        body = await read_body(http, services.config.server.max_body_bytes)
-        asked = translate({"model": services.config.model_name, **parse_json(body)})
-        with asked.renames.applied():
-            count = await _count(services, asked)
-        return {"object": "response.input_tokens", "input_tokens": count}
-
-    @router.api_route("/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"])
+    @router.api_route(
+        "/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
+    )
     async def stored_response(rest: str) -> Response:
         raise ApiError(404, NOT_STORED.rstrip("."), code="not_stored")
 
@@ -113,8 +107,9 @@ async def _stream(
         yield as_event(failed, failed["type"])
 
 
-async def _count(services: Services, asked: Translated) -> int:
-    services.check_model(asked.chat.model)
+async def _count(services: Services, asked: InputTokensRequest) -> int:
+    if asked.names_model:
+        services.check_model(asked.chat.model)
     ready = services.known()
     with services.admission.reserve(1):
         return len(await prompt_ids(services, asked.chat, ready))
@@ -133,9 +128,9 @@ def _usage(call: Call) -> dict[str, Any]:
     }
 
 
-def _base(asked: Translated, call: Call) -> dict[str, Any]:
+def _base(own: ResponsesRequest, call: Call) -> dict[str, Any]:
     """What the Response says of its request, defaults filled in."""
-    chat, own = asked.chat, asked.asked
+    chat = own.chat
     shown = {"type": "text"} if own.text.format is None else own.text.format
     ids = call.generation.spec.prompts[0]
     return {

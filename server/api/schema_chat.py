@@ -8,10 +8,18 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.errors import invalid
-from server.api.schema import CommonRequest, Length
-from server.api.schema_messages import Message, as_messages
-from server.api.schema_tools import Tool, ToolChoice, as_tool_choice, as_tools, check_tools
-from server.api.schema_values import TemplateValue, as_template_kwargs
+from server.api.limits import MAX_TEMPLATE_KWARGS
+from server.api.messages import Label, Message, MessagesBody, as_messages
+from server.api.schema import CommonRequest, Length, TemplateValue, as_template_kwargs
+from server.api.tools import (
+    Tool,
+    ToolChoice,
+    ToolChoiceBody,
+    ToolsBody,
+    as_tool_choice,
+    as_tools,
+    check_tools,
+)  # fmt: skip
 
 EFFORTS = "^(none|minimal|low|medium|high|xhigh|max)$"
 
@@ -19,18 +27,30 @@ EFFORTS = "^(none|minimal|low|medium|high|xhigh|max)$"
 class ChatRequest(CommonRequest):
     endpoint = "chat"
 
-    messages: Annotated[list[Message], BeforeValidator(as_messages)]
+    messages: Annotated[
+        list[Message], BeforeValidator(as_messages, json_schema_input_type=MessagesBody)
+    ]
     max_completion_tokens: Length | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Annotated[
-        dict[str, TemplateValue], BeforeValidator(as_template_kwargs)
+        dict[str, TemplateValue],
+        BeforeValidator(
+            as_template_kwargs,
+            json_schema_input_type=Annotated[
+                dict[str, bool | float | Label], Field(max_length=MAX_TEMPLATE_KWARGS)
+            ],
+        ),
     ] = {}
     reasoning_effort: Annotated[str, Field(pattern=EFFORTS)] | None = None
-    tools: Annotated[tuple[Tool, ...], BeforeValidator(as_tools)] = ()
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(as_tool_choice)] = None
+    tools: Annotated[
+        tuple[Tool, ...], BeforeValidator(as_tools, json_schema_input_type=ToolsBody)
+    ] = ()
+    tool_choice: Annotated[
+        ToolChoice | None, BeforeValidator(as_tool_choice, json_schema_input_type=ToolChoiceBody)
+    ] = None
     parallel_tool_calls: bool | None = None
 
     @property

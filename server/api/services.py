@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
-from server.api.field_row import Facts
+from server.api.fields import Facts
 from server.config import Config
 from server.engine.client import Admission, EngineHandle
 from server.engine.lifecycle import NOT_READY

@@ -11,20 +11,96 @@ import logging
 from collections.abc import Mapping
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import Field
 
 from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
+from server.api import replies
 from server.api.auth import check_admin
-from server.api.body import parse_json, read_body
-from server.api.choice_told import came_of, why
+from server.api.body import Part, parse_json, read_body
 from server.api.errors import ApiError, NotReady, invalid
 from server.api.explain import shown
+from server.api.routes import REFUSALS, refusals
 from server.api.services import Services
 from server.engine.lifecycle import NOT_READY
+from server.observe.metrics_table import MAX_DEPTH
 from server.observe.speculation import Gain
+
+
+def came_of(gain: Gain) -> str:
+    """What all guesses together came to lately, and whose they were; empty before the first."""
+    if not gain.tokens_per_round:
+        return ""
+    shares = sorted(gain.shares.items(), key=lambda pair: -pair[1].tokens)
+    if not shares:
+        return "Lately nothing was guessed."
+    said = f"Lately {gain.tokens_per_round:.2f} tokens a request and step"
+    if gain.speedup is not None:
+        said += f", {gain.speedup:.2f} times as fast as without any guesses"
+    parts = [f"{100 * share.tokens:.0f} by {name}" for name, share in shares]
+    return f"{said}; of 100 tokens guessed {', '.join(parts)}."
+
+
+def why(estimates: Estimates) -> str:
+    """One or two sentences about the last choice."""
+    if estimates.num_sequences == 0:
+        return f"{_switched(estimates) or 'No step has been made yet.'}"
+    return " ".join(
+        filter(None, [_switched(estimates) or _reason(estimates), _evidence(estimates)])
+    )
+
+
+def _switched(estimates: Estimates) -> str:
+    """Of a mode that the operator switched to."""
+    match estimates.mode:
+        case "fixed":
+            return f"The operator fixed K at {estimates.k}."
+        case "off":
+            return "The operator switched speculation off."
+        case _:
+            return ""
+
+
+def _reason(estimates: Estimates) -> str:
+    k = estimates.k
+    match estimates.reason:
+        case "pays":
+            return f"K = {k} promises the most tokens per second."
+        case "off":
+            return "No guesses promise the most tokens per second."
+        case "probe":
+            return f"K is 0, and a probe of {k} looks whether guesses would pay by now."
+        case "trial":
+            return f"K is 0, and a trial of {k} looks what guesses would cost and save by now."
+        case "baseline":
+            return "K is above 0, and this step plays K = 0 to compare."
+        case "neighbour":
+            return f"This step plays K = {k}, one off the present K, to compare."
+        case "fixed":
+            return f"The configuration fixes K at {k}."
+        case _:
+            return f"K is {k}."
+
+
+def _evidence(estimates: Estimates) -> str:
+    """What was compared."""
+    rates, k = estimates.rates, estimates.k
+    if k >= len(rates):
+        return ""
+    plural = "s" if estimates.num_sequences != 1 else ""
+    said = f"Expected of the main proposer for {estimates.num_sequences} sequence{plural}:"
+    said += f" {rates[k]:.0f} tokens/s"
+    if k:
+        said += f", {estimates.speedup:.2f} times those of K = 0 ({rates[0]:.0f})"
+    others = [other for other in range(1, len(rates)) if other != k]
+    if others:
+        best = max(others, key=rates.__getitem__)
+        said += f"; the best other K above 0 is {best} ({rates[best]:.0f})"
+    return said + "."
+
 
 logger = logging.getLogger(__name__)
 
@@ -34,22 +110,54 @@ ITSELF = {  # it loads nothing, speaks to this server only, and nobody may frame
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
     " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 }
+SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 503)} | refusals(
+    {
+        401: "the admin key is missing or wrong",
+        403: "this server has no admin key, or the key is a client's",
+    }
+)
+# FastAPI would read the body before the key is looked at.
+SWITCH = {
+    "security": [{"AdminKey": []}],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/SpeculationRequest"}}
+        },
+    },
+}
 DIGITS = 6  # that a figure of an estimate is worth
+
+
+class SpeculationRequest(Part):
+    """Described only: `read_switch` reads it, with the bound of the engine."""
+
+    mode: Mode
+    k: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
 
 
 def speculation_router(services: Services) -> APIRouter:
     router = APIRouter()
     page = PAGE.read_text(encoding="utf-8")
 
-    @router.get("/speculation/live")
+    @router.get("/speculation/live", response_class=HTMLResponse)
     async def live() -> Response:
         return HTMLResponse(page, headers=ITSELF)
 
-    @router.get("/speculation")
+    @router.get(
+        "/speculation",
+        response_model=replies.Speculation,
+        responses=refusals({503: "the engine was never ready"}),
+    )
     async def read() -> Response:
         return JSONResponse(_present(services, services.known()))
 
-    @router.post("/speculation")
+    @router.post(
+        "/speculation",
+        response_model=replies.Speculation,
+        responses=SWITCH_REFUSALS,
+        openapi_extra=SWITCH,
+    )
     async def switch(http: Request) -> Response:
         server = services.config.server
         check_admin(http.headers, key=server.admin_key, api_key=server.api_key)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from server.api.duplicates import duplicate_key
+from server.api.body import duplicate_key
 from tests.support.serving import MODEL, serve
 
 USER = '{"role": "user", "content": "hello"}'

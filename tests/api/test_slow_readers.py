@@ -16,9 +16,8 @@ from starlette.types import Message
 
 from engine.messages import SamplingParams
 from server.api.completions import CompletionChunks
-from server.api.event_stream import EventStream, Outlet
 from server.api.intake import Call
-from server.api.sse import events
+from server.api.sse import EventStream, Outlet, events
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics

@@ -11,11 +11,10 @@ import jsonschema
 import pytest
 
 from engine.messages import Estimates, SetSpeculation, StepMetrics, StepSeconds
-from server.api.openapi import document
 from tests.support.fake_client import FakeClient, make_ready
-from tests.support.serving import MODEL, Served, serve
+from tests.support.serving import Served, description, serve
 
-DOCUMENT = document([MODEL], version="0", vocab_size=258, keyed=False, k_max=4)
+DOCUMENT = description()
 ADMIN, CLIENT = "sk-admin", "sk-client"
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from server.api.field_row import Endpoint
-from server.api.fields import ROWS
+from server.api.fields import ROWS, Endpoint
 from server.api.schema_chat import ChatRequest
-from server.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
+from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from tests.support.byte_tokenizer import BOS, IM_START, ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -94,3 +95,10 @@ def serve(
         thread.join(120)  # a loaded machine takes long for what is normally instant
         listener.close()
         assert not thread.is_alive(), "the server did not stop"
+
+
+def description(client: FakeClient | None = None, **server: Any) -> dict[str, Any]:
+    """What /openapi.json of such a server says."""
+    with serve(client, **server) as served:
+        found: dict[str, Any] = httpx.get(f"{served.url}/openapi.json").raise_for_status().json()
+    return found

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from engine.messages import Estimates, Reason
-from server.api.choice_told import why
+from server.api.speculation import why
 
 RATES = [100.0, 150.0, 170.0, 160.0]
 

@@ -11,9 +11,8 @@ import pytest
 from engine.messages import SamplingParams
 from server.api.chat import ChatChunks
 from server.api.completions import CompletionChunks
-from server.api.event_stream import Outlet
 from server.api.intake import Call
-from server.api.sse import ChunkShape, events
+from server.api.sse import ChunkShape, Outlet, events
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec

@@ -7,7 +7,7 @@ from dataclasses import astuple
 import pytest
 
 from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
-from server.api.choice_told import came_of
+from server.api.speculation import came_of
 from server.observe.speculation import Gain
 
 

@@ -61,7 +61,7 @@ def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | N
         "model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools,
         "tool_choice": "required",
     }  # fmt: skip
-    request = parse(json.dumps(body).encode(), ChatRequest, "chat")
+    request = parse(json.dumps(body).encode(), ChatRequest)
     use = tool_use(services, request)
     assert use is not None
     return asyncio.run(grammar_of(services, request, use))

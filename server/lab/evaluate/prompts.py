@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.errors import EngineError
-from server.api.duplicates import duplicate_key
+from server.api.body import duplicate_key
 
 Endpoint = Literal["chat", "completions"]
 URLS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}

@@ -20,12 +20,11 @@ import msgspec
 from engine.errors import EngineError
 from engine.messages import Estimates, Output, Ready, SetSpeculation, Submit
 from server.api.chat import start_chat
-from server.api.completions import start_completion
+from server.api.completions import CompletionRequest, start_completion
 from server.api.errors import ApiError, as_api_error
 from server.api.limits import MAX_LENGTH_FIELD
 from server.api.schema import parse
 from server.api.schema_chat import ChatRequest
-from server.api.schema_completions import CompletionRequest
 from server.api.services import Services
 from server.config import Config
 from server.engine.client import Admission
@@ -230,11 +229,11 @@ def _request(entry: Entry, body: dict[str, Any]) -> ChatRequest | CompletionRequ
     if body.get("speculation") is not None:
         raise ApiError(400, "`speculation` is what is evaluated here; leave it out")
     if entry.endpoint == "chat":
-        return parse(_as_sent(body), ChatRequest, "chat")
+        return parse(_as_sent(body), ChatRequest)
     if entry.batch or body.get("max_tokens") is not None:
-        return parse(_as_sent(body), CompletionRequest, "completions")
+        return parse(_as_sent(body), CompletionRequest)
     data = _as_sent(body | {"max_tokens": MAX_LENGTH_FIELD})
-    request = parse(data, CompletionRequest, "completions")
+    request = parse(data, CompletionRequest)
     return request.model_copy(update={"max_tokens": None})
 
 

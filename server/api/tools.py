@@ -5,15 +5,55 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from server.api.body import AnyObject, Part, Text
 from server.api.errors import ApiError, invalid, missing, only
-from server.api.explain import must_be, shown
+from server.api.explain import must_be, wrong
 from server.api.limits import MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 NAME_RULE = "1 to 64 of the characters A-Z, a-z, 0-9, _ and -"
+FunctionName = Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
+Description = Annotated[Text, Field(max_length=MAX_DESCRIPTION)]
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class FunctionBody(Part):
+    name: FunctionName
+    description: Description | None = None
+    parameters: AnyObject | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Part):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionNameBody(Part):
+    name: FunctionName
+
+
+class NamedTool(Part):
+    type: Literal["function"]
+    function: FunctionNameBody
+
+
+class AllowedTools(Part):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Part):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolsBody = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)]
+ToolChoiceBody = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +189,7 @@ def check_tools(tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bo
 def checked(value: Any, path: str, names: set[str], *, kind: str | None) -> dict[str, Any]:
     """An object with no other fields than `names`, nulls left out; `kind`: what `type` must be."""
     if not isinstance(value, dict):
-        raise invalid(path, f"`{path}` must be an object, but {shown(value)} was given")
+        raise wrong(path, "an object", value)
     given = {name: item for name, item in value.items() if item is not None}
     if kind is not None and given.get("type") != kind:
         code = "unsupported_field" if isinstance(given.get("type"), str) else "invalid_value"

@@ -1,0 +1,383 @@
+"""Replies: the members that every client may count on (more may stand beside them), and how usage,
+provenance and log-probabilities (natural logarithms) are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from engine.messages import Mode, Reason, TokenLogprobs
+from server.generation.annotations import Alternative, Origin, TextLogprobs, token_text
+from server.generation.usage import Usage
+from server.text.tokenizer import Tokenizer
+
+FLOOR = -9999.0  # stands for minus infinity, which JSON does not have
+CLOSED = ConfigDict(extra="forbid")
+
+Count = Annotated[int, Field(ge=0)]
+Object = dict[str, Any]
+
+
+class ErrorBody(TypedDict):
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    error: ErrorBody
+
+
+class Proposed(TypedDict):
+    proposed: Count
+    accepted: Count
+
+
+class SpeculationUsage(Proposed):
+    enabled: bool
+    max_draft: Count | Literal["auto"]
+    proposers: list[str]
+    rounds: Count
+    by_proposer: dict[str, Proposed]
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: Count
+
+
+class CompletionDetails(TypedDict):
+    accepted_prediction_tokens: Count
+    rejected_prediction_tokens: Count
+
+
+class UsageBody(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+    speculation: SpeculationUsage
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: Count
+    output_tokens: Count
+    total_tokens: Count
+    speculation: SpeculationUsage
+
+
+class OneToken(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class ChosenToken(OneToken):
+    top_logprobs: list[OneToken]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChosenToken] | None
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[Count]
+
+
+class PromptToken(TypedDict):
+    logprob: float
+    rank: Count
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+
+
+class TokenOrigin(TypedDict):
+    text: str
+    source: str
+
+
+class Choice(TypedDict):
+    index: Count
+    token_ids: NotRequired[list[Count]]
+    provenance: NotRequired[list[TokenOrigin]]
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    prompt_token_ids: NotRequired[list[Count]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class Head(TypedDict):
+    id: str
+    created: Count
+    model: str
+    system_fingerprint: str
+    seed: int
+    usage: UsageBody
+    service_tier: NotRequired[Literal["default"]]
+
+
+class Completion(Head):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class Function(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class AssistantReply(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(Choice):
+    message: AssistantReply
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    prompt_token_ids: NotRequired[list[Count]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class OutputMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    content: list[Object]
+
+
+class OutputCall(TypedDict):
+    type: Literal["function_call"]
+    name: str
+    arguments: str
+
+
+class Response(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    model: str
+    status: Literal["completed", "incomplete"]
+    output: list[OutputMessage | OutputCall]
+    usage: ResponseUsage
+    store: Literal[False]
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
+class Tokens(TypedDict):
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: NotRequired[list[str] | None]
+
+
+class Text(TypedDict):
+    prompt: str
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    max_model_len: Count | None
+
+
+class Models(TypedDict):
+    object: Literal["list"]
+    data: Annotated[list[Model], Field(min_length=1)]
+
+
+class Capabilities(TypedDict):
+    object: Literal["capabilities"]
+    limits: Object
+    endpoints: Object
+
+
+class Share(TypedDict):
+    proposed: float
+    accepted: float
+    share: float
+
+
+class Speculation(TypedDict):
+    object: Literal["speculation"]
+    mode: Mode
+    controller: str
+    proposer: str
+    k_max: Count
+    k: Count
+    reason: Reason | None
+    explanation: str
+    num_sequences: Count
+    speedup: float | None
+    tokens_per_round: float | None
+    by_proposer: dict[str, Share]
+    acceptance: float | None
+    kept: list[float | None]
+    survival: list[float | None]
+    tokens_per_second: list[float | None]
+    expected_speedup: float | None
+    regret: float | None
+
+
+class Health(TypedDict):
+    status: Literal["ok", "failed"]
+    engine: str
+
+
+class Readiness(TypedDict):
+    ready: bool
+    engine: str
+
+
+class Version(TypedDict):
+    name: Literal["foredraft"]
+    version: str
+
+
+Document = Object
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage, and how speculation went: draft tokens proposed and accepted, and the number
+    of sampling steps (rounds) that all completion tokens took; who was allowed to guess how much;
+    those who did guess, with their parts of proposed and accepted.
+    Steps after the one that completed a stop string are not counted.
+
+    Accepted prediction tokens are completion tokens that were guessed from the prediction; rejected
+    ones were guessed from it and are not in the completion, nor in `completion_tokens`."""
+    guessing = usage.guessing
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.predicted,
+            "rejected_prediction_tokens": usage.mispredicted,
+        },
+        "speculation": {
+            "enabled": guessing.enabled,
+            "max_draft": guessing.max_draft,
+            "proposers": list(guessing.proposers),
+            "proposed": usage.proposed,
+            "accepted": usage.accepted,
+            "rounds": usage.rounds,
+            "by_proposer": {
+                name: {"proposed": proposed, "accepted": accepted}
+                for name, (proposed, accepted) in usage.by_proposer.items()
+            },
+        },
+    }
+
+
+def provenance_body(origins: Sequence[Origin] | None) -> dict[str, Any]:
+    """A choice's `provenance`, when it was asked for: {text, source} for each token."""
+    if origins is None:
+        return {}
+    return {"provenance": [{"text": o.text, "source": o.source} for o in origins]}
+
+
+def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | None:
+    """tokens, token_logprobs, top_logprobs, text_offset; nulls for the first token of an echoed
+    prompt. `top_logprobs` holds the chosen token too, so it may have one entry more than asked."""
+    if entries is None:
+        return None
+    return {
+        "tokens": [entry.chosen.token for entry in entries],
+        "token_logprobs": [_value(entry.chosen) for entry in entries],
+        "top_logprobs": [_top(entry) for entry in entries],
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
+def chat_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | None:
+    """content: one entry per token, with its bytes and alternatives."""
+    if entries is None:
+        return None
+    content = [
+        {**_chat(entry.chosen), "top_logprobs": [_chat(other) for other in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], count: int, tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """vLLM's shape: per prompt token an object from token id to log-probability, rank among all
+    tokens and text, of the token itself and of the `count` likeliest; null for the first one."""
+    rows: list[dict[str, Any] | None] = []
+    for token, entry in zip(tokens, entries, strict=True):
+        if entry is None:
+            rows.append(None)
+            continue
+        ranked = [(token, entry.logprob, entry.rank)]
+        ranked += [(i, logprob, n) for n, (i, logprob) in enumerate(entry.top[:count], 1)]
+        rows.append(
+            {
+                str(i): {
+                    "logprob": max(logprob, FLOOR),
+                    "rank": rank,
+                    "decoded_token": token_text(tokenizer.token_bytes(i)),
+                }
+                for i, logprob, rank in ranked
+            }
+        )
+    return rows
+
+
+def _value(alternative: Alternative) -> float | None:
+    return None if alternative.logprob is None else max(alternative.logprob, FLOOR)
+
+
+def _top(entry: TextLogprobs) -> dict[str, float] | None:
+    """Two tokens may share a text; the likelier one keeps it."""
+    if entry.chosen.logprob is None:
+        return None
+    top: dict[str, float] = {}
+    for other in [*entry.top, entry.chosen]:
+        if other.logprob is not None:
+            top.setdefault(other.token, max(other.logprob, FLOOR))
+    return top
+
+
+def _chat(alternative: Alternative) -> dict[str, Any]:
+    return {
+        "token": alternative.token,
+        "logprob": _value(alternative),
+        "bytes": list(alternative.bytes),
+    }
