@@ -32,7 +32,16 @@ from engine.lab.evaluate_messages import (
     receive,
     send,
 )
-from engine.messages import MAX_LOGPROBS, Fatal, Outputs, Ready, Speculation, StepMetrics, Submit
+from engine.messages import (
+    MAX_LOGPROBS,
+    Fatal,
+    Outputs,
+    Ready,
+    Speculation,
+    StepMetrics,
+    Submit,
+    TokenLogprobs,
+)
 
 OFF = Mode("off")
 
@@ -113,7 +122,7 @@ class Runner:
         submit = self._submit(msgspec.structs.replace(command.submit, params=params), OFF)
         self._engine.set_speculation("off", 0)
         self._engine.add(submit)
-        entries = []
+        entries: list[TokenLogprobs] = []
         while self._engine.has_work:
             for output in self._engine.step().items:
                 entries += output.logprobs or []

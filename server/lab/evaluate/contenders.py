@@ -76,12 +76,9 @@ def recommended(config: EngineConfig, contender: Contender) -> SpeculationConfig
     if contender.family == NGRAM:
         proposer = proposer if isinstance(proposer, NgramConfig) else NgramConfig()
     else:
-        own: dict[str, tuple[Companion, ...]] = {
-            DRAFT: tuple(name for name in companions if name != "ngram"),
-            BOTH: (*(name for name in companions if name != "ngram"), "ngram"),
-            ALONE: (),
-        }
-        companions = own[contender.family]
+        ngram: tuple[Companion, ...] = ("ngram",)
+        free = tuple(name for name in companions if name != "ngram")
+        companions = {DRAFT: free, BOTH: free + ngram, ALONE: ()}[contender.family]
     adaptive = said.controller if isinstance(said.controller, AdaptiveConfig) else AdaptiveConfig()
     fixed = contender.mode.name == "fixed"
     controller = FixedConfig(k=contender.mode.k) if fixed else adaptive
