@@ -16,11 +16,10 @@ from engine.config import QuantizationName, model_folder
 from engine.lab.bench.offline import Encode, Offline
 from engine.lab.bench.options import add_pair, pair_config, set_threads
 from engine.lab.bench.seconds import Clock, add_clock, clock_of, told
-from engine.lab.comparison.arguments import Settings, build_parser, settings
-from engine.lab.comparison.output import progress, show
-from engine.lab.comparison.race import race, steps
+from engine.lab.comparison.options import Settings, build_parser, settings
+from engine.lab.comparison.race import LONGEST, race, steps
+from engine.lab.comparison.report import progress, show
 from engine.lab.comparison.result import Comparison
-from engine.lab.comparison.sizing import LONGEST
 from engine.model.memory import weights_of
 from engine.model.pair import Pair, load_pair
 
@@ -47,7 +46,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     said, clock = settings(parsed), clock_of(parsed)
     set_threads(parsed.threads)
-    return show(compare(parsed, said, clock), json=said.json, picture=said.plot)
+    return show(compare(parsed, said, clock), json=said.json, plot=said.plot)
 
 
 def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Comparison:

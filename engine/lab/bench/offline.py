@@ -20,10 +20,9 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.comparison.arms import Arm
-from engine.lab.comparison.grid import POOL, Lane, Request
-from engine.lab.comparison.runs import Guesses, Reply, Run, first_waits
-from engine.lab.comparison.sizing import LONGEST
+from engine.lab.comparison.figures import Guesses, Reply, Run, first_waits
+from engine.lab.comparison.grid import POOL, Arm, Lane, Request
+from engine.lab.comparison.race import LONGEST
 from engine.messages import Outputs, SamplingParams, StepMetrics, Submit
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, shared_cache

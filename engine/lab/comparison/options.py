@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 from engine.arguments import Parser, lists_of, names_of, number, whole
 from engine.errors import ConfigError
-from engine.lab.comparison.arms import Arm, parse_arms
-from engine.lab.comparison.grid import KINDS, RANDOM, Cell, Size, cells, mixed_cells
+from engine.lab.comparison.grid import (
+    KINDS,
+    RANDOM,
+    Arm,
+    Cell,
+    Size,
+    cells,
+    mixed_cells,
+    parse_arms,
+)
 from engine.lab.comparison.prompts import FROM_FILE, pool, read_prompts
 from engine.lab.picture import check_results
 
