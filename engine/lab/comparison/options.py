@@ -52,7 +52,7 @@ class Settings:
     plot: str | None
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str) -> Parser:
     parser = Parser(prog, DESCRIPTION)
     add = parser.add_argument
     add("--modes", default=None, help=f"default {MODES}: off, auto, and fixed Ks")
