@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import MemoryPlanError
-from engine.lab.bench.machine.__main__ import main
+from engine.lab.bench.machine import main
 from engine.messages import SamplingParams, Submit
 from tests.support import tiny
 

@@ -14,11 +14,10 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.lab.bench.__main__ import main
 from engine.lab.bench.offline import Offline, in_turns
-from engine.lab.comparison.arms import AUTO, Arm, parse_arms
-from engine.lab.comparison.grid import Size, cells, lanes, mixed_cells
+from engine.lab.comparison.figures import Reply, Run
+from engine.lab.comparison.grid import AUTO, Arm, Size, cells, lanes, mixed_cells, parse_arms
 from engine.lab.comparison.race import race
 from engine.lab.comparison.result import Comparison
-from engine.lab.comparison.runs import Reply, Run
 from engine.model.pair import Pair, load_pair
 from tests.support import tiny, tiny_text
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.lab.bench.machine.__main__ import main
-from engine.lab.bench.machine.found import KS
+from engine.lab.bench.machine import KS, main
 from engine.lab.synthetic.__main__ import main as synthesise
 
 

@@ -8,10 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.lab.bench import __main__ as bench
-from engine.lab.bench import context, host, record
-from engine.lab.bench.machine import __main__ as machine
+from engine.lab.bench import context, host, machine, record, suite
 from engine.lab.bench.options import add_pair, pair_config
-from engine.lab.bench.suite import __main__ as suite
 
 PROGRAMS = [bench.main, context.main, host.main, record.main, machine.main, suite.main]
 WRONG = {"--threads": "-1", "--device": "tpu", "--dtype": "int3"}

@@ -10,23 +10,36 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.lab.bench.suite.__main__ import build_contenders, facts, main
-from engine.lab.bench.suite.contenders import EngineContender, TransformersContender, load_plain
-from engine.lab.bench.suite.json_replies import Task, schema_of, structured
-from engine.lab.bench.suite.measures import concurrency, overhead, race
-from engine.lab.bench.suite.prediction import old_file, prediction
-from engine.lab.bench.suite.result import (
+from engine.lab.bench.suite import (
+    K_MAX,
+    TEMPERATURES,
+    Size,
+    concurrency,
+    facts,
+    main,
+    old_file,
+    overhead,
+    prediction,
+    schema_of,
+    speed,
+    structured,
+)
+from engine.lab.bench.suite_result import (
     ADAPTIVE,
     HF_PLAIN,
-    K_MAX,
     NO_LOOKUP,
     PLAIN,
     PREDICTED,
-    TEMPERATURES,
     Result,
-    Size,
     card,
-    json_lines,
+    part_lines,
+)
+from engine.lab.bench.turns import (
+    EngineContender,
+    Task,
+    Totals,
+    TransformersContender,
+    load_plain,
 )
 from engine.messages import Grammar
 from engine.model.pair import Pair, load_pair
@@ -56,24 +69,31 @@ def pair(parsed: argparse.Namespace) -> Pair:
 
 def test_whole_benchmark_on_a_tiny_pair(parsed: argparse.Namespace, pair: Pair) -> None:
     """Law: every contender is measured, all of our texts are equal, and the page can be written."""
-    result = Result(facts=facts(parsed, pair, SIZE, PROMPTS))
-    race(build_contenders(parsed, pair, SIZE), PROMPTS[: SIZE.prompts], SIZE, result)
+    result = Result(facts=facts(pair, SIZE, PROMPTS))
+    prompts = PROMPTS[: SIZE.prompts]
+    speed("code", parsed, pair, prompts, SIZE, result)
     overhead(pair, PROMPTS, SIZE, result)
     concurrency(pair, PROMPTS, SIZE, result)
-    prediction(pair, PROMPTS[: SIZE.prompts], SIZE, result)
-    assert set(result.rates) >= {PLAIN, "K=1", f"K={K_MAX}", ADAPTIVE, HF_PLAIN}
-    assert result.texts_compared == len(TEMPERATURES) * SIZE.prompts * (4 + 6)
+    prediction(pair, prompts, SIZE, result)
+    found = result.of("code", 0.0)
+    assert set(found) >= {PLAIN, "K=1", f"K={K_MAX}", ADAPTIVE, HF_PLAIN}
+    assert result.texts_compared == len(TEMPERATURES) * SIZE.prompts * (3 + 5) + 64
     assert result.lossless
-    assert result.hf_texts_equal == SIZE.prompts
-    assert result.ratios[PLAIN] == {0.0: 1.0, 0.8: 1.0}
-    assert result.tokens_per_round[PLAIN] == {0.0: 1.0, 0.8: 1.0}
-    assert result.tokens_per_round[f"K={K_MAX}"][0.0] > 1
-    assert all(0 < share < 1 for share in result.host_share.values())
-    assert result.concurrent["finished"] == result.concurrent["equal"] == 64
+    assert found[HF_PLAIN].equal == SIZE.prompts
+    assert found[PLAIN].ratio.value == found[PLAIN].tokens_per_round == 1.0
+    per_round = found[f"K={K_MAX}"].tokens_per_round
+    assert per_round is not None
+    assert per_round > 1
+    shares = [row.host_share for row in result.rows if row.part == "host"]
+    assert len(shares) == 4
+    assert all(share is not None and 0 < share < 1 for share in shares)
+    streams = result.of("streams", 0.0)["at once"]
+    assert streams.equal == streams.compared == 64
     assert json.loads(result.as_json())["lossless"]
-    assert "texts equal to K=0: 40 of 40" in card(result)
-    assert set(result.predicted) == {PLAIN, ADAPTIVE, NO_LOOKUP, *PREDICTED}
-    assert "with a prediction: right" in card(result)
+    assert "texts equal to K=0: 96 of 96" in card(result)
+    for t in TEMPERATURES:
+        assert set(result.of("prediction", t)) == {PLAIN, ADAPTIVE, NO_LOOKUP, *PREDICTED}
+    assert "old file" in card(result)
 
 
 def test_the_old_file_is_the_reply_before_its_edits() -> None:
@@ -91,12 +111,12 @@ def test_end_of_text_does_not_end_a_contender(parsed: argparse.Namespace, pair: 
     """Law: ours and transformers' do the same work: exactly the tokens asked for."""
     model = load_plain(parsed.target, pair.target.dtype, pair.target.device)
     for contender in (
-        EngineContender("ours", {}, pair=pair, tokens=50),
-        TransformersContender("theirs", model=model, tokens=50),
+        EngineContender.of({}, pair=pair, tokens=50),
+        TransformersContender(model=model, tokens=50),
     ):
-        reply, seconds = contender.run(PROMPTS[0], temperature=2.0, seed=1)
-        assert len(reply) == 50
-        assert seconds > 0
+        played = contender.run(Task(PROMPTS[:1]), Totals(), temperature=2.0, seed=1)
+        assert len(played.replies[0]) == 50
+        assert played.seconds > 0
 
 
 @pytest.mark.parametrize("given", [["--target", "/nowhere"], ["--cpu-seconds"]])
@@ -119,10 +139,11 @@ def test_json_replies_are_compared_and_judged(tmp_path: Path) -> None:
     schema = schema_of([{"name": "x", "true": 1, "ab": 0.5}])
     assert schema["items"]["required"] == ["name", "true", "ab"]
     schema["items"]["properties"]["name"]["maxLength"] = 3
-    tasks = [Task([5 + i, 17], Grammar("json_schema", json.dumps(schema))) for i in range(2)]
+    grammar = Grammar("json_schema", json.dumps(schema))
+    tasks = [Task([[5 + i, 17]], grammar=grammar) for i in range(2)]
     result = Result(facts={})
     structured(pair, tasks, SIZE, result)
-    assert result.json_rates.keys() == result.json_ratios.keys() >= {PLAIN, ADAPTIVE}
+    assert result.of("JSON", 0.8).keys() >= {PLAIN, ADAPTIVE}
     assert result.texts_compared == len(TEMPERATURES) * 2 * 2
     assert result.lossless
-    assert len(list(json_lines(result))) == 3
+    assert sum(line.startswith(ADAPTIVE) for line in part_lines(result)) == len(TEMPERATURES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.lab.comparison.arms import Arm
-from engine.lab.comparison.grid import Lane
-from engine.lab.comparison.runs import Guesses, Notice, Reply, Run, in_turn
+from engine.lab.comparison.figures import Guesses, Reply, Run
+from engine.lab.comparison.grid import Arm, Lane
+from engine.lab.comparison.race import ArmNotice, in_turn
 
 
 @dataclass
@@ -29,7 +29,9 @@ class ScriptedDriver:
     def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None:
         self.calls.append("settle " + " ".join(arm.name for arm in arms))
 
-    def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: ArmNotice
+    ) -> dict[Arm, Run]:
         return in_turn(self, arms, lanes, notice)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:

@@ -10,17 +10,42 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from engine.lab.comparison.arguments import build_parser, settings
-from engine.lab.comparison.arms import AUTO, OFF, Arm, parse_arms
-from engine.lab.comparison.card import card
-from engine.lab.comparison.grid import Part, Size, cells, lanes, mixed_cells
-from engine.lab.comparison.output import show
+from engine.lab.comparison.figures import (
+    Figures,
+    Reply,
+    Run,
+    equal_texts,
+    estimate,
+    figures,
+    geometric_mean,
+    paired,
+    under_load,
+)
+from engine.lab.comparison.grid import (
+    AUTO,
+    OFF,
+    Arm,
+    Part,
+    Size,
+    cells,
+    lanes,
+    mixed_cells,
+    parse_arms,
+)
+from engine.lab.comparison.options import build_parser, settings
 from engine.lab.comparison.prompts import read_prompts
-from engine.lab.comparison.race import contenders, race, steps, turned
+from engine.lab.comparison.race import (
+    LONGEST,
+    SHORTEST,
+    contenders,
+    race,
+    run_seconds,
+    sized,
+    steps,
+    turned,
+)
+from engine.lab.comparison.report import card, show
 from engine.lab.comparison.result import CellResult, Comparison
-from engine.lab.comparison.runs import Figures, Reply, Run, equal_texts, figures, under_load
-from engine.lab.comparison.sizing import LONGEST, SHORTEST, run_seconds, sized
-from engine.lab.comparison.statistics import estimate, geometric_mean, paired
 from engine.lab.files import replace_file
 from tests.support.arms import ScriptedDriver
 
@@ -91,7 +116,8 @@ def test_mixed_batches_are_half_and_half() -> None:
     asked = [lane[0].temperature for lane in lanes(cell, POOLS, Size(tokens=1), 0)]
     assert Counter(asked) == {0.0: 3, 1.0: 3}
     said = card(compared(mixed=True))
-    assert "x4: whole, code T=0, random T=1" in said
+    assert "each part against off" in said
+    assert "1.350 [1.35, 1.35] + 1.350 [1.35, 1.35]" in said
 
 
 def test_a_fixed_k_that_is_clearly_behind_leaves() -> None:
@@ -170,8 +196,8 @@ def test_the_card_says_what_was_found() -> None:
     said = card(compared())
     assert "1.350 [1.35, 1.35]" in said
     assert "0.964 [0.96, 0.96]" in said
-    assert "(1.15)" in said  # K = 4 left the race
-    assert "250.0 / " in said
+    assert "(K=4)" in said  # it left the race
+    assert " 250.0 " in said
     assert "at least 0.98 in 2 of 2 cells" in said
     assert "at least 0.95 in 2 of 2 cells" in said
     assert "texts equal among modes: 84 of 84" in said
@@ -184,13 +210,13 @@ def test_one_differing_text_fails_where_texts_are_promised() -> None:
         comparison = compared(driver)
         assert comparison.texts_equal < comparison.texts_compared
         assert comparison.passed is not exact
-        assert show(comparison, json=None, picture=None) == int(exact)
+        assert show(comparison, json=None, plot=None) == int(exact)
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """Law: JSON for programs has every figure; a writer that fails leaves nothing behind."""
     path = tmp_path / "found.json"
-    assert show(compared(), json=str(path), picture=str(tmp_path / "found.png")) == 0
+    assert show(compared(), json=str(path), plot=str(tmp_path / "found.png")) == 0
     found = json.loads(path.read_text())
     assert found["format"] == "foredraft-bench"
     assert found["cells"][0]["modes"]["K=2"]["rounds"][0]["acceptance"] == [0.5, 0.5]

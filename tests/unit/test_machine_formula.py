@@ -6,21 +6,16 @@ import random
 
 import pytest
 
-from engine.lab.bench.machine.formula import (
-    acceptance_of,
-    leviathan,
-    tokens_per_round,
-    with_verification,
-)
+from engine.lab.bench.machine import acceptance_of, tokens_per_round, with_verification
 
 
 def test_leviathan_by_hand() -> None:
     """a = 0.8, k = 3: 1 + .8 + .64 + .512 tokens, 1.3 steps at c = 0.1."""
     assert tokens_per_round(0.8, 3) == pytest.approx(2.952)
-    assert leviathan(0.8, 3, 0.1) == pytest.approx(2.952 / 1.3)
+    assert with_verification(0.8, 3, 0.1) == pytest.approx(2.952 / 1.3)
     assert with_verification(0.8, 3, 0.1, 1.2) == pytest.approx(2.952 / 1.5)
     assert tokens_per_round(1.0, 4) == 5
-    assert leviathan(0.5, 0, 0.1) == 1
+    assert with_verification(0.5, 0, 0.1) == 1
 
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.8])

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
-import torch
-
-from engine.arguments import exit_code
+from engine.arguments import Parser
 from engine.child.settling import settle_memory
-from engine.config import QuantizationName, model_folder
-from engine.lab.bench.offline import Encode, Offline
-from engine.lab.bench.options import add_pair, pair_config, set_threads
-from engine.lab.bench.seconds import Clock, add_clock, clock_of, told
-from engine.lab.comparison.arguments import Settings, build_parser, settings
-from engine.lab.comparison.output import progress, show
-from engine.lab.comparison.race import race, steps
+from engine.config import QuantizationName
+from engine.lab.bench.offline import Offline
+from engine.lab.bench.options import (
+    Clock,
+    add_clock,
+    add_pair,
+    clock_name,
+    clock_of,
+    encoder,
+    execute,
+    pair_config,
+    pair_facts,
+    set_threads,
+)
+from engine.lab.comparison.options import Settings, build_parser, settings
+from engine.lab.comparison.race import LONGEST, race, steps
+from engine.lab.comparison.report import progress, show
 from engine.lab.comparison.result import Comparison
-from engine.lab.comparison.sizing import LONGEST
 from engine.model.memory import weights_of
-from engine.model.pair import Pair, load_pair
+from engine.model.pair import load_pair
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
-    parsed = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foredraft bench", lambda: run(parsed))
+    return execute(_parser(), run, arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = build_parser("foredraft bench")
     add_pair(parser)
     parser.add_argument(
@@ -47,7 +51,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     said, clock = settings(parsed), clock_of(parsed)
     set_threads(parsed.threads)
-    return show(compare(parsed, said, clock), json=said.json, picture=said.plot)
+    return show(compare(parsed, said, clock), json=said.json, plot=said.plot)
 
 
 def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Comparison:
@@ -58,37 +62,17 @@ def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Compari
     reply = said.size.tokens or LONGEST
     driver = Offline(pair, encode, arms=said.arms, concurrency=most, reply=reply, clock=clock)
     settle_memory()  # as a server does
-    facts = {**_facts(parsed, pair, said), "seconds": told(clock)}
+    facts = {
+        **pair_facts(pair),
+        **({} if parsed.quantization == "none" else {"quantization": parsed.quantization}),
+        "MB of target weights": round(weights_of(pair.target).size / 1e6),
+        "rounds": said.size.rounds,
+        "seconds": clock_name(clock),
+    }
     comparison = Comparison(facts=facts, arms=said.arms)
     with progress(steps(said.cells, said.arms, said.size)) as notice:
         race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
     return comparison
-
-
-def encoder(target: str) -> Encode:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(target, "target"))
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    return encode
-
-
-def _facts(parsed: argparse.Namespace, pair: Pair, said: Settings) -> dict[str, Any]:
-    return {
-        "target": parsed.target,
-        "draft": parsed.draft,
-        "dtype": pair.target.dtype_name,
-        "device": pair.target.device_name,
-        **({} if parsed.quantization == "none" else {"quantization": parsed.quantization}),
-        "MB of target weights": round(weights_of(pair.target).size / 1e6),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "rounds": said.size.rounds,
-    }
 
 
 if __name__ == "__main__":

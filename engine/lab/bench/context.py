@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any, get_args
 
 import torch
 
-from engine.arguments import Parser, exit_code, number, whole
+from engine.arguments import Parser, number, whole
 from engine.config import AttentionName, EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.bench.machine.costs import COPIED, copy_seconds
-from engine.lab.bench.options import add_target, set_threads
+from engine.lab.bench.machine import Copy
+from engine.lab.bench.options import add_target, execute, set_threads
+from engine.lab.bench.turns import Played, Totals, play
 from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import bytes_per_token
 from engine.model.pair import load_pair
@@ -53,9 +53,7 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parsed = build_parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foredraft bench context", lambda: run(parsed))
+    return execute(build_parser(), run, arguments)
 
 
 def build_parser() -> Parser:
@@ -81,8 +79,9 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def config_of(parsed: argparse.Namespace) -> EngineConfig:
-    return EngineConfig.model_validate(
+def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
+    """Raises EngineError."""
+    config = EngineConfig.model_validate(
         {
             "target": {"path": parsed.target, "dtype": parsed.dtype},
             "device": parsed.device,
@@ -92,11 +91,6 @@ def config_of(parsed: argparse.Namespace) -> EngineConfig:
             "speculation": {"proposer": {"kind": "none"}},
         }
     )
-
-
-def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
-    """Raises EngineError."""
-    config = config_of(parsed)
     pair = load_pair(config)
     room = pair.target.max_model_len - parsed.tokens
     longest = parsed.longest or room
@@ -109,17 +103,16 @@ def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
         8, pair.target.vocab_size, (longest,), generator=generator
     ).tolist()
     _decode(engine, text[:64], 2, "another")  # whatever happens once
-    first, _, _ = _decode(engine, text, parsed.tokens)
+    first = _decode(engine, text, parsed.tokens).first
     steps: dict[int, list[float]] = {length: [] for length in lengths}
-    seconds, copies = [], []
-    source = torch.ones(COPIED, device=pair.target.device)
-    sink = torch.empty_like(source)
+    copy, again = Copy(pair.target.device), Played([])
+    waits, copies = list[float](), list[float]()
     for _ in range(parsed.rounds):
         for length in lengths:
-            wait, cached, times = _decode(engine, text[:length], parsed.tokens)
-            steps[length] += times
-        seconds.append(wait)
-        copies.append(copy_seconds(source, sink, time.perf_counter))
+            again = _decode(engine, text[:length], parsed.tokens)
+            steps[length] += again.steps
+        waits.append(again.first)
+        copies.append(copy.seconds(time.perf_counter))
     middle = {length: median(times) for length, times in steps.items()}
     base, slope = line(middle)
     return engine, Found(
@@ -128,45 +121,26 @@ def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
         slope=slope,
         worst=max(abs(base + slope * n - t) / t for n, t in middle.items()),
         token_bytes=bytes_per_token(pair.target.layers, pair.target.dtype),
-        copy=2 * source.nbytes / median(copies),
+        copy=copy.bytes / median(copies),
         first=first,
-        second=median(seconds),
-        cached=cached,
+        second=median(waits),
+        cached=again.cached,
     )
 
 
-def _decode(
-    engine: Engine, prompt: list[int], tokens: int, salt: str = ""
-) -> tuple[float, int, list[float]]:
-    """Seconds to the first token, tokens found in the prefix cache, seconds of the steps after."""
+def _decode(engine: Engine, prompt: list[int], tokens: int, salt: str = "") -> Played:
     params = SamplingParams(
         seed=0, temperature=0.0, max_tokens=tokens, ignore_eos=True, cache_salt=salt
     )
-    engine.add(Submit("context", prompt, params, 0.0))
-    began, wait, cached = time.perf_counter(), 0.0, 0
-    times: list[float] = []
-    while engine.has_work:
-        step = time.perf_counter()
-        outputs = engine.step()
-        for output in outputs.items:
-            if output.error is not None:
-                raise ConfigError(f"the engine refused the prompt: {output.error}")
-            if output.cached_tokens is not None:
-                cached = output.cached_tokens
-        if wait:
-            times.append(time.perf_counter() - step)
-        elif any(output.tokens for output in outputs.items):
-            wait = time.perf_counter() - began
-    return wait, cached, times
+    return play(engine, [Submit("context", prompt, params, 0.0)], time.perf_counter, Totals())
 
 
 def line(points: dict[int, float]) -> tuple[float, float]:
     """Least squares: the value at 0 and the slope; flat through a single point."""
-    count = len(points)
-    mean_x, mean_y = sum(points) / count, sum(points.values()) / count
-    spread = sum((x - mean_x) ** 2 for x in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points.items()) / spread if spread else 0.0
-    return mean_y - slope * mean_x, slope
+    if len(points) == 1:
+        return next(iter(points.values())), 0.0
+    slope, base = linear_regression(list(points), list(points.values()))
+    return base, slope
 
 
 def card(parsed: argparse.Namespace, engine: Engine, found: Found) -> Iterator[str]:

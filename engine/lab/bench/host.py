@@ -22,12 +22,13 @@ import msgspec
 import torch
 import zmq
 
-from engine.arguments import Parser, exit_code, lists_of, whole
+from engine.arguments import Parser, lists_of, whole
 from engine.child.settling import settle_memory
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.bench.options import add_pair, pair_config, set_threads
+from engine.lab.bench.options import add_pair, execute, pair_config, set_threads
+from engine.lab.comparison.report import table
 from engine.messages import SamplingParams, Submit
 from engine.model.pair import Pair, load_pair
 
@@ -40,8 +41,7 @@ Laps = dict[str, list[float]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parsed = build_parser().parse_args(arguments)
-    return exit_code("python -m engine.lab.bench.host", lambda: run(parsed))
+    return execute(build_parser(), run, arguments)
 
 
 def build_parser() -> Parser:
@@ -62,19 +62,16 @@ def run(parsed: argparse.Namespace) -> int:
     if pair.target.max_model_len < PROMPT + SETTLE:
         raise ConfigError(f"the target is for {pair.target.max_model_len} tokens only")
     rows = []
-    print(_line(["batch", "T", "K", *VERBS, "sum", "forwards"]))
+    lines = [["batch", "T", "K", *VERBS, "sum", "forwards"]]
     for batch, temperature, k in product(parsed.batches, (0.0, 1.0), (0, parsed.k, None)):
         found = measure(pair, batch=batch, temperature=temperature, k=k, steps=parsed.steps)
         rows.append({"batch": batch, "temperature": temperature, "k": k, **found})
         name = "auto" if k is None else str(k)
         values = [f"{found[verb]:.0f}" for verb in (*VERBS, "sum", "forwards")]
-        print(_line([str(batch), f"{temperature:g}", name, *values]), flush=True)
+        lines.append([str(batch), f"{temperature:g}", name, *values])
+    print("\n".join(table(lines)))
     print(json.dumps({"unit": "microseconds", "steps": parsed.steps, "rows": rows}))
     return 0
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{max(len(cell), 8) + 1}}" for cell in cells)
 
 
 def measure(

@@ -20,11 +20,11 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.comparison.arms import Arm
-from engine.lab.comparison.grid import POOL, Lane, Request
-from engine.lab.comparison.runs import Guesses, Reply, Run, first_waits
-from engine.lab.comparison.sizing import LONGEST
-from engine.messages import Outputs, SamplingParams, StepMetrics, Submit
+from engine.lab.bench.options import Clock, Encode
+from engine.lab.comparison.figures import Guesses, Reply, Run, first_waits
+from engine.lab.comparison.grid import POOL, Arm, Lane, Request
+from engine.lab.comparison.race import LONGEST
+from engine.messages import Outputs, SamplingParams, Submit
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, shared_cache
 
@@ -34,8 +34,6 @@ FIRST = 1  # tokens that are enough to see the first
 # round of 16 streams takes twice its time, and a hundred rounds until its data lies in the caches.
 TURN = 2.0
 _BLOCK = 16  # tokens
-
-Encode = Callable[[str], list[int]]
 
 
 class Offline:
@@ -50,7 +48,7 @@ class Offline:
         arms: Sequence[Arm],
         concurrency: int,
         reply: int = LONGEST,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.exact = pair.target.exact
         self._encode = encode
@@ -146,7 +144,7 @@ class Entrant:
         arm: Arm,
         said: dict[str, Any],
         cache: KVCache,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self._base = clock
         self._away, self._left = 0.0, 0.0
@@ -224,7 +222,7 @@ class _Session:
     def _step(self) -> None:
         outputs: Outputs = self._entrant.engine.step()
         now = self._entrant.clock() - self._began
-        _add(self._guesses, outputs.metrics)
+        self._guesses.add(outputs.metrics)
         for output in outputs.items:
             if output.error is not None:
                 raise ConfigError(f"the engine refused a request: {output.error}")
@@ -277,14 +275,3 @@ def in_turns(arms: int, least: int, run: int) -> list[list[int]]:
         ]
         for arm in range(arms)
     ]
-
-
-def _add(guesses: Guesses, metrics: StepMetrics) -> None:
-    for sums, more in (
-        (guesses.proposed_at, metrics.proposed_at),
-        (guesses.accepted_at, metrics.accepted_at),
-        (guesses.k_counts, metrics.k_counts),
-    ):
-        sums.extend([0.0] * (len(more) - len(sums)))
-        for i, amount in enumerate(more):
-            sums[i] += amount

@@ -10,21 +10,28 @@ some steps, so that a replay knows what each costs here.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from engine.arguments import Parser, exit_code, whole
+from engine.arguments import Parser, whole
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.bench.__main__ import encoder
-from engine.lab.bench.offline import LONGEST_PROMPT, Encode
-from engine.lab.bench.options import add_pair, pair_config, set_threads
-from engine.lab.bench.seconds import Clock, add_clock, clock_of
+from engine.lab.bench.offline import LONGEST_PROMPT
+from engine.lab.bench.options import (
+    Clock,
+    Encode,
+    add_clock,
+    add_pair,
+    clock_of,
+    encoder,
+    execute,
+    pair_config,
+    set_threads,
+)
 from engine.lab.comparison.grid import KINDS, SEED, Cell, cells, mixed_cells
 from engine.lab.comparison.prompts import pool
 from engine.lab.files import new_folder
@@ -34,19 +41,17 @@ from engine.model.pair import Pair, load_pair
 CONCURRENCY = (1, 4, 16)
 TEMPERATURES = (0.0, 1.0)
 MOST_TOKENS = 4096
-_SPELL = 4  # steps under one mode
+_STRETCH = 4  # steps under one mode
 _LEAST_REQUESTS = 10
 _WAVES = 2  # requests by requests at a time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 for a mistake of the caller."""
-    parsed = build_parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code("foredraft bench record", lambda: run(parsed))
+    return execute(build_parser(), run, arguments)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser("foredraft bench record", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a new folder")
@@ -112,7 +117,7 @@ def _engine(pair: Pair, path: Path, concurrency: int, clock: Clock) -> Engine:
 
 
 def drive(engine: Engine, requests: Sequence[Submit], concurrency: int, *, explore: bool) -> None:
-    """Serve `requests`, so many at a time. `explore`: with spells of every K in between."""
+    """Serve `requests`, so many at a time. `explore`: with every K in between."""
     left, open_ = list(reversed(requests)), 0
     modes = _modes(engine.ready.k_max)
     steps = 0
@@ -120,7 +125,7 @@ def drive(engine: Engine, requests: Sequence[Submit], concurrency: int, *, explo
         while left and open_ < concurrency:
             engine.add(left.pop())
             open_ += 1
-        if explore and steps % _SPELL == 0:
+        if explore and steps % _STRETCH == 0:
             engine.set_speculation(*next(modes))
         for output in engine.step().items:
             if output.error is not None:

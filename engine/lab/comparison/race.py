@@ -11,18 +11,56 @@ and its time is better spent on the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
+from typing import Protocol
 
-from engine.lab.comparison.arms import AUTO, Arm
-from engine.lab.comparison.grid import Cell, Lane, Size, lanes
+from engine.lab.comparison.figures import Run, equal_texts, figures, under_load
+from engine.lab.comparison.grid import AUTO, Arm, Cell, Lane, Size, lanes
 from engine.lab.comparison.result import CellResult, Comparison
-from engine.lab.comparison.runs import Driver, equal_texts, figures, under_load
-from engine.lab.comparison.sizing import sized
 
 BEHIND = 0.85  # of the best fixed K, by medians of the rounds so far
 
 Notice = Callable[[str], None]  # what is done now; called once per run
+ArmNotice = Callable[[Arm], None]  # which arm is at it; once for each
+SHORTEST, LONGEST = 12, 256  # tokens of a reply
+_TRIAL = 8  # tokens, to see how fast this is
+_LATER = 0.7  # of the arms are left after the first round
+_BESIDE = 0.5  # runs that do not count, beside a round in which all may settle: first tokens
+
+
+class Driver(Protocol):
+    """Runs requests under an arm, or the same ones under each of several (`round`). `warm` has the
+    prompts at hand (prefix cache) for all arms; `first_tokens` gives seconds to the first token of
+    prompts that no cache knows; `settle` lets auto meet the present traffic, in a round that does
+    not count. `exact`: texts must be equal among arms."""
+
+    exact: bool
+
+    def warm(self, prompts: Sequence[str]) -> None: ...
+
+    def first_tokens(self, arm: Arm, lanes: Sequence[Lane]) -> list[float]: ...
+
+    def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None: ...
+
+    def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run: ...
+
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: ArmNotice
+    ) -> dict[Arm, Run]: ...
+
+
+def in_turn(
+    driver: Driver, arms: Sequence[Arm], lanes: Sequence[Lane], notice: ArmNotice
+) -> dict[Arm, Run]:
+    """A round of one arm after the other."""
+    runs = {}
+    for arm in arms:
+        notice(arm)
+        runs[arm] = driver.run(arm, lanes)
+    return runs
 
 
 def race(
@@ -108,3 +146,51 @@ def contenders(result: CellResult, arms: Sequence[Arm]) -> list[Arm]:
     rates = {arm: median(result.rates(arm)) for arm in arms if arm.mode == "fixed"}
     best = max(rates.values(), default=0.0)
     return [arm for arm in arms if arm.mode != "fixed" or rates[arm] >= BEHIND * best]
+
+
+def sized(
+    driver: Driver,
+    arms: Sequence[Arm],
+    cells: Sequence[Cell],
+    pools: Mapping[str, Sequence[str]],
+    size: Size,
+    *,
+    notice: Notice,
+) -> Size:
+    """With a reply's length for each number of requests at a time, unless it was said: so that the
+    whole race takes about as long as was granted, on any machine. Runs with more requests at a time
+    get more of it, since they have fewer steps in the same time."""
+    if size.tokens is not None:
+        return size
+    seconds = run_seconds(cells, len(arms), size)
+    replies = {}
+    for cell in {cell.concurrency: cell for cell in cells}.values():
+        notice(f"x{cell.concurrency}, how fast this is")
+        plan = lanes(cell, pools, replace(size, tokens=_TRIAL), -1)
+        driver.warm([request.prompt for lane in plan for request in lane])
+        rate = _rate(driver, arms, cell, plan)
+        replies_made = cell.concurrency * size.replies_of_a_lane(cell.concurrency)
+        tokens = round(rate * seconds * weight(cell.concurrency) / replies_made)
+        replies[cell.concurrency] = min(max(tokens, SHORTEST), LONGEST)
+    return replace(size, replies=replies)
+
+
+def _rate(driver: Driver, arms: Sequence[Arm], cell: Cell, plan: list[Lane]) -> float:
+    """Tokens per second over all arms: modes of one server count as its first, others apart."""
+    tried = [arms[0], *(arm for arm in arms[1:] if not arm.is_switched)]
+    found = [
+        figures(driver.run(arm, plan), lanes=cell.concurrency, parts=len(cell.parts)).rate
+        for arm in tried
+    ]
+    seconds = (len(arms) - len(tried)) / found[0] + sum(1 / rate for rate in found)
+    return len(arms) / seconds
+
+
+def run_seconds(cells: Sequence[Cell], num_arms: int, size: Size) -> float:
+    """What one run of weight 1 may take, of the minutes granted."""
+    runs = num_arms * (2 + _LATER * (size.rounds - 1)) + _BESIDE
+    return 60 * size.minutes / (runs * sum(weight(cell.concurrency) for cell in cells))
+
+
+def weight(concurrency: int) -> float:
+    return 1 + math.log2(concurrency) / 5

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from engine.lab.comparison.arms import AUTO, OFF, Arm
-from engine.lab.comparison.grid import Cell
-from engine.lab.comparison.runs import Figures
-from engine.lab.comparison.statistics import Estimate, geometric_mean, paired
+from engine.lab.comparison.figures import Estimate, Figures, geometric_mean, paired
+from engine.lab.comparison.grid import AUTO, OFF, Arm, Cell
 
 VERSION = 1
 CLOSE = 0.95  # of the best fixed K in hindsight: what auto has to reach
@@ -38,34 +37,33 @@ class CellResult:
     @property
     def best_fixed(self) -> Arm | None:
         """In hindsight: the fastest over all rounds."""
-        fixed = [arm for arm in self.lasting if arm.mode == "fixed"]
-        return max(fixed, key=lambda arm: geometric_mean(self.rates(arm)), default=None)
+        return self._fastest("fixed", range(self.rounds))
 
     @property
     def best_other(self) -> Arm | None:
         """The fastest of the other servers, over all rounds."""
-        others = [arm for arm in self.runs if arm.mode == "other"]
-        return max(others, key=lambda arm: geometric_mean(self.rates(arm)), default=None)
-
-    @property
-    def lasting(self) -> list[Arm]:
-        """Arms that were in every round."""
-        return [arm for arm, runs in self.runs.items() if len(runs) == self.rounds]
+        return self._fastest("other", range(self.rounds))
 
     def foreseen(self) -> list[float]:
         """Auto against the fixed K that the other rounds found fastest, round by round: unlike the
         best in hindsight, that choice has not picked the luck of the round it is judged by."""
-        lasting = [arm for arm in self.lasting if arm.mode == "fixed"]
-        if self.rounds < 2 or not lasting or AUTO not in self.runs:
+        if self.rounds < 2 or AUTO not in self.runs:
             return []
         found = []
         for round_, rate in enumerate(self.rates(AUTO)):
-            others = [at for at in range(self.rounds) if at != round_]
-            best = max(
-                lasting, key=lambda arm: geometric_mean([self.rates(arm)[at] for at in others])
-            )
-            found.append(rate / self.rates(best)[round_])
+            best = self._fastest("fixed", [at for at in range(self.rounds) if at != round_])
+            if best is not None:
+                found.append(rate / self.rates(best)[round_])
         return found
+
+    def _fastest(self, mode: str, rounds: Sequence[int]) -> Arm | None:
+        """Over these rounds, of the arms that were in every one."""
+        lasting = [arm for arm, runs in self.runs.items() if len(runs) == self.rounds]
+        return max(
+            (arm for arm in lasting if arm.mode == mode),
+            key=lambda arm: geometric_mean([self.rates(arm)[at] for at in rounds]),
+            default=None,
+        )
 
     def ratio(self, ours: Arm, theirs: Arm | None, part: int | None = None) -> Estimate | None:
         """Tokens per second of ours over theirs; None where one of them was not run."""
@@ -116,29 +114,26 @@ class Comparison:
 
 def _cell(result: CellResult) -> dict[str, Any]:
     best, other = result.best_fixed, result.best_other
-    against = {
-        "auto_against_off": result.ratio(AUTO, OFF),
-        "auto_against_best_fixed": result.ratio(AUTO, best),
-    }
+
+    def ratio(ours: Arm, theirs: Arm | None) -> dict[str, float] | None:
+        found = result.ratio(ours, theirs)
+        return asdict(found) if found else None
+
     return {
         "parts": [asdict(part) for part in result.cell.parts],
         "concurrency": result.cell.concurrency,
         "reply_tokens": result.reply,
         "best_fixed": best.name if best else None,
         "best_other": other.name if other else None,
-        **{name: asdict(ratio) if ratio else None for name, ratio in against.items()},
+        "auto_against_off": ratio(AUTO, OFF),
+        "auto_against_best_fixed": ratio(AUTO, best),
         "modes": {
             arm.name: {
                 "tokens_per_second": median(result.rates(arm)),
-                **({"against_best_other": _ratio(result, arm, other)} if other else {}),
+                **({"against_best_other": ratio(arm, other)} if other else {}),
                 "first_token_seconds": result.first_tokens.get(arm, []),
                 "rounds": [asdict(run) for run in runs],
             }
             for arm, runs in result.runs.items()
         },
     }
-
-
-def _ratio(result: CellResult, ours: Arm, theirs: Arm) -> dict[str, float] | None:
-    ratio = result.ratio(ours, theirs)
-    return asdict(ratio) if ratio else None

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from engine.arguments import exit_code
 from engine.errors import ConfigError
-from engine.lab.comparison.arguments import Settings, build_parser, settings
-from engine.lab.comparison.arms import SERVED, Arm
-from engine.lab.comparison.output import progress, show
+from engine.lab.comparison.grid import SERVED, Arm
+from engine.lab.comparison.options import Settings, build_parser, settings
 from engine.lab.comparison.race import race, steps
+from engine.lab.comparison.report import progress, show
 from engine.lab.comparison.result import Comparison
 from server.lab.bench.against import Several, parse_others
 from server.lab.bench.client import Client
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     said = settings(parsed)
-    return show(compare(parsed, said), json=said.json, picture=said.plot)
+    return show(compare(parsed, said), json=said.json, plot=said.plot)
 
 
 def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import ConfigError, EngineError
-from engine.lab.comparison.arms import Arm
-from engine.lab.comparison.grid import Lane
-from engine.lab.comparison.runs import Notice, Run, in_turn
+from engine.lab.comparison.figures import Run
+from engine.lab.comparison.grid import Arm, Lane
+from engine.lab.comparison.race import ArmNotice, in_turn
 from server.lab.bench.client import Client
 from server.lab.bench.driver import Served
 
@@ -114,7 +114,9 @@ class Several:
     def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None:
         self._own.settle(arms, lanes)
 
-    def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: ArmNotice
+    ) -> dict[Arm, Run]:
         return in_turn(self, arms, lanes, notice)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:

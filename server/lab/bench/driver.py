@@ -16,9 +16,9 @@ from itertools import count
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.lab.comparison.arms import AUTO, Arm
-from engine.lab.comparison.grid import Lane, Request
-from engine.lab.comparison.runs import Guesses, Notice, Reply, Run, first_waits, in_turn
+from engine.lab.comparison.figures import Guesses, Reply, Run, first_waits
+from engine.lab.comparison.grid import AUTO, Arm, Lane, Request
+from engine.lab.comparison.race import ArmNotice, in_turn
 from server.lab.bench.client import Client, Refused, read_json
 
 _DRAFTED = "spec_decode_num_draft_tokens_per_pos_total"
@@ -91,7 +91,9 @@ class Served:
     def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None:
         self._settling = lanes
 
-    def round(self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice) -> dict[Arm, Run]:
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: ArmNotice
+    ) -> dict[Arm, Run]:
         return in_turn(self, arms, lanes, notice)
 
     def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run:

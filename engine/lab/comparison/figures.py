@@ -1,15 +1,20 @@
-"""What one arm did with one round of requests, and the figures that come of it."""
+"""What one arm did with one round of requests, the figures that come of it, and their statistics:
+medians of paired ratios with bootstrap confidence intervals (Efron 1979).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import median
-from typing import Protocol
+from statistics import fmean, median
 
-from engine.lab.comparison.arms import Arm
-from engine.lab.comparison.grid import Lane
+from engine.messages import StepMetrics
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
 
 
 @dataclass(slots=True)
@@ -31,6 +36,16 @@ class Guesses:
     accepted_at: list[float] = field(default_factory=list)
     k_counts: list[float] = field(default_factory=list)
 
+    def add(self, step: StepMetrics) -> None:
+        for sums, more in (
+            (self.proposed_at, step.proposed_at),
+            (self.accepted_at, step.accepted_at),
+            (self.k_counts, step.k_counts),
+        ):
+            sums.extend([0.0] * (len(more) - len(sums)))
+            for i, amount in enumerate(more):
+                sums[i] += amount
+
     @property
     def acceptance(self) -> list[float]:
         """[d-1]: share of the proposals reaching depth d that were kept there."""
@@ -50,41 +65,6 @@ class Guesses:
 class Run:
     replies: list[Reply]
     guesses: Guesses = field(default_factory=Guesses)
-
-
-Notice = Callable[[Arm], None]  # which arm is at it; once for each
-
-
-class Driver(Protocol):
-    """Runs requests under an arm, or the same ones under each of several (`round`). `warm` has the
-    prompts at hand (prefix cache) for all arms; `first_tokens` gives seconds to the first token of
-    prompts that no cache knows; `settle` lets auto meet the present traffic, in a round that does
-    not count. `exact`: texts must be equal among arms."""
-
-    exact: bool
-
-    def warm(self, prompts: Sequence[str]) -> None: ...
-
-    def first_tokens(self, arm: Arm, lanes: Sequence[Lane]) -> list[float]: ...
-
-    def settle(self, arms: Sequence[Arm], lanes: Sequence[Lane]) -> None: ...
-
-    def run(self, arm: Arm, lanes: Sequence[Lane]) -> Run: ...
-
-    def round(
-        self, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice
-    ) -> dict[Arm, Run]: ...
-
-
-def in_turn(
-    driver: Driver, arms: Sequence[Arm], lanes: Sequence[Lane], notice: Notice
-) -> dict[Arm, Run]:
-    """A round of one arm after the other."""
-    runs = {}
-    for arm in arms:
-        notice(arm)
-        runs[arm] = driver.run(arm, lanes)
-    return runs
 
 
 @dataclass(slots=True)
@@ -178,3 +158,31 @@ def _in_order(run: Run) -> list[list[Reply]]:
     for reply in sorted(run.replies, key=lambda reply: (reply.lane, reply.started)):
         lanes.setdefault(reply.lane, []).append(reply)
     return [lanes[lane] for lane in sorted(lanes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A median, and the percentile interval of its bootstrap. With few values that interval is
+    hardly more than their range."""
+
+    value: float
+    low: float
+    high: float
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Of at least one value; the same values give the same interval."""
+    rng = random.Random(0)
+    found = sorted(median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = found[int(tail * RESAMPLES)], found[int((1 - tail) * RESAMPLES) - 1]
+    return Estimate(median(values), low, high)
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+    """Ours over theirs, round by round, over the rounds that both were in."""
+    return estimate([a / b for a, b in zip(ours, theirs, strict=False)])
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(fmean(map(math.log, values)))

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 from engine.arguments import Parser, lists_of, names_of, number, whole
 from engine.errors import ConfigError
-from engine.lab.comparison.arms import Arm, parse_arms
-from engine.lab.comparison.grid import KINDS, RANDOM, Cell, Size, cells, mixed_cells
+from engine.lab.comparison.grid import (
+    KINDS,
+    RANDOM,
+    Arm,
+    Cell,
+    Size,
+    cells,
+    mixed_cells,
+    parse_arms,
+)
 from engine.lab.comparison.prompts import FROM_FILE, pool, read_prompts
 from engine.lab.picture import check_results
 
@@ -44,7 +52,7 @@ class Settings:
     plot: str | None
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str) -> Parser:
     parser = Parser(prog, DESCRIPTION)
     add = parser.add_argument
     add("--modes", default=None, help=f"default {MODES}: off, auto, and fixed Ks")
