@@ -73,8 +73,16 @@ class KController(Protocol):
 
     name: str
     k_max: int
-    reason: Reason  # of the last choice; see messages.Estimates
-    uses_hindsight: bool  # whether `update` needs `agreements`
+
+    @property
+    def reason(self) -> Reason:
+        """Why the last choice; see messages.Estimates."""
+        ...
+
+    @property
+    def uses_hindsight(self) -> bool:
+        """Whether `update` needs `agreements`."""
+        ...
 
     @property
     def max_speculating(self) -> int | None:

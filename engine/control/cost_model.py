@@ -97,7 +97,7 @@ class Curve:
         x, y = self._points
         i = min(max(bisect_right(x, size), 1), len(x) - 1)
         slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
-        return max(y[i] + slope * (size - x[i]), 0.5 * y[0])
+        return float(max(y[i] + slope * (size - x[i]), 0.5 * y[0]))
 
 
 class TargetCost:
@@ -144,7 +144,8 @@ class TargetCost:
         share = (batch - low) / (high - low)
         few = self._curves[low].at(rows * low / batch)
         found: Array = (1 - share) * few + share * self._curves[high].at(rows * high / batch)
-        return np.maximum(found, 0.5 * few[0])
+        answer: Array = np.maximum(found, 0.5 * few[0])
+        return answer
 
     def _profiled_one(self, rows: float, batch: int) -> float:
         """`profiled` for one number of rows, without arrays."""
