@@ -5,16 +5,18 @@ None of them serves anybody. Each is the controller but for a few lines, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from engine.control.acceptance import Array, Confidences
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import KController, StepObservation
-from engine.control.cost_model import CostModel
-from engine.control.exploration import Exploration, Round
-from engine.control.goodput import Goodput
+from engine.control.confidence import Array
+from engine.control.controller import Confidences, KController, Overheard, StepObservation
+from engine.control.exploration import Exploration, Round, Slow
+from engine.control.forecast import Forecast
+from engine.control.hearing import Hearing
+from engine.control.lessons import Lessons
+from engine.control.step_costs import StepCosts
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
 
@@ -73,10 +75,11 @@ class NoHindsight(AdaptiveK):
 
 
 class _OtherCosts(AdaptiveK):
-    def __init__(self, k_max: int, costs: CostModel, *, stops: bool) -> None:
+    def __init__(self, k_max: int, costs: StepCosts, *, stops: bool) -> None:
         super().__init__(k_max, stops=stops)
         self._costs = costs
-        self._goodput = Goodput(k_max, self._guesses, costs)
+        self._ahead = Forecast(k_max, self._guesses, costs)
+        self._lessons = Lessons(self._guesses, costs, stops=stops)
 
 
 class ProfileOnly(_OtherCosts):
@@ -92,6 +95,7 @@ class NoExploration(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Never()
+        self._hearing = Hearing(self._spells, self._explore, stops=stops)
 
 
 class OnlyProbes(AdaptiveK):
@@ -100,6 +104,7 @@ class OnlyProbes(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Probes()
+        self._hearing = Hearing(self._spells, self._explore, stops=stops)
 
 
 class NoOptimism(_OtherCosts):
@@ -110,40 +115,42 @@ class NoOptimism(_OtherCosts):
 
 
 class _Never(Exploration):
-    def while_off(self, seconds: float, *, alone: bool, promise: float) -> Round:
+    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         return "usual"
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(
+        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
+    ) -> Round:
         return "usual"
 
 
 class _Probes(Exploration):
-    def while_off(self, seconds: float, *, alone: bool, promise: float) -> Round:
+    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         found = super().while_off(seconds, alone=alone, promise=promise)
         self._left = 0
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(
+        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
+    ) -> Round:
         return "usual"
 
 
-class _Profiled(CostModel):
-    def learn(self, seen: StepObservation, *, caught_up: bool) -> None:
+class _Profiled(StepCosts):
+    def learn(
+        self, seen: StepObservation, *, fresh: bool, rounds: float = 1, cold: bool = False
+    ) -> None:
+        self.reach(seen)
+
+    def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
         pass
 
 
-class _Sober(CostModel):
+class _Sober(StepCosts):
     def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
         seconds, _ = super().by_rows(sequences, most)
-        return seconds, seconds.copy()
-
-
-class NoHysteresis(AdaptiveK):
-    """Chooses the best rate, however often that changes."""
-
-    def _best(self, *, changed: bool) -> int:
-        return super()._best(changed=True)
+        return seconds, seconds
 
 
 WHOLE = "the whole controller"
@@ -161,6 +168,5 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "no exploration": NoExploration,
         "only probes": OnlyProbes,
         "no optimism": NoOptimism,
-        "no hysteresis": NoHysteresis,
     }
 )
