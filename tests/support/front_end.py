@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from engine.errors import EngineError
-from server import loop
 from server.cli import EXIT_MISTAKE
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen
+from server.serve import run as run_loop
 from server.supervise.supervisor import ENGINE_COMMAND
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.scripted import COMMAND
@@ -28,7 +28,7 @@ def main() -> int:
     configure_logging(config.server.log_level)
     with listen(config.server.host, config.server.port) as listener:
         try:
-            return loop.run(run(config, listener, ENGINES[engine]))
+            return run_loop(run(config, listener, ENGINES[engine]))
         except EngineError as error:  # as the command does
             sys.stderr.write(f"foredraft: {error}\n")
             return EXIT_MISTAKE

@@ -9,9 +9,9 @@ import socket
 import sys
 
 from engine.errors import EngineError
-from server import loop
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen
+from server.serve import run as run_loop
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.scripted import COMMAND
 
@@ -26,7 +26,7 @@ def main() -> int:
     configure_logging(config.server.log_level)
     with listen(config.server.host, config.server.port) as listener:
         try:
-            return loop.run(run(config, listener))
+            return run_loop(run(config, listener))
         except EngineError as error:
             sys.stderr.write(f"foredraft: {error}\n")
             return 2

@@ -13,7 +13,7 @@ import pytest
 
 from engine.config import DraftModelConfig, NgramConfig
 from engine.errors import ConfigError
-from server import loop
+from server import serve
 from server.cli import build_parser, main, overrides, run_program
 from server.config import Config, load_config
 from server.lab.bench.front.__main__ import main as bench_front
@@ -175,10 +175,10 @@ def test_an_interrupt_before_the_loop_begins_is_quiet(monkeypatch: pytest.Monkey
     async def work() -> None:
         raise AssertionError("it never begins")
 
-    monkeypatch.setattr(loop, "_factory", interrupted)
+    monkeypatch.setattr(serve, "_loop_factory", interrupted)
     main = work()
     with pytest.raises(KeyboardInterrupt):
-        loop.run(main)
+        serve.run(main)
     assert inspect.getcoroutinestate(main) == inspect.CORO_CLOSED
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from engine.arguments import Parser, exit_code, number, whole
 from engine.errors import EngineError
-from server import loop
 from server.lab.bench.front.findings import HEAD, Finding, find, row
 from server.lab.bench.front.load import BEGIN_SHARE, PATHS, Kind, streams
 from server.lab.bench.front.process import Server, running
+from server.serve import run as run_loop
 
 _MOST = 10**6  # of anything that is counted
 SCENES = ("alone", "load", "flood")
@@ -87,7 +87,7 @@ def _measure(parsed: argparse.Namespace) -> list[Finding]:
             with running(step_seconds=step, tokens_per_step=per_step, times=times) as server:
                 _pin(server, cores)
                 for kind in PATHS:
-                    finding = loop.run(_scene(server, scene, kind, count, parsed, times))
+                    finding = run_loop(_scene(server, scene, kind, count, parsed, times))
                     findings.append(finding)
                     say.write(f"{row(finding)}\n")
                     say.flush()

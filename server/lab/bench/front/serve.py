@@ -10,9 +10,9 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from server import loop
 from server.config import Config, load_config
 from server.serve import Service, configure_logging, listen, load_for, say_line
+from server.serve import run as run_loop
 
 ENGINE = (sys.executable, "-m", "engine.lab.scripted")
 
@@ -34,7 +34,7 @@ def main() -> int:
     vocab_size = load_for(config).vocab_size
     command = (*ENGINE, "--vocab-size", str(vocab_size), *sys.argv[1:])
     with listen(config.server.host, config.server.port) as listener:
-        return loop.run(run(config, listener, command))
+        return run_loop(run(config, listener, command))
 
 
 if __name__ == "__main__":
