@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "engine/control": 3_314,
     "engine/cpu": 5_564,
-    "lab": 11_171,  # engine/lab and server/lab
+    "lab": 11_489,  # engine/lab and server/lab
     "serving": 23_167,  # everything else but the script that trained the built-in pair
-    "all": 45_036,
+    "all": 45_354,
 }
 TRAINING = "engine/demo"
 

@@ -5,13 +5,13 @@ None of them serves anybody. Each is the controller but for a few lines, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from engine.control.adaptive import AdaptiveK
 from engine.control.confidence import Array
-from engine.control.controller import Confidences, KController, Overheard, StepObservation
+from engine.control.controller import Confidences, KController, Load, Overheard, StepObservation
 from engine.control.exploration import Exploration, Round, Slow
 from engine.control.forecast import Forecast
 from engine.control.hearing import Hearing
@@ -114,6 +114,82 @@ class NoOptimism(_OtherCosts):
         super().__init__(k_max, _Sober(), stops=stops)
 
 
+class EveryRound(AdaptiveK):
+    """Thinks about every round and is told of each: no rests, no choice of what to listen to."""
+
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        super().__init__(k_max, stops=stops)
+        self._hearing = _HearsAll(self._spells, self._explore, stops=stops)
+
+    def _rest(self, k: int) -> None:
+        self._drafted = self._drafted and k > 0
+        self._now = None if k else 0
+        self._rests.begin(k, 0)
+
+
+class NoOverhearing(AdaptiveK):
+    """Knows nothing of rounds that it is not told of."""
+
+    def choose(self, load: Load) -> int:
+        k = super().choose(load)
+        self.overhears = False
+        return k
+
+    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+        most = super().worth(survival, instead=instead)
+        self.overhears = False
+        return most
+
+
+class NoLongBaselines(AdaptiveK):
+    """K = 0 costs what short baselines say."""
+
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        super().__init__(k_max, stops=stops)
+        self._explore = _ShortBaselines()
+        self._hearing = Hearing(self._spells, self._explore, stops=stops)
+
+
+class NoStretches(_OtherCosts):
+    """Contexts of all lengths are one class of costs."""
+
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        super().__init__(k_max, _OneStretch(), stops=stops)
+
+
+class NoNeighbours(AdaptiveK):
+    """Plays no K one off."""
+
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        super().__init__(k_max, stops=stops)
+        self._explore = _NoNeighbours()
+        self._hearing = Hearing(self._spells, self._explore, stops=stops)
+
+
+class _HearsAll(Hearing):
+    def wants(self, sequences: int) -> bool:
+        return True
+
+
+class _ShortBaselines(Exploration):
+    def while_on(
+        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
+    ) -> Round:
+        return super().while_on(seconds, gain=gain, varies=varies)
+
+
+class _NoNeighbours(Exploration):
+    def while_on(
+        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
+    ) -> Round:
+        return super().while_on(seconds, gain=gain, varies=True, slow=slow)
+
+
+class _OneStretch(StepCosts):
+    def stretch(self, sequences: int, held: int) -> int:
+        return 0
+
+
 class _Never(Exploration):
     def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         return "usual"
@@ -168,5 +244,10 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "no exploration": NoExploration,
         "only probes": OnlyProbes,
         "no optimism": NoOptimism,
+        "every round": EveryRound,
+        "no overhearing": NoOverhearing,
+        "no long baselines": NoLongBaselines,
+        "no classes of context": NoStretches,
+        "no neighbours": NoNeighbours,
     }
 )
