@@ -47,7 +47,7 @@ DOORS = {
               "engine.demo", "engine.grammar.compiler", "engine.step",
               "engine.speculation.draft_model", "engine.speculation.draft_forwards",
               "engine.speculation.hindsight", "engine.speculation.verify",
-              "engine.lab.bench", "engine.lab.synthetic"],
+              "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.synthetic"],
     "transformers": ["engine.model.loader", "engine.model.loaded", "engine.model.model_config",
                      "engine.model.weights", "engine.model.quantization",
                      "engine.attention.interface", "engine.demo",
