@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from engine.child.settling import settle_memory
+from engine.child.freeze import freeze_memory
 from engine.errors import EXIT_CANNOT_START, EngineError
 from engine.messages import (
     Abort,
@@ -98,7 +98,7 @@ class EngineProcess:
             engine = self._make()
             if engine is None:
                 return EXIT_CANNOT_START
-            settle_memory()
+            freeze_memory()
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._send(engine.ready)
             self._serve(engine)

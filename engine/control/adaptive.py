@@ -17,17 +17,17 @@ from collections.abc import Sequence
 
 from engine.control.chances import FEW
 from engine.control.controller import Confidences, Load, Overheard, StepObservation
+from engine.control.draft_stop import DraftStop
+from engine.control.dwell_time import DwellTime
 from engine.control.experience import Experience
 from engine.control.exploration import Exploration
 from engine.control.forecast import Forecast, Pace
-from engine.control.going_on import GoingOn
-from engine.control.hearing import Hearing
-from engine.control.lessons import Lesson, Lessons
+from engine.control.hysteresis import best_above, best_now, best_of
+from engine.control.observation_schedule import ObservationSchedule
+from engine.control.pending_observations import PendingObservation, PendingObservations
 from engine.control.profile import Profile
-from engine.control.rests import Rests
-from engine.control.spells import Spells
+from engine.control.skipped_rounds import SkippedRounds
 from engine.control.step_costs import StepCosts
-from engine.control.turning import best_above, best_now, best_of
 from engine.messages import Estimates, Reason
 
 _MORE = 3  # rounds with a neighbour after the first, to overhear
@@ -69,16 +69,16 @@ class AdaptiveK:
         self._stretch = 0  # of the last choice, see StepCosts.stretch
         self._stretches = set[tuple[int, int]]()  # that were seen, each with the size
         self._anew = False  # choose at once
-        self._rests = Rests()
-        self._spells = Spells()
-        self._hearing = Hearing(self._spells, self._explore, stops=stops)
-        self._lessons = Lessons(self._guesses, self._costs, stops=stops)
+        self._rests = SkippedRounds()
+        self._spells = DwellTime()
+        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
+        self._lessons = PendingObservations(self._guesses, self._costs, stops=stops)
         self._cuts = True  # whether guesses are left out
         self._price = 0.0  # tokens per second: what a second is worth
         self._usual = 0.0  # seconds of a round
         self._pace = Pace()  # at K > 0
         self._said: Estimates | None = None  # see estimates; in most rounds nothing is new
-        self._going_on = GoingOn(self._guesses, k_max)
+        self._going_on = DraftStop(self._guesses, k_max)
 
     def profile(self, measured: Profile) -> None:
         """Start-up costs. Without draft points there is nothing to forward."""
@@ -319,7 +319,7 @@ class AdaptiveK:
         if heard.rows > heard.num_sequences:
             self._pace.add(heard.tokens, heard.seconds)
 
-    def _lesson(self, seen: StepObservation) -> Lesson:
+    def _lesson(self, seen: StepObservation) -> PendingObservation:
         outcomes, rounds = seen.outcomes, 0.0
         if self._explore.round == "probe" and self._asks_few:
             outcomes = [asked for asked in outcomes if asked.offered]
@@ -329,7 +329,7 @@ class AdaptiveK:
         fresh = self._drafted and not self.looks_back
         plain = not seen.k and self._explore.round == "usual"
         cold = self._explore.is_cold or (plain and not self._hearing.is_settled)
-        return Lesson(seen, outcomes, self._before, rounds, fresh, cold=cold)
+        return PendingObservation(seen, outcomes, self._before, rounds, fresh, cold=cold)
 
     def _take_in(self) -> bool:
         """Learn from what was told. Whether guesses fare in another way than they did."""

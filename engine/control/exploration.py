@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engine.control.staying import ROUNDS as LONG
-from engine.control.staying import Staying
+from engine.control.long_baseline import ROUNDS as LONG
+from engine.control.long_baseline import LongBaseline
 
 PROBE_FIRST, PROBE_LAST = 16, 48  # at K = 0 before a probe, at least: the first, later ones
 _TRIAL_EVERY = 8  # one look in so many is a trial, the first at a batch size included
@@ -46,7 +46,7 @@ class Exploration:
         self._size = self._wait = 0  # rounds at K > 0 until a baseline
         self._waits: dict[int, int] = {}  # by size: the wait when it was left
         self._dearer: dict[int, float] = {}  # by size: see _DEARER, averaged over its baselines
-        self.staying = Staying()
+        self.staying = LongBaseline()
         self.restart(0)
 
     def restart(self, size: int) -> None:
@@ -75,7 +75,7 @@ class Exploration:
     def forgive(self) -> None:
         """A spell in which nothing was tried paid for all, and others chose what was played."""
         self._debts = _Debts()
-        self.staying = Staying()
+        self.staying = LongBaseline()
         self.staying.restart(self._size)
         self._waits.clear()
 
@@ -219,7 +219,7 @@ class Exploration:
     ) -> None:
         """The round is; `asked`: somebody was asked for a guess; `seconds`: that it took; `lost`:
         of these, beyond those in which its tokens come in usual rounds, of `usual` seconds each;
-        `plain`: sequences that it decoded, if it did that alone; `context`: see Staying.add."""
+        `plain`: sequences that it decoded, if it did that alone; `context`: of LongBaseline.add."""
         if self.is_wanted:
             if self.staying.add(self._gone, seconds, plain, context):
                 self._length += LONG

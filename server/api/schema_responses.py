@@ -39,8 +39,8 @@ QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
 
 
 class Renames:
-    """`paths`: from a path of the inner request to the outer one's; what lies below goes along,
-    the longest path that fits decides. `too_long`: paths that only a full context is told of."""
+    """`paths`: field paths of the chat request and their names in the outer request; the longest
+    prefix that fits decides. `too_long`: names used only in the error of a context that is full."""
 
     def __init__(self, paths: Mapping[str, str], too_long: Mapping[str, str] | None = None) -> None:
         self._paths = sorted(paths.items(), key=lambda pair: -len(pair[0]))

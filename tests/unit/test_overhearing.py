@@ -10,8 +10,8 @@ from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load, Overheard
 from engine.control.estimates import Outcome
 from engine.control.experience import Experience
-from engine.control.lessons import Lessons
 from engine.control.modes import Modes
+from engine.control.pending_observations import PendingObservations
 from engine.control.step_costs import StepCosts
 from tests.support.controller_world import K_MAX, World
 
@@ -61,7 +61,7 @@ def test_rounds_that_stopped_early_are_no_evidence_against_the_depths_of_others(
     believed to be there half as often as they were. A drafter that is asked for K and says less is
     another matter."""
     guesses = Experience(4)
-    lessons = Lessons(guesses, StepCosts(), stops=stops)
+    lessons = PendingObservations(guesses, StepCosts(), stops=stops)
     for _ in range(50):
         for length in (1, 3, 1, 3):
             outcomes = [Outcome(length, length, length)]

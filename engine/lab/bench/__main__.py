@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from engine.arguments import Parser
-from engine.child.settling import settle_memory
+from engine.child.freeze import freeze_memory
 from engine.config import QuantizationName
 from engine.lab.bench.offline import Offline
 from engine.lab.bench.options import (
@@ -61,7 +61,7 @@ def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Compari
     encode = encoder(parsed.target)
     reply = said.size.tokens or LONGEST
     driver = Offline(pair, encode, arms=said.arms, concurrency=most, reply=reply, clock=clock)
-    settle_memory()  # as a server does
+    freeze_memory()  # as a server does
     facts = {
         **pair_facts(pair),
         **({} if parsed.quantization == "none" else {"quantization": parsed.quantization}),

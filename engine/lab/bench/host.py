@@ -23,7 +23,7 @@ import torch
 import zmq
 
 from engine.arguments import Parser, lists_of, whole
-from engine.child.settling import settle_memory
+from engine.child.freeze import freeze_memory
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
@@ -88,7 +88,7 @@ def measure(
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     inbox.bind("inproc://host")
     outbox.connect("inproc://host")
-    settle_memory()
+    freeze_memory()
     try:
         laps = _steps(engine, _requests(engine, batch, temperature), steps, stamps, outbox)
     finally:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from engine.arguments import Parser, whole
-from engine.child.settling import settle_memory
+from engine.child.freeze import freeze_memory
 from engine.config import model_folder
 from engine.lab.bench.machine import KS, measure
 from engine.lab.bench.machine import card as machine_card
@@ -231,7 +231,7 @@ def overhead(pair: Pair, prompts: list[list[int]], size: Size, result: Result) -
     for batch in (1, 8):
         progress(f"host overhead, batch {batch}")
         ours = _ours({}, pair, size, sequences=batch)
-        settle_memory()  # as a server does
+        freeze_memory()  # as a server does
         entrants = [Entrant(f"batch {batch}", ours, [Task(prompts[:batch])])]
         result.rows += race("host", entrants, temperatures=TEMPERATURES, rounds=size.rounds)
 

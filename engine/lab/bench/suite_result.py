@@ -117,7 +117,7 @@ def card(result: Result) -> str:
 
 
 def part_lines(result: Result) -> Iterator[str]:
-    """A table of each part, and what it says of transformers and of texts."""
+    """One table for each part, then the ratio to transformers and the number of equal texts."""
     yield heading("Foredraft bench suite", result.facts)
     yield "tokens per second, median of rounds; ratios to the first line of a part, within rounds"
     for part in dict.fromkeys(row.part for row in result.rows):

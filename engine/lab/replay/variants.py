@@ -14,8 +14,8 @@ from engine.control.confidence import Array
 from engine.control.controller import Confidences, KController, Load, Overheard, StepObservation
 from engine.control.exploration import Exploration, Round, Slow
 from engine.control.forecast import Forecast
-from engine.control.hearing import Hearing
-from engine.control.lessons import Lessons
+from engine.control.observation_schedule import ObservationSchedule
+from engine.control.pending_observations import PendingObservations
 from engine.control.step_costs import StepCosts
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
@@ -79,7 +79,7 @@ class _OtherCosts(AdaptiveK):
         super().__init__(k_max, stops=stops)
         self._costs = costs
         self._ahead = Forecast(k_max, self._guesses, costs)
-        self._lessons = Lessons(self._guesses, costs, stops=stops)
+        self._lessons = PendingObservations(self._guesses, costs, stops=stops)
 
 
 class ProfileOnly(_OtherCosts):
@@ -95,7 +95,7 @@ class NoExploration(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Never()
-        self._hearing = Hearing(self._spells, self._explore, stops=stops)
+        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
 
 
 class OnlyProbes(AdaptiveK):
@@ -104,7 +104,7 @@ class OnlyProbes(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Probes()
-        self._hearing = Hearing(self._spells, self._explore, stops=stops)
+        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
 
 
 class NoOptimism(_OtherCosts):
@@ -115,7 +115,7 @@ class NoOptimism(_OtherCosts):
 
 
 class EveryRound(AdaptiveK):
-    """Thinks about every round and is told of each: no rests, no choice of what to listen to."""
+    """Chooses in every round and observes each step."""
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
@@ -127,8 +127,8 @@ class EveryRound(AdaptiveK):
         self._rests.begin(k, 0)
 
 
-class NoOverhearing(AdaptiveK):
-    """Knows nothing of rounds that it is not told of."""
+class FullObservationsOnly(AdaptiveK):
+    """Learns nothing from steps of which only a short observation is kept."""
 
     def choose(self, load: Load) -> int:
         k = super().choose(load)
@@ -147,7 +147,7 @@ class NoLongBaselines(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _ShortBaselines()
-        self._hearing = Hearing(self._spells, self._explore, stops=stops)
+        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
 
 
 class NoStretches(_OtherCosts):
@@ -163,10 +163,10 @@ class NoNeighbours(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _NoNeighbours()
-        self._hearing = Hearing(self._spells, self._explore, stops=stops)
+        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
 
 
-class _HearsAll(Hearing):
+class _HearsAll(ObservationSchedule):
     def wants(self, sequences: int) -> bool:
         return True
 
@@ -245,7 +245,7 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "only probes": OnlyProbes,
         "no optimism": NoOptimism,
         "every round": EveryRound,
-        "no overhearing": NoOverhearing,
+        "full observations only": FullObservationsOnly,
         "no long baselines": NoLongBaselines,
         "no classes of context": NoStretches,
         "no neighbours": NoNeighbours,

@@ -1,4 +1,4 @@
-"""Lessons: steps that are learnt from later, and when the controller does so."""
+"""PendingObservations: steps that are learnt from later, and when the controller does so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load, StepObservation
 from engine.control.estimates import Outcome
 from engine.control.experience import Experience
-from engine.control.lessons import Lesson, Lessons
+from engine.control.pending_observations import PendingObservation, PendingObservations
 from engine.control.step_costs import StepCosts
 from tests.support.controller_world import World, adaptive, play
 
@@ -27,9 +27,9 @@ def steps() -> list[StepObservation]:
 
 def learnt(together: int) -> tuple[Experience, StepCosts]:
     guesses, costs = Experience(K), StepCosts()
-    lessons = Lessons(guesses, costs, stops=False)
+    lessons = PendingObservations(guesses, costs, stops=False)
     for seen in steps():
-        lessons.add(Lesson(seen, seen.outcomes, None, rounds=1, fresh=True))
+        lessons.add(PendingObservation(seen, seen.outcomes, None, rounds=1, fresh=True))
         if len(lessons) == together:
             lessons.learn()
             assert not len(lessons)
@@ -48,9 +48,9 @@ def test_a_step_whose_costs_say_nothing_teaches_guesses_only() -> None:
     """Law: `rounds` 0 leaves the costs as they are."""
     guesses, costs = Experience(K), StepCosts()
     before, hazard = costs.by_rows(2, 12)[0], guesses.acceptance.chances()
-    lessons = Lessons(guesses, costs, stops=False)
+    lessons = PendingObservations(guesses, costs, stops=False)
     for seen in steps():
-        lessons.add(Lesson(seen, seen.outcomes, None, rounds=0, fresh=True))
+        lessons.add(PendingObservation(seen, seen.outcomes, None, rounds=0, fresh=True))
     lessons.learn()
     np.testing.assert_array_equal(costs.by_rows(2, 12)[0], before)
     assert guesses.acceptance.chances() != hazard
@@ -58,11 +58,11 @@ def test_a_step_whose_costs_say_nothing_teaches_guesses_only() -> None:
 
 def test_it_is_said_when_guesses_fare_in_another_way() -> None:
     """Law: once, by the lessons that show it."""
-    lessons = Lessons(Experience(K), StepCosts(), stops=False)
+    lessons = PendingObservations(Experience(K), StepCosts(), stops=False)
     found = []
     for right in [K] * 60 + [0] * 60:
         seen = step(right)
-        lessons.add(Lesson(seen, seen.outcomes, None, rounds=1, fresh=True))
+        lessons.add(PendingObservation(seen, seen.outcomes, None, rounds=1, fresh=True))
         found.append(lessons.learn())
     assert not any(found[20:60])  # at first they surprise whoever knows nothing
     assert any(found[60:80])

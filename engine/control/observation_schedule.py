@@ -1,10 +1,10 @@
-"""Which rounds the controller listens to: not all of them, since to be told takes time."""
+"""ObservationSchedule: which rounds the controller observes; an observation takes host time."""
 
 from __future__ import annotations
 
 from engine.control.chances import FEW
+from engine.control.dwell_time import DwellTime
 from engine.control.exploration import Exploration
-from engine.control.spells import Spells
 
 # Rounds in a row until the caches hold what these need, so that costs can be learnt from the next:
 _WARM, _WARM_CROWD, _WARM_ON = 5, 2, 1  # at K = 0, in a crowd's baseline, and at K > 0
@@ -30,12 +30,12 @@ _LOOKS, _LOOKS_NEW = 4, 2  # of those that are told, one in so many is told with
 _COSTS = 4  # and one in so many tells what it costs, once that is known
 
 
-class Hearing:
+class ObservationSchedule:
     """`play` once a round, or `rest` for several, before the questions about it. `unlearned`:
     rounds since one told what it costs; whoever learns from one sets it to 0. `usual`: seconds of
     a round, as of the last choice."""
 
-    def __init__(self, spells: Spells, explore: Exploration, *, stops: bool = True) -> None:
+    def __init__(self, spells: DwellTime, explore: Exploration, *, stops: bool = True) -> None:
         """`stops`: see AdaptiveK."""
         self._rarer = 1 if stops else _RARER
         self._spells, self._explore = spells, explore

@@ -1,5 +1,4 @@
-"""Whether one more draft step is worth its seconds, by how sure the proposals are so far: the stop
-inside the draft loop, at the price that the controller pays for everything."""
+"""DraftStop: whether one more draft step is worth its seconds, by the confidences so far."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from engine.control.controller import Confidences
 from engine.control.experience import GRID, Experience
 
 
-class GoingOn:
+class DraftStop:
     """Prices are those of the last choice; before the first nothing is worth a step."""
 
     def __init__(self, guesses: Experience, k_max: int) -> None:

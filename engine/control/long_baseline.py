@@ -1,11 +1,8 @@
-"""How much cheaper K = 0 becomes when it stays.
+"""LongBaseline: how much cheaper K = 0 becomes when it is played for a hundred rounds.
 
-What a batch reads in a round without guesses may just fit the caches of a processor that it does
-not fit with guesses: then a few rounds at K = 0 cost what the others leave of the caches, and only
-after a hundred of them what K = 0 costs by itself. That is no matter of how many rows a step has,
-so it is no part of those costs: it is measured now and then in a long baseline. That nothing is to
-be found counts as much as one of them does; and where K = 0 is played for it and is no faster than
-guesses were, it is no more believed.
+What a batch reads at K = 0 may just fit caches that it does not fit with guesses. This is no matter
+of how many rows a step has, so it is no part of the cost model: it is measured now and then. Where
+K = 0 is then played and is no faster than guesses were, the measurement is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ _FALLS, _MATTERS = 0.95, 0.75  # less is cheaper than before; and more may be no
 
 @dataclass(slots=True)
 class _Size:
-    logs: float = 0.0  # sum over baselines of the logarithm of Staying.part
+    logs: float = 0.0  # sum over baselines of the logarithm of LongBaseline.part
     count: int = 0  # of them
     wait: int = _FIRST  # rounds with guesses until the next
     gone: int = 0  # of these; at K = 0 since something was found
@@ -40,7 +37,7 @@ class _Size:
         return found if found < _MATTERS else 1.0
 
 
-class Staying:
+class LongBaseline:
     """`go` once a round. Where a long baseline `is_due`, `begin` one, and `add` the seconds of its
     rounds that are `wanted`. A size is the bit length of the number of sequences."""
 

@@ -1,5 +1,5 @@
-"""How long the batch size, and K at 0 or above, have been what they are, in rounds. From that: how
-well the batch is known, and when a choice is due again.
+"""DwellTime: rounds since the batch size, or K at 0 or above, last changed, and when a choice
+is due.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _PATIENCE, _PATIENCE_CROWD, _PATIENT_ON, _PATIENT_OFF = 6, 12, 64, 512
 _AFRESH = 3  # at least, after guesses were found to fare in another way
 
 
-class Spells:
+class DwellTime:
     """`go` once a round."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine does with what was built, before its first step: it stays."""
+"""Memory of what was built at start: frozen for the garbage collector, and in huge pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLLAPSE = 25  # of Linux's madvise, since 6.1
 _MAPS = Path("/proc/self/maps")
 
 
-def settle_memory() -> None:
+def freeze_memory() -> None:
     """The garbage collector never walks it in the middle of a step again, and it lies in huge pages
     where Linux makes some of small ones: behind a forward a page's place has to be looked up anew,
     and Python's objects, read in every step, are thousands of small pages."""

@@ -1,5 +1,5 @@
-"""Steps that were told of and are not learnt from yet. Behind a forward the first one takes several
-times what the next ones do, since it drove the code and the numbers for it out of the caches.
+"""PendingObservations: steps observed and not learnt from yet. They are learnt from together, since
+the first one behind a forward takes several times what the next ones do (cold caches).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.control.experience import Experience
 from engine.control.step_costs import StepCosts
 
 
-class Lesson(NamedTuple):
+class PendingObservation(NamedTuple):
     """A step. `outcomes`: those of its that count; `before`: guesses drafted in the step before it,
     see Experience.learn; `rounds`, `fresh`, `cold`: how its costs are learnt, see StepCosts.learn,
     and not at all if `rounds` is 0, though how long its sequences are is."""
@@ -26,13 +26,13 @@ class Lesson(NamedTuple):
     cold: bool = False
 
 
-class Lessons:
+class PendingObservations:
     """`add` them, and `learn` from all of them in order."""
 
     def __init__(self, guesses: Experience, costs: StepCosts, *, stops: bool) -> None:
         """`stops`: see AdaptiveK."""
         self._guesses, self._costs, self._stops = guesses, costs, stops
-        self._open: list[Lesson] = []
+        self._open: list[PendingObservation] = []
         # Of rounds that were overheard and asked for as many guesses, to be learnt from together.
         self._outcomes: list[Outcome] = []
         self._k = self._rounds = 0
@@ -41,7 +41,7 @@ class Lessons:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, lesson: Lesson) -> None:
+    def add(self, lesson: PendingObservation) -> None:
         self._open.append(lesson)
 
     def overhear(self, heard: Overheard) -> None:

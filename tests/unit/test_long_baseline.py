@@ -9,9 +9,9 @@ import pytest
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load, StepObservation
 from engine.control.estimates import Outcome
+from engine.control.long_baseline import ROUNDS, LongBaseline
 from engine.control.modes import Modes
 from engine.control.profile import Profile
-from engine.control.staying import ROUNDS, Staying
 
 BATCH, RIGHT = 16, 10  # guesses of each step, and those of them that are kept
 COLD, WARM, DRAFT = 5e-3, 2e-3, 8e-4  # seconds of a forward among guesses and long after them
@@ -144,7 +144,7 @@ def test_what_was_not_played_tells_nothing() -> None:
 
 def test_fewer_sequences_tell_nothing() -> None:
     """Law: half as many take less, whatever lies in the caches."""
-    staying = Staying()
+    staying = LongBaseline()
     staying.restart(5)
     staying.begin()
     for gone in filter(staying.wanted, range(ROUNDS)):
@@ -156,7 +156,7 @@ def test_fewer_sequences_tell_nothing() -> None:
 def test_shorter_texts_tell_nothing(last: int, part: float) -> None:
     """Bug: 16 texts that ended in a long baseline and were followed by short ones made what K = 0
     reads less: it was taken to cost a third when it stays, and was played where guesses gain."""
-    staying = Staying()
+    staying = LongBaseline()
     staying.restart(5)
     staying.begin()
     for gone in filter(staying.wanted, range(2 * ROUNDS)):
@@ -167,7 +167,7 @@ def test_shorter_texts_tell_nothing(last: int, part: float) -> None:
 
 def found(first: float, last: float, times: int) -> float:
     """After so many baselines of which the first rounds and the last ones took so long."""
-    staying = Staying()
+    staying = LongBaseline()
     staying.restart(5)
     for _ in range(times):
         staying.begin()
@@ -194,7 +194,7 @@ def test_the_oftener_it_is_found_the_more_it_is_believed() -> None:
 
 def doubted(rate: float) -> float:
     """After K = 0 was played for it, where guesses made a thousand tokens a second."""
-    staying = Staying()
+    staying = LongBaseline()
     staying.restart(5)
     staying.begin()
     for gone in range(2 * ROUNDS):
@@ -216,7 +216,7 @@ def test_where_k_0_is_no_faster_it_is_not_believed() -> None:
 
 def test_at_k_0_it_is_forgotten() -> None:
     """Law: what was found keeps K at 0, where nothing else can be found, so half of it goes."""
-    staying = Staying()
+    staying = LongBaseline()
     staying.restart(5)
     staying.begin()
     for gone in range(2 * ROUNDS):
@@ -229,7 +229,7 @@ def test_at_k_0_it_is_forgotten() -> None:
 
 def test_steps_as_at_start_need_no_long_baseline() -> None:
     """Law: where nothing is slower than it was when it was profiled there is nothing to find."""
-    staying = Staying()
+    staying = LongBaseline()
     staying.restart(5)
     staying.go(10000, on=True)
     assert not staying.is_due(0.1, 1.1)

@@ -1,9 +1,9 @@
-from engine.control.rests import Rests
+from engine.control.skipped_rounds import SkippedRounds
 
 
 def test_there_are_as_many_as_were_begun() -> None:
     """Law: after so many rounds it says no, and none is counted twice."""
-    rests = Rests()
+    rests = SkippedRounds()
     assert not rests.go()
     rests.begin(3, 5)
     assert [rests.go() for _ in range(7)] == [True] * 5 + [False] * 2
@@ -14,7 +14,7 @@ def test_there_are_as_many_as_were_begun() -> None:
 
 def test_one_in_so_many_is_overheard() -> None:
     """Law: of nine rounds, one in three of which is overheard, three are."""
-    rests = Rests()
+    rests = SkippedRounds()
     rests.begin(2, 9, every=3)
     overheard = []
     while rests.go():
@@ -24,7 +24,7 @@ def test_one_in_so_many_is_overheard() -> None:
 
 def test_what_ends_them_early_leaves_none_over() -> None:
     """Law: a batch of another size ends them, and what begins then has its own number."""
-    rests = Rests()
+    rests = SkippedRounds()
     rests.begin(1, 8)
     assert rests.go()
     assert rests.end() == 1

@@ -1,11 +1,11 @@
-"""Rests: rounds in which nothing is due, so that the controller neither thinks nor is told. Some of
-them are overheard: kept in short, to be learnt from when there is something to learn anyway.
+"""SkippedRounds: rounds in which the controller neither chooses nor observes. Of some a short
+observation is kept, to be learnt from with the next full one.
 """
 
 from __future__ import annotations
 
 
-class Rests:
+class SkippedRounds:
     """`begin` after a round that was looked at, then `go` once a round until it says no, then
     `end`."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.control.chances import FEW
+from engine.control.dwell_time import DwellTime
 from engine.control.exploration import Exploration
-from engine.control.hearing import Hearing
-from engine.control.spells import Spells
+from engine.control.observation_schedule import ObservationSchedule
 
 
 def heard(
@@ -18,8 +18,8 @@ def heard(
     usual: float = 1e-3,
 ) -> tuple[int, int]:
     """Of so many rounds those that are told, and those whose costs are learnt."""
-    spells = Spells()
-    hearing = Hearing(spells, Exploration())
+    spells = DwellTime()
+    hearing = ObservationSchedule(spells, Exploration())
     hearing.usual = usual
     if known:
         spells.go(spell)
@@ -67,7 +67,7 @@ def test_the_first_rounds_without_guesses_tell_no_costs() -> None:
 def test_a_crowds_baseline_tells_costs_though_it_is_short() -> None:
     """Bug this guards against: K = 0 that is never learnt again while guesses pay."""
     explore = Exploration()
-    hearing = Hearing(Spells(), explore)
+    hearing = ObservationSchedule(DwellTime(), explore)
     explore.restart(5)
     learnt = 0
     for _ in range(200):
@@ -80,7 +80,7 @@ def test_a_crowds_baseline_tells_costs_though_it_is_short() -> None:
 
 def test_rounds_that_it_rested_count() -> None:
     """Law: costs drift by the time that passed, told or not."""
-    hearing = Hearing(Spells(), Exploration())
+    hearing = ObservationSchedule(DwellTime(), Exploration())
     hearing.play(on=False)
     hearing.rest(15)
     hearing.play(on=False)
@@ -90,8 +90,8 @@ def test_rounds_that_it_rested_count() -> None:
 def test_of_hindsight_some_told_rounds_tell() -> None:
     """Bug: only rounds that were told had the drafter's hindsight judged, and only they said what
     drafting costs: with sixteen requests a quarter more than it does."""
-    spells = Spells()
-    hearing = Hearing(spells, Exploration())
+    spells = DwellTime()
+    hearing = ObservationSchedule(spells, Exploration())
     found = [hearing.looks_back(behind=False) for _ in range(6)]
     assert found == [True, False] * 3
     assert hearing.looks_back(behind=True)
@@ -107,7 +107,7 @@ def test_where_a_crowd_never_stays_without_guesses_it_is_heard_as_it_is() -> Non
     dearer was not learnt, and guesses that paid stayed off."""
     explore = Exploration()
     explore.restart(5)
-    hearing = Hearing(Spells(), explore)
+    hearing = ObservationSchedule(DwellTime(), explore)
     settled = 0
     for _ in range(40):
         hearing.play(on=False)

@@ -1,5 +1,5 @@
-"""Which K makes the most of the expected rates, and when one may go from K = 0 to another and back:
-turning is not for nothing, and a rate is an estimate."""
+"""The K of the best expected rate, with hysteresis between K = 0 and above, since a rate is an
+estimate and a change has a cost."""
 
 from __future__ import annotations
 
