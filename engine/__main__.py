@@ -80,10 +80,10 @@ def _make_engine(path: Path) -> StepEngine:
     limit_threads(config.threads, os.environ)
     gc.disable()  # what is imported stays, and is not to be walked a hundred times
     from engine.core import Engine  # brings torch in, which reads the environment once
-    from engine.cpu.first_start import telling_what_compiles
+    from engine.cpu.jit import logged_compilation
 
     gc.enable()
-    with telling_what_compiles():
+    with logged_compilation():
         return Engine(config)
 
 

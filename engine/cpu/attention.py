@@ -2,7 +2,7 @@
 step. For plain layers; those with a window, a cap or sinks go through SDPA.
 
 SDPA on a CPU is a call per sequence, or a copy of all contexts; here a step of many sequences is
-one call and copies nothing (`engine.cpu.kernels_paged`).
+one call and copies nothing (`engine.cpu.kernels_attention`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from engine.attention.interface import KVPlane, LayerShape, Span
 from engine.attention.sdpa import SdpaBackend, SdpaForward
-from engine.cpu.kernels_paged import MOST_ROWS, PAIRED, SINGLE, WIDENED, attend
-from engine.cpu.vectors import LANES, multiplies_pairs
+from engine.cpu.kernels_attention import SPAN_ROWS, attend
+from engine.cpu.vectors import LANES
 
 MOST_THREADS = 2  # with more, torch's attention reads faster together than ours alone
 
@@ -46,12 +46,10 @@ class CompiledBackend:
 
     name = "compiled"
 
-    def __init__(self, *, pairs: bool | None = None) -> None:
-        """`pairs`: whether bfloat16 is multiplied as such; by default where the processor can."""
+    def __init__(self) -> None:
         self.others = SdpaBackend(torch.device("cpu"))
         self._plane: KVPlane | None = None
         self._words: list[list[tuple[Words, Words]]] = []
-        self.bfloat16 = PAIRED if (multiplies_pairs() if pairs is None else pairs) else WIDENED
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> CompiledForward:
         return CompiledForward(self, plane, spans)
@@ -73,11 +71,9 @@ class CompiledForward:
         self._others, self._plane, self._spans = backend.others, plane, spans
         self._where = plane.where
         self._words = backend.words(plane)
-        single = plane.stacks[0][0].dtype == torch.float32
-        self._kind = SINGLE if single else backend.bfloat16
         self._whole: SdpaForward | None = None
         pieces = [piece for span in spans for piece in _pieces(span)]
-        self._is_cut = all(piece.length <= MOST_ROWS for piece in pieces)
+        self._is_cut = all(piece.length <= SPAN_ROWS for piece in pieces)
         if self._is_cut:
             self._facts, self._seen, self._tables = _described(pieces, plane.block_size)
 
@@ -103,34 +99,32 @@ class CompiledForward:
                 scaling=scaling, window=window, softcap=softcap, sinks=sinks,
             )  # fmt: skip
         _, heads, rows, dim = query.shape
-        array = np.empty((rows, heads, dim), dtype=np.float32)
+        packed = torch.cat([query, key, value], dim=1)[0].float().transpose(0, 1).reshape(rows, -1)
+        array = np.empty((rows, heads * dim), dtype=np.float32)
         attend(
-            _floats(query), _floats(key), _floats(value),
-            self._facts, self._seen, self._tables, self._plane.block_size,
-            np.float32(dim**-0.5 if scaling is None else scaling), self._kind,
-            *self._words[stack][index], array,
+            packed.numpy(), heads, self._facts, self._seen, self._tables, self._plane.block_size,
+            np.float32(dim**-0.5 if scaling is None else scaling), *self._words[stack][index],
+            array,
         )  # fmt: skip
-        return torch.from_numpy(array)[None].to(query.dtype)
-
-
-def _floats(tensor: Tensor) -> npt.NDArray[np.float32]:
-    """`[1, heads, rows, dim]`, in order."""
-    array: npt.NDArray[np.float32] = tensor.float().contiguous().numpy()
-    return array
+        return torch.from_numpy(array).view(1, rows, heads, dim).to(query.dtype)
 
 
 def _layers(keys: Tensor, values: Tensor) -> list[tuple[Words, Words]]:
     if not fits(keys.dtype, keys.shape[-1], values.shape[-1]):
         return []
-    words = (tensor.view(torch.int32).numpy().view(np.uint32) for tensor in (keys, values))
-    return list(zip(*words, strict=True))
+    return list(zip(words_of_plane(keys), words_of_plane(values), strict=True))
+
+
+def words_of_plane(tensor: Tensor) -> Words:
+    """Keys or values `[layers, kv_heads, slots, dim]` as words, two bfloat16 to each."""
+    return tensor.view(torch.int32).numpy().view(np.uint32)
 
 
 def _pieces(span: Span) -> list[Span]:
-    """Of at most `MOST_ROWS` rows each, unless a tree is larger; its nodes stay together."""
+    """Of at most `SPAN_ROWS` rows each, unless a tree is larger; its nodes stay together."""
     chain = span.length - len(span.ancestors or ())
-    firsts = list(range(0, chain if span.ancestors else span.length, MOST_ROWS))
-    if span.ancestors and (not firsts or span.length - firsts[-1] > MOST_ROWS):
+    firsts = list(range(0, chain if span.ancestors else span.length, SPAN_ROWS))
+    if span.ancestors and (not firsts or span.length - firsts[-1] > SPAN_ROWS):
         firsts.append(chain)
     return [
         replace(

@@ -29,13 +29,22 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import KVPlane
-from engine.cpu import kernels_attention, kernels_codes
-from engine.cpu.block_tables import BlockTables
-from engine.cpu.fused import SHORTEST_TABLE, is_plain, signed_angles
+from engine.cpu import kernels_decoder
+from engine.cpu.attention import fits, words_of_plane
+from engine.cpu.fused import angle_table, is_plain
 from engine.cpu.jit import HAS_TILES
-from engine.cpu.panels import is_exact
+from engine.cpu.kernels_attention import SPAN_ROWS
 from engine.cpu.vectors import multiplies_pairs
-from engine.cpu.weights import SMALL, Floats, head_dim, inputs_of, packed_weights
+from engine.cpu.weights import (
+    SMALL,
+    Floats,
+    has_even_inputs,
+    has_whole_tiles,
+    head_dim,
+    is_exact,
+    packed_weights,
+    padded,
+)
 from engine.messages import SamplingParams
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed
@@ -47,52 +56,73 @@ MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model
 LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyond, torch is as fast
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
+Integers = npt.NDArray[np.int64]
+
+
+class BlockTables:
+    """Which blocks hold which sequence, as compiled code reads it. Kept from one forward to the
+    next, in most of which the same sequences have the same blocks: numbers that Python holds are
+    dear to hand over."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._known: list[Sequence[int]] = []  # by row
+        self._table = np.zeros((0, 0), dtype=np.int64)
+
+    def of(self, needed: Sequence[tuple[Sequence[int], int]]) -> Integers:
+        """`[sequences, blocks]` from each one's blocks and length; what stands in a row behind its
+        blocks means nothing. Written over by the next call."""
+        shape = len(needed), max([len(blocks) for blocks, _ in needed])
+        if self._table.shape != shape:
+            self._table, self._known = np.zeros(shape, dtype=np.int64), [()] * len(needed)
+        known = self._known
+        for row, (blocks, length) in enumerate(needed):
+            assert len(blocks) * self._block_size >= length
+            if blocks != known[row]:
+                self._table[row, : len(blocks)] = blocks
+                known[row] = list(blocks)
+        return self._table
+
 
 class Memory(NamedTuple):
-    """A plane of one stack as compiled code takes it: bfloat16 by words of two."""
+    """A plane of one stack as compiled code takes it, words of `engine.cpu.kernels_attention`."""
 
-    keys: npt.NDArray[Any]
-    values: npt.NDArray[Any]
+    keys: npt.NDArray[np.uint32]
+    values: npt.NDArray[np.uint32]
     block_size: int
     tables: BlockTables
 
     @classmethod
     def of(cls, plane: KVPlane) -> Memory:
-        keys, values = map(_plane_array, plane.stacks[0])
+        keys, values = map(words_of_plane, plane.stacks[0])
         return cls(keys, values, plane.block_size, BlockTables(plane.block_size))
 
 
 class CompiledDecoder:
     """Holds packed copies of the weights; shares embedding and norms with a float32 model."""
 
-    def __init__(self, model: Any, *, positions: int, coded: bool = False) -> None:
-        """`positions` bounds the sequences; their angles are kept in a table. `coded`: weights in
-        eight bits, see `engine.cpu.kernels_codes`."""
+    def __init__(self, model: Any, *, positions: int, eight: bool = False) -> None:
+        """`positions` bounds the sequences; their angles are kept in a table. `eight`: weights in
+        eight bits, see `engine.cpu.weights`."""
         body, config = model.base_model, model.config
         head = model.get_output_embeddings().weight
         rounded = head.dtype == torch.bfloat16
-        size = sum(p.numel() for p in model.parameters())
-        self.takes_all_rows = rounded and takes_all_rows(size)
-        self._arithmetic, self._weights = packed_weights(model, coded=coded)
+        self.takes_all_rows = rounded and takes_all_rows(sum(p.numel() for p in model.parameters()))
+        self.bits, self._weights = packed_weights(model, eight=eight)
         self._vocab = int(head.shape[0])
-        self._columns = self._arithmetic.padded(self._vocab)
         self._words = words_of(self._vocab)
         self._angles = angle_table(body.rotary_emb, positions)
         self._shape = (
             int(config.num_attention_heads),
             int(config.num_key_value_heads),
             int(config.intermediate_size),
-            *([(0,) * (head_dim(config) // 32)] if rounded else []),
+            head_dim(config),
         )
         self._numbers = (
             np.float32(config.rms_norm_eps),
             np.float32(body.layers[0].self_attn.scaling),
+            rounded,
         )
-
-    @property
-    def bits(self) -> int:
-        """Of a packed weight."""
-        return self._arithmetic.bits
 
     @property
     def packed_bytes(self) -> int:
@@ -107,34 +137,39 @@ class CompiledDecoder:
         return few and all(map(is_chain, trees))
 
     def __call__(self, segments: Sequence[Segment], plane: KVPlane) -> Tensor:
-        """`table` as a tensor."""
-        return torch.from_numpy(self.table(segments, Memory.of(plane)))
+        """`forward` as a tensor."""
+        return torch.from_numpy(self.forward(segments, Memory.of(plane)))
 
-    def table(self, segments: Sequence[Segment], memory: Memory) -> Floats:
+    def forward(self, segments: Sequence[Segment], memory: Memory) -> Floats:
         """Logits float32 `[asked rows, vocab]` in segment order; keys and values are in `memory`
         afterwards. `suits(segments)` must hold."""
         tokens: list[int] = []
-        rows: list[int] = []  # of each: sequence, position, asked for
+        positions: list[int] = []
+        asked: list[int] = []
+        facts: list[int] = []  # of each span: first row, rows, position
         needed: list[tuple[Sequence[int], int]] = []
-        asked = 0
-        for i, (some, start, blocks, num_logits, _) in enumerate(segments):
-            end, silent = start + len(some), start + len(some) - num_logits
+        for some, start, blocks, num_logits, _ in segments:
+            row, end = len(tokens), start + len(some)
+            for first in range(0, len(some), SPAN_ROWS):
+                count = min(len(some) - first, SPAN_ROWS)
+                facts += (row + first, count, start + first)
+                needed.append((blocks, end))
             tokens += some
-            for at in range(start, end):
-                rows += (i, at, at >= silent)
-            needed.append((blocks, end))
-            asked += num_logits
+            positions += range(start, end)
+            asked += range(len(tokens) - num_logits, len(tokens))
             assert end <= len(self._angles[0])  # compiled code checks no bounds
         assert min(tokens) >= 0
         assert max(tokens) < self._vocab
-        logits = np.empty((asked, self._columns), dtype=np.float32)
+        logits = np.empty((len(asked), padded(self._vocab)), dtype=np.float32)
         keys, values, block_size, tables = memory
-        facts = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        self._arithmetic.forward(
-            np.array(tokens, dtype=np.int64), facts, tables.of(needed), block_size,
-            self._weights, self._angles, self._shape, self._numbers, keys, values, logits,
+        flat = np.array([*tokens, *positions, *facts, *asked], dtype=np.int64)
+        rows, spans = len(tokens), 2 * len(tokens) + len(facts)
+        kernels_decoder.forward(
+            flat[:rows], flat[rows : 2 * rows], flat[2 * rows : spans].reshape(-1, 3), flat[spans:],
+            tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
+            keys, values, logits,
         )  # fmt: skip
-        return logits if self._columns == self._vocab else logits[:, : self._vocab]
+        return logits if logits.shape[1] == self._vocab else logits[:, : self._vocab]
 
     def chain(
         self,
@@ -160,46 +195,46 @@ class CompiledDecoder:
         tokens = np.full((len(starts), max(steps)), NOT_FINITE, dtype=np.int64)
         leads = np.empty(tokens.shape, dtype=np.float32)
         keys, values, block_size, tables = memory
-        words = np.array(items, dtype=np.int64).reshape(len(starts), -1)
-        self._arithmetic.chain(
-            logits, words, self._words, tables.of(needed), block_size,
-            self._weights, self._angles, self._shape, self._numbers, keys, values,
-            packed([penalties for _, penalties in asked], max(steps)), tokens, leads,
+        kernels_decoder.chain(
+            logits, np.array(items, dtype=np.int64).reshape(len(starts), -1), self._words,
+            tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
+            keys, values, packed([penalties for _, penalties in asked], max(steps)), tokens, leads,
         )  # fmt: skip
         return tokens.tolist(), leads.tolist()
 
     def warm(self, memory: Memory, *, chains: bool = True) -> None:
         """Compile, or read the kept code, before anybody waits. Writes to the first blocks."""
-        logits = self.table([Segment([0], 0, [0], 1)], memory)
+        logits = self.forward([Segment([0], 0, [0], 1)], memory)
         if chains:
             plain = plain_of(SamplingParams(seed=0, max_tokens=2))
-            _, _, block_size, _ = memory
-            start = Start([0] if block_size > 1 else [0, 1], 1)  # two positions with the guess's
+            start = Start([0] if memory.block_size > 1 else [0, 1], 1)  # two positions
             self.chain(logits, [0], [start], memory, steps=[1], asked=[(plain, None)])
 
 
 def compiled_decoder(
-    model: Any, *, positions: int, every_row: bool = False, coded: bool = False
+    model: Any, *, positions: int, every_row: bool = False, eight: bool = False
 ) -> CompiledDecoder | None:
-    """None for what is not plain, not exact in bfloat16, too large for what it gains, or, in
-    bfloat16, not of even widths, or on a processor that does not multiply pairs of it. With
-    `every_row`, also where some rows would go another way. With `coded`, also where weights cannot
-    be kept in eight bits."""
+    """None for what is not plain, not of even widths, not exact in bfloat16, too large for what it
+    gains, or, in bfloat16, on a processor without AVX512_BF16. With `every_row`, also where some
+    rows would go another way. With `eight`, also where weights cannot be kept in eight bits."""
     size = sum(p.numel() for p in model.parameters())
     dtype = model.get_output_embeddings().weight.dtype
-    if positions > LONGEST or not is_plain(model, dtype):
+    if (
+        positions > LONGEST
+        or not is_plain(model, dtype)
+        or not has_known_shape(model.config, dtype)
+    ):
         return None
     all_rows = dtype == torch.bfloat16 and takes_all_rows(size)
     if not all_rows and (every_row or size > LARGEST):
         return None
-    if dtype == torch.bfloat16:
-        if not (multiplies_pairs() and has_pairs(model.config)):
-            return None
-    elif dtype != torch.float32 or not all(is_exact(p) for p in model.parameters()):
+    if not (
+        multiplies_pairs() if dtype == torch.bfloat16 else all(map(is_exact, model.parameters()))
+    ):
         return None
-    if coded and not (dtype == torch.bfloat16 and all(map(kernels_codes.suits, inputs_of(model)))):
+    if eight and not (dtype == torch.bfloat16 and has_whole_tiles(model.config)):
         return None
-    return CompiledDecoder(model, positions=positions, coded=coded)
+    return CompiledDecoder(model, positions=positions, eight=eight)
 
 
 def takes_all_rows(size: int) -> bool:
@@ -207,23 +242,7 @@ def takes_all_rows(size: int) -> bool:
     return size < SMALL or torch.get_num_threads() <= MOST_THREADS
 
 
-def has_pairs(config: Any) -> bool:
-    """Whether a Llama's products have even numbers of inputs, and its heads whole vectors."""
+def has_known_shape(config: Any, dtype: torch.dtype) -> bool:
+    """Whether compiled code knows a Llama's heads, and inputs of its products come in pairs."""
     dim = head_dim(config)
-    even = config.hidden_size % 2 == 0 and config.intermediate_size % 2 == 0
-    return even and dim in kernels_attention.DIMS
-
-
-def _plane_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """Keys or values, see Memory."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint32).numpy()
-    return tensor.numpy()
-
-
-def angle_table(rotary: Any, count: int) -> tuple[Floats, Floats]:
-    """Of every position up to `count` or more, see fused.signed_angles."""
-    with torch.inference_mode():
-        every = torch.arange(max(count, SHORTEST_TABLE))
-        cosine, sine = signed_angles(rotary, every, like=torch.zeros(1))
-        return cosine.contiguous().numpy(), sine.contiguous().numpy()
+    return fits(dtype, dim, dim) and has_even_inputs(config)

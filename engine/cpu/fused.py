@@ -1,154 +1,197 @@
-"""The plainest decoders (Llama and its like) with fewer, larger operations. CPU and float32 only.
+"""A plain decoder (Llama and its like), layer by layer, with fewer and larger operations. CPU only.
 
-A small model's forward is the time between its operations, not in them: at 16 layers of width 192,
-more than half of a decode was dispatch. Here query, key and value are one product, gate and up
-another, the rotation acts on query and key at once and takes its angles from a table, and rows
-stay `[rows, hidden]`. The parameters of the model become views of the packed ones, so nothing but
-a small output embedding is held twice.
-
-Models too small for `(W x')'` (see `engine.cpu.layers`) are drafts: between two of their forwards
-a larger target has swept the caches. `x W'` with W' laid out by rows reads it in order then: an
-output embedding of 4096 x 256 took 0.11 to 0.15 ms so, 0.39 to 0.45 ms as `linear`, one thread.
-Whether it computes what the model computes is not assumed: `choose_call` compares, and the proof at
-load runs on what was chosen.
+A small model's forward is the time between its operations, so query, key and value are one product,
+gate and up another, and what stands between products is compiled. A large model's forward of few
+rows is the reading of its weights, and `torch` reads them at less than half of the memory's speed:
+where `packed_decoder` says so they are held once more, packed, and multiplied by our own code,
+which gives a row the same bits whatever rows share the product. Whether a decoder computes what the
+model computes is not assumed: the loader compares, and the proof at load runs on what was chosen.
+What is chosen depends on sizes alone, so that last bits are the same after a restart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 from engine.attention.interface import PreparedAttention
-from engine.cpu.few_rows import FewRows, Shape
-from engine.cpu.layers import FLIPPED_ROWS, flipped_product
+from engine.cpu import kernels_rows
+from engine.cpu.jit import HAS_TILES
+from engine.cpu.kernels_products import product
+from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.weights import Floats, array_of, has_even_inputs, is_exact, pack, padded
 
-LARGEST_TURNED_HEAD = 1 << 26  # bytes; heads up to here are also held as [in, out]
 FAMILIES = frozenset({"llama", "mistral"})
 LONGEST_TABLE = 1 << 15  # positions whose angles are kept; longer contexts compute them
 # and what a table has at least: the proof at load and the profile at start run more positions than
 # some engines serve, and compiled code checks no bounds (tests/model/test_profile.py)
 SHORTEST_TABLE = 128
+COLUMN_ROWS = 7  # up to so many rows torch multiplies faster as (W x')'
+SMALLEST_PACKED = 1 << 24  # parameters; fewer may stay in the processor's caches
+MOST_THREADS = 2  # with more, torch's products read faster together than ours alone
+# Of a packed product; beyond, torch is as fast.
+MOST_PACKED_ROWS = {torch.float32: 64, torch.bfloat16: 32}
+MOST_ROWS_OF_TILES = 128  # the same on one thread with AMX
+
+
+class _Weight:
+    """A matrix `[out, in]`. `most_packed`: up to so many rows are multiplied by our code."""
+
+    def __init__(self, weight: Tensor, most_packed: int) -> None:
+        self._weight = weight
+        self._most_packed = most_packed
+        self._words = pack(weight) if most_packed else None
+        self.packed_bytes = 0 if self._words is None else self._words.nbytes
+
+    def __call__(self, rows: Floats) -> Floats:
+        """`[rows, in]` to `[rows, out or more]`, float32."""
+        weight = self._weight
+        if self._words is not None and len(rows) <= self._most_packed:
+            found = np.empty((len(rows), padded(len(weight))), np.float32)
+            product(rows, self._words, weight.dtype == torch.bfloat16, found)
+            return found
+        given = torch.from_numpy(rows).to(weight.dtype)
+        if len(rows) > COLUMN_ROWS:
+            return linear(given, weight).float().numpy()  # type: ignore[no-any-return]
+        # A product with two columns takes less time than a matrix-vector product.
+        columns = given if len(given) != 1 else given.expand(2, -1).contiguous()
+        turned = torch.mm(weight, columns.t())[:, : len(rows)].t()
+        return turned.float().contiguous().numpy()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights of one layer, `[out, in]`, or `[in, out]` when the decoder is `turned`."""
-
     index: int
     scaling: float
-    norm: Tensor
-    query_key_value: Tensor
-    output: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    norm: Floats
+    query_key_value: _Weight
+    output: _Weight
+    mlp_norm: Floats
+    gate_up: _Weight
+    down: _Weight
 
 
 class FusedDecoder:
-    """Callable as `engine.model.call.Call`. `turned` lays weights out as `[in, out]`."""
+    """Callable as `engine.model.call.Call`. The model's parameters become views of the joined
+    ones. `packed`: hold the weights packed as well, for few rows."""
 
-    def __init__(self, model: Any, *, turned: bool) -> None:
+    def __init__(self, model: Any, *, packed: bool = False) -> None:
         body, config = model.base_model, model.config
+        head = model.get_output_embeddings().weight
+        self._most_packed = _most_packed_rows(head.dtype) if packed else 0
         self._embed = body.embed_tokens
-        self._turned = turned
-        self._layers = [_pack(layer, _turned if turned else _joined) for layer in body.layers]
-        self._norm: Tensor = body.norm.weight
-        head: Tensor = model.get_output_embeddings().weight
-        self._head = head
-        self._turned_head = head.t().contiguous() if head.nbytes <= LARGEST_TURNED_HEAD else None
-        self._epsilon = float(config.rms_norm_eps)
+        self._layers = [self._layer(layer) for layer in body.layers]
+        self._norm = array_of(body.norm.weight)
+        self._head = _Weight(head, self._most_packed)
+        self._vocab = int(head.shape[0])
+        self._epsilon = np.float32(config.rms_norm_eps)
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
-        self._width = (int(self._norm.shape[0]),)
+        self._inner = int(config.intermediate_size)
         self._rotary = body.rotary_emb
-        self._table = self._angles(config.max_position_embeddings)
-        shape = Shape(self._width[0], self._heads, self._kv_heads, self._epsilon)
-        self._few = (
-            FewRows(self._layers, shape, self._table) if self._table and not turned else None
+        length = config.max_position_embeddings
+        self._table = angle_table(self._rotary, length) if length <= LONGEST_TABLE else None
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp, most = layer.self_attn, layer.mlp, self._most_packed
+        return _Layer(
+            index=attention.layer_idx,
+            scaling=attention.scaling,
+            norm=array_of(layer.input_layernorm.weight),
+            query_key_value=_Weight(
+                _joined(attention.q_proj, attention.k_proj, attention.v_proj), most
+            ),
+            output=_Weight(attention.o_proj.weight, most),
+            mlp_norm=array_of(layer.post_attention_layernorm.weight),
+            gate_up=_Weight(_joined(mlp.gate_proj, mlp.up_proj), most),
+            down=_Weight(mlp.down_proj.weight, most),
         )
 
-    def _angles(self, length: int) -> tuple[Tensor, Tensor] | None:
-        """Cosine and signed sine `[length or more, dim]` of every position."""
-        if length > LONGEST_TABLE:
-            return None
-        every = torch.arange(max(length, SHORTEST_TABLE))
-        return signed_angles(self._rotary, every, like=self._norm)
+    @property
+    def packed_bytes(self) -> int:
+        """Of the copies of weights; 0 where there are none."""
+        each = [(s.query_key_value, s.output, s.gate_up, s.down) for s in self._layers]
+        weights = [self._head, *(weight for layer in each for weight in layer)]
+        return sum(weight.packed_bytes for weight in weights)
 
     def __call__(
         self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
     ) -> Tensor:
-        rows = self._embed(input_ids[0])
-        if self._few is not None and len(rows) <= FLIPPED_ROWS:
-            return self._logits(self._few.run(rows, positions[0], prepared), keep)
-        if self._table is None:
-            cosine, sine = signed_angles(self._rotary, positions[0], like=self._norm)
-        else:
-            cosine, sine = (angles.index_select(0, positions[0]) for angles in self._table)
-        angles = cosine[:, None], sine[:, None]
+        hidden: Floats = self._embed(input_ids[0]).float().numpy()
+        at = positions[0].numpy()
+        angles = self._table
+        if angles is None:
+            angles, at = _angles(self._rotary, positions[0]), np.arange(len(at))
+        normed = np.empty_like(hidden)
         for layer in self._layers:
-            rows = rows + self._attend(layer, rows, angles, prepared)
-            rows = rows + self._mlp(layer, rows)
-        return self._logits(rows, keep)
-
-    def _logits(self, rows: Tensor, keep: int | Tensor) -> Tensor:
-        kept = rows[-keep:] if isinstance(keep, int) else rows.index_select(0, keep)
-        normed = torch.rms_norm(kept, self._width, self._norm, self._epsilon)
-        if self._turned_head is None:
-            return linear(normed, self._head)
-        return torch.mm(normed, self._turned_head)
+            kernels_rows.normalise(hidden, layer.norm, self._epsilon, normed)
+            kernels_rows.add(self._attend(layer, normed, angles, at, prepared), hidden)
+            kernels_rows.normalise(hidden, layer.mlp_norm, self._epsilon, normed)
+            inner = np.empty((len(hidden), self._inner), np.float32)
+            kernels_rows.gate(layer.gate_up(normed), inner)
+            kernels_rows.add(layer.down(inner), hidden)
+        kept = hidden[-keep:] if isinstance(keep, int) else hidden[keep.numpy()]
+        normed = normed[: len(kept)]
+        kernels_rows.normalise(kept, self._norm, self._epsilon, normed)
+        return torch.from_numpy(self._head(normed))[:, : self._vocab]
 
     def _attend(
         self,
         layer: _Layer,
-        rows: Tensor,
-        angles: tuple[Tensor, Tensor],
+        normed: Floats,
+        angles: tuple[Floats, Floats],
+        at: Any,
         prepared: PreparedAttention,
-    ) -> Tensor:
-        normed = torch.rms_norm(rows, self._width, layer.norm, self._epsilon)
-        packed = self._product(normed, layer.query_key_value)
-        count, rotated = len(rows), self._heads + self._kv_heads
-        heads = packed.view(count, rotated + self._kv_heads, -1)
-        turned = _rotated(heads[:, :rotated], *angles).transpose(0, 1)[None]
-        attended = prepared.attend(
-            layer.index,
-            turned[:, : self._heads],
-            turned[:, self._heads :],
-            heads[:, rotated:].transpose(0, 1)[None],
-            scaling=layer.scaling,
-            window=None,
-            softcap=None,
-            sinks=None,
+    ) -> Floats:
+        rotated, count = self._heads + self._kv_heads, len(normed)
+        packed = layer.query_key_value(normed)
+        kernels_rows.rotate(packed, *angles, at, rotated)
+        columns = (rotated + self._kv_heads) * angles[0].shape[1]
+        heads = torch.from_numpy(packed)[:, :columns].unflatten(1, (-1, angles[0].shape[1]))
+        query, key, value = heads.transpose(0, 1)[None].split(
+            [self._heads, self._kv_heads, self._kv_heads], dim=1
         )
-        return self._product(attended.reshape(count, -1), layer.output)
-
-    def _mlp(self, layer: _Layer, rows: Tensor) -> Tensor:
-        normed = torch.rms_norm(rows, self._width, layer.mlp_norm, self._epsilon)
-        gate, up = self._product(normed, layer.gate_up).chunk(2, dim=-1)
-        return self._product(silu(gate).mul_(up), layer.down)
-
-    def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
-        if self._turned:
-            return torch.mm(rows, weight)
-        if rows.shape[0] <= FLIPPED_ROWS:  # only where angles are not kept
-            return flipped_product(rows, weight)
-        return linear(rows, weight)
+        attended = prepared.attend(  # float32; whoever keeps bfloat16 rounds
+            layer.index, query, key, value,
+            scaling=layer.scaling, window=None, softcap=None, sinks=None,
+        )  # fmt: skip
+        return layer.output(attended.reshape(count, -1).contiguous().numpy())
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
-    """None for what is not known to be plain: another family, device or dtype, biases, a sliding
-    window, another activation. Packs the weights."""
-    if not is_plain(model):
+    """None for what is not known to be plain, or not float32."""
+    return FusedDecoder(model) if is_plain(model, torch.float32) else None
+
+
+def packed_decoder(model: Any, *, smallest: int = SMALLEST_PACKED) -> FusedDecoder | None:
+    """None where it is not known to be right, or not faster; models of fewer parameters than
+    `smallest` are not. bfloat16 is of those that `engine.cpu.decoder` does not run."""
+    parameters = list(model.parameters())
+    dtype = parameters[0].dtype
+    if sum(p.numel() for p in parameters) < smallest or torch.get_num_threads() > MOST_THREADS:
         return None
-    return FusedDecoder(model, turned=not _is_flipped(model))
+    if dtype not in MOST_PACKED_ROWS or not is_plain(model, dtype):
+        return None
+    if model.config.max_position_embeddings > LONGEST_TABLE or not has_even_inputs(model.config):
+        return None
+    if not (multiplies_pairs() if dtype == torch.bfloat16 else all(map(is_exact, parameters))):
+        return None
+    return FusedDecoder(model, packed=True)
 
 
-def is_plain(model: Any, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether a model is known to be Llama-shaped, and lies on the CPU in this dtype."""
+def _most_packed_rows(dtype: torch.dtype) -> int:
+    tiles = dtype == torch.bfloat16 and HAS_TILES and torch.get_num_threads() == 1
+    return MOST_ROWS_OF_TILES if tiles else MOST_PACKED_ROWS[dtype]
+
+
+def is_plain(model: Any, dtype: torch.dtype) -> bool:
+    """Whether a model is known to be Llama-shaped, without biases, a sliding window or another
+    activation, and lies on the CPU in this dtype."""
     config, weight = model.config, model.get_output_embeddings().weight
     return (
         config.model_type in FAMILIES
@@ -160,58 +203,26 @@ def is_plain(model: Any, dtype: torch.dtype = torch.float32) -> bool:
     )
 
 
-def _is_flipped(model: Any) -> bool:
-    """Whether `exchange_layers` judged this model's products cheaper from the left."""
-    return type(model.base_model.layers[0].mlp.down_proj) is not nn.Linear
+def angle_table(rotary: Any, count: int) -> tuple[Floats, Floats]:
+    """Of every position up to `count` or more, as `kernels_rows.rotate` takes them."""
+    return _angles(rotary, torch.arange(max(count, SHORTEST_TABLE)))
 
 
-def _pack(layer: Any, join: Callable[..., Tensor]) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    return _Layer(
-        index=attention.layer_idx,
-        scaling=attention.scaling,
-        norm=layer.input_layernorm.weight,
-        query_key_value=join(attention.q_proj, attention.k_proj, attention.v_proj),
-        output=join(attention.o_proj),
-        mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=join(mlp.gate_proj, mlp.up_proj),
-        down=join(mlp.down_proj),
-    )
+@torch.inference_mode()
+def _angles(rotary: Any, positions: Tensor) -> tuple[Floats, Floats]:
+    """Cosine and signed sine `[positions, dim]`, float32."""
+    cosine, sine = rotary(torch.zeros(1), position_ids=positions[None])
+    half = sine.shape[-1] // 2
+    signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
+    return cosine[0].contiguous().numpy(), signed[0].contiguous().numpy()
 
 
 def _joined(*modules: Any) -> Tensor:
     """Their weights one below the other, `[out, in]`; each module keeps a view of its own."""
     joined = torch.cat([module.weight.detach() for module in modules])
-    _share(joined, modules)
-    return joined
-
-
-def _turned(*modules: Any) -> Tensor:
-    """The same as `[in, out]`."""
-    turned = torch.cat([module.weight.detach() for module in modules]).t().contiguous()
-    _share(turned.t(), modules)
-    return turned
-
-
-def _share(joined: Tensor, modules: tuple[Any, ...]) -> None:
     first = 0
     for module in modules:
         last = first + module.weight.shape[0]
         module.weight = nn.Parameter(joined[first:last], requires_grad=False)
         first = last
-
-
-def signed_angles(rotary: Any, positions: Tensor, *, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine `[positions, dim]` of rotary embedding (arXiv:2104.09864), halves
-    paired: x becomes `x cosine + swap(x) sine`. In the dtype of `like`."""
-    cosine, sine = rotary(like, position_ids=positions[None])
-    half = sine.shape[-1] // 2
-    signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
-    return cosine[0], signed[0]
-
-
-def _rotated(heads: Tensor, cosine: Tensor, signed_sine: Tensor) -> Tensor:
-    """As `signed_angles` says."""
-    half = heads.shape[-1] // 2
-    swapped = heads.roll(half, dims=-1)
-    return torch.addcmul(heads * cosine, swapped, signed_sine)
+    return joined

@@ -1,16 +1,23 @@
-"""The one way in which Python is compiled here: numba, for this processor, kept between starts."""
+"""The one way in which Python is compiled here: numba, for this processor, kept between starts.
+And what the log says of a first start, which compiles for a minute."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import platform
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
 import numba
+from numba.core import event
+
+logger = logging.getLogger(__name__)
 
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
@@ -26,17 +33,13 @@ def _grants_tiles() -> bool:
 
 
 HAS_TILES = _grants_tiles()
-if not HAS_TILES and llvmlite.binding.get_host_cpu_features().get("avx512bf16", False):
-    # Sums of products by vectors (`engine.cpu.kernels_streams`) fit the registers in the order in
-    # which they are written; the compiler's own loads all factors first and stores some again.
-    llvmlite.binding.set_option("foredraft", "--enable-misched=false")
 
 
 def _date() -> tuple[tuple[float, int], ...]:
     """Of all files with compiled code or with numbers that it holds, and this one. numba's own is
     that of one file, whoever it calls. And whether there are tiles: what was kept where they were
     granted may run only there."""
-    names = ("kernels*.py", "tile_pieces.py", "vectors.py", "panels.py", "confidence.py", "jit.py")
+    names = ("kernels*.py", "vectors.py", "confidence.py", "jit.py")
     files = [file for name in names for at in (name, f"*/{name}") for file in _ENGINE.glob(at)]
     stats = [file.stat() for file in sorted(files)]
     return (*((stat.st_mtime, stat.st_size) for stat in stats), (0.0, int(HAS_TILES)))
@@ -60,3 +63,44 @@ def fast(function: Callable[..., Any]) -> Any:
         return numba.njit(**options)(function)
     compiled._cache._cache_file._source_stamp = _DATE
     return compiled
+
+
+class _Compilation(event.Listener):  # type: ignore[misc]
+    """Functions that compile others first are counted with these, their time once."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._depth = 0
+        self._begin = 0.0
+        self.functions, self.seconds = 0, 0.0
+
+    def on_start(self, event: Any) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._begin = self._clock()
+        if self.functions == 0:
+            folder = getattr(event.data["dispatcher"]._cache, "cache_path", None)
+            logger.info(
+                "compiling for this processor, which takes a minute or so of a core's time: %s",
+                f"once, since it is kept in {folder} for later starts" if folder
+                else "at every start, since it can be kept nowhere (NUMBA_CACHE_DIR names a place)",
+            )  # fmt: skip
+        self.functions += 1
+
+    def on_end(self, event: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += self._clock() - self._begin
+
+
+@contextmanager
+def logged_compilation(clock: Callable[[], float] = time.process_time) -> Iterator[None]:
+    """One line when the first function is compiled, one at the end; none where all was kept.
+    `clock`: seconds of the processor."""
+    found = _Compilation(clock)
+    with event.install_listener("numba:compile", found):  # not when kept code is read
+        yield
+    if found.functions:
+        logger.info(
+            "compiled %d functions in %.0f s of processor time", found.functions, found.seconds
+        )

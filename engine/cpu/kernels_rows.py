@@ -1,89 +1,60 @@
-"""What stands between the products of a decode or a verification, compiled: norms, rotation, gate.
-
-Each takes the place of several operations on a few thousand numbers, whose time was their dispatch.
-Products arrive as `torch.mm(weight, rows')` leaves them, `[out, columns]`, and are read crosswise
-here, so that nobody has to turn them; what goes into the next product is written as rows. A single
-row is written twice, since a product with two columns takes less time than a matrix-vector product.
-"""
+"""What stands between the products of a Llama: norm, rotation, gate. Every row by itself, so that
+its bits do not depend on its neighbours."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
-from engine.cpu.kernels_sums import dot
+from engine.cpu.vectors import FLOAT, FLOATS, INT, LANES, WIDE, Emit, over_lanes, pointers
 
 
 @fast
-def add_and_normalise(added: Any, hidden: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    """`hidden` `[rows, width]` += `added` `[width, columns]`; `out` `[columns, width]` is its
-    RMSNorm (arXiv:1910.07467)."""
-    rows, width = hidden.shape
-    for row in range(rows):
+def normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
+    """RMSNorm (arXiv:1910.07467) of each row `[rows, width]`."""
+    width = rows.shape[1]
+    for row in range(rows.shape[0]):
+        mine, normed = rows[row], out[row]
+        mean = dot(mine, mine, width) / np.float32(width)
+        scale = np.float32(1) / np.sqrt(mean + epsilon)
         for i in range(width):
-            hidden[row, i] += added[i, row]
-    _normalise(hidden, weight, epsilon, out)
+            normed[i] = mine[i] * scale * weight[i]
 
 
 @fast
-def normalise(hidden: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    """The same without the sum: for the first layer."""
-    _normalise(hidden, weight, epsilon, out)
+def add(added: Any, rows: Any) -> None:
+    """`rows` `[rows, width]` += `added` `[rows, width or more]`."""
+    for row in range(rows.shape[0]):
+        mine, more = rows[row], added[row]
+        for i in range(len(mine)):
+            mine[i] += more[i]
 
 
 @fast
-def _normalise(hidden: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    rows, width = hidden.shape
-    for row in range(out.shape[0]):
-        mine = hidden[min(row, rows - 1)]
-        total = dot(mine, 0, mine, 0, width)
-        scale = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
-        for i in range(width):
-            out[row, i] = mine[i] * scale * weight[i]
-
-
-@fast
-def rotate(
-    packed: Any, cosine: Any, signed: Any, positions: Any, query: Any, key: Any, value: Any
-) -> None:
-    """`packed` `[query, key and value heads * dim, columns]` -> `query` `[heads, rows, dim]`, `key`
-    and `value` `[kv_heads, rows, dim]`, the first two rotated (arXiv:2104.09864) by the angles
-    `[positions, dim]`, the sine of the first half negated."""
-    heads, rows, dim = query.shape
-    kv_heads, half = key.shape[0], dim // 2
-    for row in range(rows):
+def rotate(packed: Any, cosine: Any, signed: Any, positions: Any, heads: Any) -> None:
+    """Rotary embedding (arXiv:2104.09864) of the first `heads` heads of each row of `packed`
+    `[rows, heads or more * dim]`, in place. Angles `[positions, dim]`, the sine of the first half
+    negated."""
+    dim = cosine.shape[1]
+    half = dim // 2
+    for row in range(packed.shape[0]):
         c, s = cosine[positions[row]], signed[positions[row]]
-        for head in range(heads + kv_heads):
-            first = head * dim
-            out = query[head, row] if head < heads else key[head - heads, row]
+        for head in range(heads):
+            part = packed[row, head * dim : (head + 1) * dim]
             for i in range(half):
-                low, high = packed[first + i, row], packed[first + half + i, row]
-                out[i] = low * c[i] + high * s[i]
-                out[half + i] = high * c[half + i] + low * s[half + i]
-        for head in range(kv_heads):
-            first = (heads + kv_heads + head) * dim
-            for i in range(dim):
-                value[head, row, i] = packed[first + i, row]
+                low, high = part[i], part[half + i]
+                part[i] = low * c[i] + high * s[i]
+                part[half + i] = high * c[half + i] + low * s[half + i]
 
 
 @fast
-def gate(wide: Any, space: Any, out: Any) -> None:
-    """`wide` `[gate and up, columns]` -> `out` `[columns, inner]`: silu(gate) * up. `space` holds
-    `[inner * columns]` numbers: the arithmetic runs along the product's own order."""
-    columns, inner = out.shape
-    gates, ups = wide[:inner].reshape(-1), wide[inner:].reshape(-1)
-    for i in range(inner * columns):
-        space[i] = gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i]
-    for row in range(columns):
-        for i in range(inner):
-            out[row, i] = space[i * columns + row]
-
-
-@fast
-def gate_rows(wide: Any, out: Any) -> None:
-    """The same where products come as rows: `wide` `[rows, gate and up]`, `out` `[rows, inner]`."""
+def gate(wide: Any, out: Any) -> None:
+    """`out` `[rows, inner]`: silu(gate) * up; `wide` `[rows, 2 * inner or more]`: gate, then up."""
     rows, inner = out.shape
     for row in range(rows):
         gates, ups, mine = wide[row, :inner], wide[row, inner:], out[row]
@@ -93,8 +64,8 @@ def gate_rows(wide: Any, out: Any) -> None:
 
 @fast
 def exp(x: Any) -> Any:
-    """To some 2e-6, and in a form that runs in vectors: 2**n times a polynomial (Cephes,
-    expf). numba's own calls the C library once per number."""
+    """e**x to some 2e-6, in a form that becomes vector code: 2**n times a polynomial (Cephes,
+    expf). numba's own calls the C library for each number."""
     x = min(max(x, np.float32(-87)), np.float32(88))
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     r = x - n * np.float32(0.693147181)
@@ -108,9 +79,26 @@ def exp(x: Any) -> Any:
     return (p * r * r + r + np.float32(1)) * scale
 
 
-@fast
-def add(added: Any, hidden: Any) -> None:
-    """`hidden` `[rows, width]` += `added` `[width, columns]`."""
-    for row in range(hidden.shape[0]):
-        for i in range(hidden.shape[1]):
-            hidden[row, i] += added[i, row]
+@intrinsic  # type: ignore[misc]
+def dot(typing: Any, one: Any, other: Any, count: Any) -> Any:
+    """Sum of the products of the first `count` numbers of two arrays of float32: sixteen sums,
+    which are added up by halves, then what is left over, one by one. The order is this code's, and
+    never the compiler's choice."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        one, other, count = pointers(context, builder, signature, args)
+        emit, step = Emit(builder), ir.Constant(WIDE, LANES)
+        whole = builder.and_(count, ir.Constant(WIDE, -LANES))
+        sums = cgutils.alloca_once_value(builder, ir.Constant(FLOATS, None))
+        with cgutils.for_range_slice(builder, ir.Constant(WIDE, 0), whole, step, WIDE) as (i, _):
+            emit.add_product(sums, emit.load(one, i), emit.load(other, i))
+        lanes = over_lanes(builder, builder.load(sums), lambda b, *two: b.fadd(*two))
+        first = builder.extract_element(lanes, ir.Constant(INT, 0))
+        total = cgutils.alloca_once_value(builder, first)
+        fused = emit.function("llvm.fmuladd.f32", FLOAT, [FLOAT] * 3)
+        with cgutils.for_range_slice(builder, whole, count, ir.Constant(WIDE, 1), WIDE) as (i, _):
+            factors = [builder.load(builder.gep(array, [i])) for array in (one, other)]
+            builder.store(builder.call(fused, [*factors, builder.load(total)]), total)
+        return builder.load(total)
+
+    return types.float32(one, other, types.int64), generate

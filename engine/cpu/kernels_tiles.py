@@ -1,11 +1,14 @@
-"""Products of rows in bfloat16, for processors that multiply tiles of it (AMX).
+"""Products of rows in bfloat16 for processors that multiply tiles of it (AMX).
 
 One instruction takes sixteen pairs of inputs of up to sixteen rows for sixteen outputs, so that so
-many rows take as long as reading the weights for one does, from memory or from the caches; of more
-rows, two tiles share what was loaded. Weights are packed as `engine.cpu.kernels_bfloat16` has
-them, and asked for ahead of their use: processors foresee no page but the present one. A row's sums
-run over the inputs in order whoever its neighbours are, so its result is the same to the bit in any
-company, though not that of pairs: a pair's two products are added to each other last.
+many rows take as long as reading the weights for one does; of more rows, two tiles share what was
+loaded. A row's sums run over the inputs in order whoever its neighbours are, so its result is the
+same to the bit in any company, though not that of vectors: a pair's two products are added to each
+other last.
+
+Weights are words as `engine.cpu.weights.pack` has them, or codes of eight or twelve bits, which
+become words again a step before they are multiplied: such a product is the reading of its weights.
+A step is a tile's height of a panel: SIDE pairs of inputs, two tiles side by side.
 """
 
 from __future__ import annotations
@@ -19,14 +22,20 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
-from engine.cpu.vectors import pointers
+from engine.cpu.vectors import INTS, LANES, PANEL, WIDE, Emit, pointers
 
 SIDE = 16  # rows of a tile, and words in a row of it
+STEP = 2 * SIDE * PANEL  # weights
+NONE = np.uint32(0xFFFFFFFF)  # behind the exceptions of a panel of twelve bits
+_SUMS, _ROWS, _WEIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)  # tiles; a panel is two of weights wide
 _AHEAD = 512  # words that few rows ask ahead, more than _FEW twice as many: a step takes longer
 _FEW = 8
-SUMS, ROWS, WEIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)  # tiles; a panel is two of weights wide
-_BYTE, _SHORT, _INT, _LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_PLACE = _BYTE.as_pointer()
+_CODES_AHEAD = 2048  # bytes
+_STREAMS = 12  # places from which the next panel of twelve bits is asked for
+_LINE = 64  # bytes
+_BYTE, _SHORT, _INT = (ir.IntType(bits) for bits in (8, 16, 32))
+_BYTES, _ALL = (ir.VectorType(_BYTE, lanes) for lanes in (2 * LANES, 4 * LANES))
+_SHORTS = ir.VectorType(_SHORT, 2 * LANES)
 
 
 class Tiles:
@@ -39,33 +48,28 @@ class Tiles:
         """Of LLVM's for this processor. Ints are numbers of tiles, as part of the instruction."""
         given = [ir.Constant(_BYTE, a) if isinstance(a, int) else a for a in arguments]
         kind = ir.FunctionType(ir.VoidType(), [a.type for a in given])
-        called = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}")
+        called = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.x86.{name}")
         self.builder.call(called, given)
 
     def place(self, array: Any, index: Any, more: int = 0) -> Any:
         """Of an element of the array."""
-        at = self.builder.add(index, ir.Constant(_LONG, more))
-        return self.builder.bitcast(self.builder.gep(array, [at]), _PLACE)
-
-    def fetch(self, place: Any, *, near: bool = True) -> None:
-        """Ask for a cache line: to the first cache, or to the second only (not `near`)."""
-        how = (0, 3 if near else 2, 1)  # to read, where to, data
-        self("prefetch.p0i8", place, *(ir.Constant(_INT, n) for n in how))
+        at = self.builder.add(index, ir.Constant(WIDE, more))
+        return self.builder.bitcast(self.builder.gep(array, [at]), _BYTE.as_pointer())
 
     def shape(self, shapes: Mapping[int, tuple[Any, Any]]) -> None:
         """Give tiles so many rows of so many words, both int64. What follows is the thread's until
         `end_of_tiles`."""
         builder = self.builder
         facts = cgutils.alloca_once(builder, _BYTE, size=64)
-        cgutils.memset(builder, facts, ir.Constant(_LONG, 64), 0)
+        cgutils.memset(builder, facts, ir.Constant(WIDE, 64), 0)
         builder.store(ir.Constant(_BYTE, 1), facts)  # the one palette there is
         for tile, (rows, words) in shapes.items():
-            place = builder.gep(facts, [ir.Constant(_LONG, 16 + 2 * tile)])
-            width = builder.trunc(builder.mul(words, ir.Constant(_LONG, 4)), _SHORT)
+            place = builder.gep(facts, [ir.Constant(WIDE, 16 + 2 * tile)])
+            width = builder.trunc(builder.mul(words, ir.Constant(WIDE, 4)), _SHORT)
             builder.store(width, builder.bitcast(place, _SHORT.as_pointer()))
-            place = builder.gep(facts, [ir.Constant(_LONG, 48 + tile)])
+            place = builder.gep(facts, [ir.Constant(WIDE, 48 + tile)])
             builder.store(builder.trunc(rows, _BYTE), place)
-        self("x86.ldtilecfg", facts)
+        self("ldtilecfg", facts)
 
 
 @intrinsic  # type: ignore[misc]
@@ -73,9 +77,9 @@ def begin_tiles(typing: Any, rows: Any) -> Any:
     """Sums and inputs of so many rows, for one tile of rows or two."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        whole = ir.Constant(_LONG, SIDE)
-        shapes = dict.fromkeys((*SUMS[0], *SUMS[1], *ROWS), (args[0], whole))
-        Tiles(builder).shape({**shapes, **dict.fromkeys(WEIGHTS, (whole, whole))})
+        whole = ir.Constant(WIDE, SIDE)
+        shapes = dict.fromkeys((*_SUMS[0], *_SUMS[1], *_ROWS), (args[0], whole))
+        Tiles(builder).shape({**shapes, **dict.fromkeys(_WEIGHTS, (whole, whole))})
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -86,105 +90,262 @@ def end_of_tiles(typing: Any) -> Any:
     """Nothing of the tiles needs to be kept when another thread has its turn."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        Tiles(builder)("x86.tilerelease")
+        Tiles(builder)("tilerelease")
         return context.get_dummy_value()
 
     return types.void(), generate
 
 
-def _panel(tiles: int, *, first: bool) -> Any:
-    """A function of compiled code: a panel's outputs of the rows of one tile or two, so that each
-    weight is loaded once for both. The first rows ask for the weights that come next."""
+@intrinsic  # type: ignore[misc]
+def _no_sums(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for total in (*_SUMS[0], *_SUMS[1]):
+            Tiles(builder)("tilezero", total)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _multiply(tiles: int) -> Any:
+    """A function of compiled code: a step's products join the sums of one tile of rows or two, so
+    that each weight is loaded once for both."""
 
     @intrinsic  # type: ignore[misc]
-    def panel(
-        typing: Any, x: Any, row: Any, pairs: Any, words: Any, start: Any, y: Any, to: Any,
-        stride: Any, second: Any, ahead: Any,
-    ) -> Any:  # fmt: skip
-        """Rows of `x` from `row` on, of `pairs` words each, a multiple of SIDE; one panel is
-        `words[start:]`; `y[row, to:]` float32, rows `stride` apart. The second tile begins `second`
-        rows below the first. Weights are asked for `ahead` words ahead; nothing is read that the
-        processor may not read. (Slices as arguments would be counted, which takes longer.)"""
+    def multiply(typing: Any, x: Any, at: Any, pairs: Any, second: Any, words: Any, to: Any) -> Any:
+        """`x[at:]` words, rows of `pairs`, those of the second tile `second` rows below; the step
+        is `words[to:]`."""
         whole = types.int64
-        signature = types.void(x, whole, whole, words, whole, y, whole, whole, whole, whole)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            given = pointers(context, builder, signature, args)
-            x, row, pairs, words, start, y, to, stride, second, ahead = given
-            words, y = builder.gep(words, [start]), builder.gep(y, [to])
-            rows = [row, builder.add(row, second)][:tiles]
-            xs = [builder.gep(x, [builder.mul(row, pairs)]) for row in rows]
-            ys = [builder.gep(y, [builder.mul(row, stride)]) for row in rows]
-            arrays = (xs, words, ys)
-            _emit_panel(builder, arrays, pairs, stride, ahead if first else None)
+            x, at, pairs, second, words, to = pointers(context, builder, signature, args)
+            emit, row = Tiles(builder), builder.mul(pairs, ir.Constant(WIDE, 4))
+            places = [at, builder.add(at, builder.mul(pairs, second))]
+            mine = list(zip(_ROWS, _SUMS, places, strict=True))[:tiles]
+            for rows, _, place in mine:
+                emit("tileloadd64", rows, emit.place(x, place), row)
+            for side, tile in enumerate(_WEIGHTS):
+                here = emit.place(words, to, side * SIDE)
+                emit("tileloadd64", tile, here, ir.Constant(WIDE, 4 * PANEL))
+                for rows, sums, _ in mine:
+                    emit("tdpbf16ps", sums[side], rows, tile)
             return context.get_dummy_value()
 
-        return signature, generate
+        return types.void(x, whole, whole, whole, words, whole), generate
 
-    return panel
-
-
-def _emit_panel(builder: Any, arrays: Any, pairs: Any, stride: Any, ahead: Any) -> None:
-    (xs, words, ys), emit, zero = arrays, Tiles(builder), ir.Constant(_LONG, 0)
-    across, row, out = (
-        builder.mul(words_in_row, ir.Constant(_LONG, 4))
-        for words_in_row in (ir.Constant(_LONG, 2 * SIDE), pairs, stride)
-    )
-    mine = list(zip(ROWS, SUMS, xs, ys, strict=False))  # of each tile of rows
-    for _, sums, _, _ in mine:
-        for total in sums:
-            emit("x86.tilezero", total)
-    step = ir.Constant(_LONG, SIDE)
-    with cgutils.for_range_slice(builder, zero, pairs, step, _LONG) as (pair, _):
-        start = builder.mul(pair, ir.Constant(_LONG, 2 * SIDE))
-        if ahead is not None:
-            later = builder.add(start, ahead)
-            for line in range(2 * SIDE):
-                emit.fetch(emit.place(words, later, line * SIDE))
-        for rows, _, x, _ in mine:
-            emit("x86.tileloadd64", rows, emit.place(x, pair), row)
-        for side, tile in enumerate(WEIGHTS):
-            emit("x86.tileloadd64", tile, emit.place(words, start, side * SIDE), across)
-            for rows, sums, _, _ in mine:
-                emit("x86.tdpbf16ps", sums[side], rows, tile)
-    for _, sums, _, y in mine:
-        for side, total in enumerate(sums):
-            emit("x86.tilestored64", total, emit.place(y, zero, side * SIDE), out)
+    return multiply
 
 
-_first, _first_two = (_panel(tiles, first=True) for tiles in (1, 2))
-more_rows, _more_two = (_panel(tiles, first=False) for tiles in (1, 2))
+def _store(tiles: int) -> Any:
+    """A function of compiled code that stores the sums of a tile of rows or two."""
+
+    @intrinsic  # type: ignore[misc]
+    def store(typing: Any, y: Any, to: Any, stride: Any, second: Any) -> Any:
+        """`y[to:]` float32, rows `stride` apart, the second tile `second` rows below."""
+        whole = types.int64
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, to, stride, second = pointers(context, builder, signature, args)
+            emit, out = Tiles(builder), builder.mul(stride, ir.Constant(WIDE, 4))
+            places = [to, builder.add(to, builder.mul(stride, second))]
+            for sums, place in list(zip(_SUMS, places, strict=True))[:tiles]:
+                for side, total in enumerate(sums):
+                    emit("tilestored64", total, emit.place(y, place, side * SIDE), out)
+            return context.get_dummy_value()
+
+        return types.void(y, whole, whole, whole), generate
+
+    return store
+
+
+_multiply_one, _multiply_two, _store_one, _store_two = (
+    *(_multiply(tiles) for tiles in (1, 2)),
+    *(_store(tiles) for tiles in (1, 2)),
+)
+
+
+@intrinsic  # type: ignore[misc]
+def _ask_for(typing: Any, words: Any, at: Any) -> Any:
+    """The step `words[at:]`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, at = pointers(context, builder, signature, args)
+        emit = Emit(builder)
+        for line in range(STEP // 2 // LANES):
+            emit.fetch(words, emit.at(at, line * LANES), near=True)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64), generate
 
 
 @fast
 def product_of_tiles(x: Any, words: Any, y: Any) -> None:
-    """As `kernels_bfloat16.product_of_pairs`, of a multiple of SIDE pairs."""
-    rows, pairs, stride = x.shape[0], x.shape[1], y.shape[1]
+    """y = x W'. `x` uint32 `[rows, in / 2]`, a multiple of SIDE; `words` of `weights.pack`; `y`
+    float32 `[rows, padded(out)]`."""
+    rows, pairs = x.shape
     if rows == 0:
         return
     begin_tiles(min(rows, SIDE))
     ahead = _AHEAD if rows <= _FEW else 2 * _AHEAD
     for panel in range(words.shape[0]):
-        start, to = panel * pairs * words.shape[2], panel * words.shape[2]
-        if rows <= SIDE:
-            _first(x, 0, pairs, words, start, y, to, stride, 0, ahead)
-        else:
-            more = min(SIDE, rows - SIDE)
-            _first_two(x, 0, pairs, words, start, y, to, stride, more, ahead)
-            rest(x, pairs, words, start, y, to, stride)
+        for row in range(0, rows, 2 * SIDE):
+            # The first rows ask for the weights that come next.
+            _rows(x, row, words, panel * pairs * PANEL, y, panel * PANEL, ahead * int(row == 0))
     end_of_tiles()
 
 
 @fast
-def rest(x: Any, pairs: Any, words: Any, start: Any, y: Any, to: Any, stride: Any) -> None:
-    """A panel's outputs of the rows behind the first two tiles."""
-    rows = x.shape[0]
-    for row in range(2 * SIDE, rows - SIDE, 2 * SIDE):
-        more = min(SIDE, rows - row - SIDE)
-        _more_two(x, row, pairs, words, start, y, to, stride, more, 0)
-    if rows > 2 * SIDE and (rows - 1) % (2 * SIDE) < SIDE:
-        # some rows once more instead of a tile of another height
-        more_rows(x, rows - SIDE, pairs, words, start, y, to, stride, 0, 0)
+def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any) -> None:
+    """A panel's outputs of the rows from `row` on, of two tiles or of one. The last ones begin
+    earlier instead of being of another height."""
+    (rows, pairs), stride = x.shape, y.shape[1]
+    second = min(SIDE, rows - row - SIDE)
+    first = row if second > 0 else max(rows - SIDE, 0)
+    _no_sums()
+    for step in range(pairs // SIDE):
+        at, to_step = first * pairs + step * SIDE, start + step * (STEP // 2)
+        if ahead > 0:
+            _ask_for(words, to_step + ahead)
+        if second > 0:
+            _multiply_two(x, at, pairs, second, words, to_step)
+        else:
+            _multiply_one(x, at, pairs, 0, words, to_step)
+    if second > 0:
+        _store_two(y, first * stride + to, stride, second)
+    else:
+        _store_one(y, first * stride + to, stride, 0)
+
+
+@fast
+def product_of_codes(x: Any, codes: Any, y: Any) -> None:
+    """The same with codes: uint16 are of eight bits, uint8 of twelve."""
+    rows, pairs = x.shape
+    if rows == 0:
+        return
+    stride, second = y.shape[1], min(SIDE, rows - SIDE)
+    words, space = codes.view(np.uint32), room(pairs, PANEL).reshape(-1).view(np.uint32)
+    begin_tiles(min(rows, SIDE))
+    for panel in range(codes.shape[0]):
+        to = panel * PANEL
+        _no_sums()
+        _first_rows(x, second, codes[panel], words[panel], codes.shape[1], space)
+        if second > 0:
+            _store_two(y, to, stride, second)
+        else:
+            _store_one(y, to, stride, 0)
+        for row in range(2 * SIDE, rows, 2 * SIDE):
+            _rows(x, row, space, 0, y, to, 0)
+    end_of_tiles()
+
+
+@fast
+def _first_rows(x: Any, second: Any, codes: Any, words: Any, width: Any, space: Any) -> None:
+    """Sums of a panel and the rows of the first tile, or the first two; its weights are in `space`
+    afterwards. `words` are the codes, too."""
+    pairs, numbers = x.shape[1], space.view(np.uint16)
+    steps = pairs // SIDE
+    odd = exceptions_at(codes, steps)
+    then = np.int64(words[odd])
+    for step in range(steps + 1):
+        if step < steps:
+            # A tile is loaded only when all that was stored before it has left for the caches.
+            unpack(codes, step, steps, width, space)
+            while then < (step + 1) * STEP:
+                numbers[then] = words[odd + 1]
+                odd += 2
+                then = np.int64(words[odd])
+        if step > 0:
+            at, before = (step - 1) * SIDE, (step - 1) * (STEP // 2)
+            if second > 0:
+                _multiply_two(x, at, pairs, second, space, before)
+            else:
+                _multiply_one(x, at, pairs, 0, space, before)
+
+
+@intrinsic  # type: ignore[misc]
+def exceptions_at(typing: Any, codes: Any, steps: Any) -> Any:
+    """The word of a panel at which its exceptions begin."""
+    step, more = (STEP, 2 * _LINE) if codes.dtype == types.uint16 else (STEP * 3 // 2, _LINE)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return Emit(builder).at(args[1], 0, step // 4, more // 4)
+
+    return types.int64(codes, types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def unpack(typing: Any, codes: Any, step: Any, steps: Any, width: Any, space: Any) -> Any:
+    """The weights of a step of a panel's `codes`, to their places in `space`. Panels are `width`
+    numbers apart; what comes next is asked for."""
+    whole = types.int64
+    signature = types.void(codes, whole, whole, whole, space)
+    of_a_step = _unpack_eight if codes.dtype == types.uint16 else _unpack_twelve
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        codes, step, steps, width, space = pointers(context, builder, signature, args)
+        codes = builder.bitcast(codes, _BYTE.as_pointer())
+        of_a_step(Emit(builder), codes, (step, steps, width), space)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _unpack_eight(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
+    """A byte's lowest seven bits are an exponent's lowest three and a mantissa of four, whose place
+    in a bfloat16 is three bits further; the bases of a line's outputs are added."""
+    (step, steps, _), builder = sizes, emit.builder
+    bases = [emit.load(codes, emit.at(steps, 0, STEP, v * _LINE), _SHORTS) for v in range(2)]
+    for line in range(2 * SIDE):
+        at = emit.at(step, 0, STEP, line * 2 * LANES)
+        if line % 2 == 0:
+            emit.fetch(codes, emit.at(at, _CODES_AHEAD), near=True)
+        wide = builder.sext(emit.load(codes, at, _BYTES), _SHORTS)
+        number = builder.and_(builder.shl(wide, _every(_SHORTS, 3)), _every(_SHORTS, 0x83F8))
+        word = builder.bitcast(builder.add(number, bases[line % 2]), INTS)
+        emit.store(word, space, emit.at(step, 0, STEP // 2, line * LANES))
+
+
+def _unpack_twelve(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
+    """Four lines at a time: their signs and mantissas, and half bytes that look up exponents. The
+    next panel is asked for from several places: processors foresee more of many pages than of
+    one."""
+    (step, steps, width), builder, size = sizes, emit.builder, STEP * 3 // 2
+    table = emit.load(codes, emit.at(steps, 0, size), _ALL)
+    share, groups = size // _STREAMS, STEP // (8 * LANES)
+    apart = builder.mul(steps, ir.Constant(WIDE, share))
+    ahead = builder.add(width, emit.at(step, 0, share))
+    later = [divmod(line, share // _LINE) for line in range(size // _LINE)]
+    for group in range(groups):
+        for stream, line in later[group::groups]:
+            start = builder.add(ahead, builder.mul(apart, ir.Constant(WIDE, stream)))
+            emit.fetch(codes, emit.at(start, line * _LINE), near=False)
+        halves = emit.load(codes, emit.at(step, 0, size, STEP + group * _LINE), _ALL)
+        for line, exponent in enumerate(_exponents(emit, table, halves), 4 * group):
+            signed = emit.load(codes, emit.at(step, 0, size, line * 2 * LANES), _BYTES)
+            kept = builder.and_(builder.sext(signed, _SHORTS), _every(_SHORTS, 0x807F))
+            other = builder.and_(exponent, _every(_SHORTS, 0x7F80))
+            word = builder.bitcast(builder.or_(kept, other), INTS)
+            emit.store(word, space, emit.at(step, 0, STEP // 2, line * LANES))
+
+
+def _exponents(emit: Emit, table: Any, halves: Any) -> list[Any]:
+    """Of four lines the exponents, where a bfloat16 has them; in its other bits is anything."""
+    builder, found = emit.builder, []
+    high = builder.lshr(builder.bitcast(halves, _SHORTS), _every(_SHORTS, 4))
+    for codes in (halves, builder.bitcast(high, _ALL)):
+        four = builder.and_(codes, _every(_ALL, 15))
+        two = builder.bitcast(look_up(emit, table, four), _SHORTS)
+        found += [builder.shl(two, _every(_SHORTS, 7)), builder.lshr(two, _every(_SHORTS, 1))]
+    return found
+
+
+def look_up(emit: Emit, table: Any, codes: Any) -> Any:
+    """Bytes of the table's quarters."""
+    function = emit.function("llvm.x86.avx512.pshuf.b.512", _ALL, [_ALL, _ALL])
+    return emit.builder.call(function, [table, codes])
+
+
+def _every(kind: Any, number: int) -> Any:
+    return ir.Constant(kind, [number] * kind.count)
 
 
 @fast

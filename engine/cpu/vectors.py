@@ -4,7 +4,7 @@ no loop over an array keeps its sums in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 LANES = 16
+PANEL = 2 * LANES  # outputs whose packed weights stand together
 
 FLOAT, INT, WIDE = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
@@ -46,36 +47,23 @@ def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]
 
 
 @cache
+def _features() -> Any:
+    return llvmlite.binding.get_host_cpu_features()
+
+
+def has_avx512() -> bool:
+    """Whether this processor has 32 registers of sixteen lanes, not sixteen of eight."""
+    return bool(_features().get("avx512f", False))
+
+
 def multiplies_pairs() -> bool:
     """Whether this processor has the instruction for pairs of bfloat16."""
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+    return bool(_features().get("avx512bf16", False))
 
 
 # Whether float32 arithmetic makes more products a second than that instruction does: on all
 # processors that have it but AMD's.
 SLOW_PAIRS = not llvmlite.binding.get_host_cpu_name().startswith("znver")
-
-
-def each_count(
-    builder: Any, count: Any, counts: Sequence[int], emit: Callable[[int], None]
-) -> None:
-    """Code of its own for each of the counts, of which `count` is one."""
-    end = builder.append_basic_block("counted")
-    blocks = [builder.append_basic_block(f"count.{n}") for n in counts]
-    choice = builder.switch(count, blocks[-1])
-    for n, block in zip(counts, blocks, strict=True):
-        if block is not blocks[-1]:
-            choice.add_case(ir.Constant(count.type, n), block)
-        builder.position_at_end(block)
-        emit(n)
-        builder.branch(end)
-    builder.position_at_end(end)
-
-
-def halves_of(builder: Any, words: Any) -> list[Any]:
-    """Bits of the first and the second number of each pair of bfloat16 in float32."""
-    low, high = (ir.Constant(INTS, [n] * LANES) for n in (LANES, 0xFFFF0000))
-    return [builder.shl(words, low), builder.and_(words, high)]
 
 
 def over_lanes(builder: Any, vector: Any, join: Callable[[Any, Any, Any], Any]) -> Any:
@@ -86,12 +74,6 @@ def over_lanes(builder: Any, vector: Any, join: Callable[[Any, Any, Any], Any]) 
         vector = join(builder, vector, builder.shuffle_vector(vector, vector, turn))
         step //= 2
     return vector
-
-
-def sum_of_lanes(builder: Any, vector: Any) -> Any:
-    """As one number, added up by halves."""
-    lanes = over_lanes(builder, vector, lambda builder, *two: builder.fadd(*two))
-    return builder.extract_element(lanes, ir.Constant(INT, 0))
 
 
 class Emit:
@@ -122,6 +104,19 @@ class Emit:
         scaled = self.builder.mul(value, ir.Constant(WIDE, factor))
         return self.builder.add(scaled, ir.Constant(WIDE, more * factor + last))
 
+    def fetch(self, pointer: Any, at: Any, *, near: bool) -> None:
+        """Ask for the cache line of an element: to the first cache, or to the second only."""
+        byte = ir.IntType(8).as_pointer()
+        place = self.builder.bitcast(self.builder.gep(pointer, [at]), byte)
+        how = [ir.Constant(INT, n) for n in (0, 3 if near else 2, 1)]  # to read, where to, data
+        name = "llvm.prefetch.p0i8"
+        self.builder.call(self.function(name, ir.VoidType(), [byte, *[INT] * 3]), [place, *how])
+
+    def halves(self, words: Any) -> list[Any]:
+        """Of pairs of bfloat16 the first and the second numbers as float32, in integer vectors."""
+        low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF0000))
+        return [self.builder.shl(words, low), self.builder.and_(words, high)]
+
     def everywhere(self, element: Any, kind: Any) -> Any:
         """One element in every lane."""
         nothing = ir.Constant(kind, ir.Undefined)
@@ -135,15 +130,10 @@ class Emit:
 
     def add_product(self, total: Any, left: Any, right: Any) -> None:
         """`*total` += `left` * `right`, the factors given as integer vectors."""
-        self.builder.store(self.added(self.builder.load(total), left, right), total)
-
-    def added(self, before: Any, left: Any, right: Any) -> Any:
-        """`before` + `left` * `right`, as above."""
-        kind = PAIRS if self.pairs else FLOATS
+        before, kind = self.builder.load(total), PAIRS if self.pairs else FLOATS
         factors = [self.builder.bitcast(x, kind) for x in (left, right)]
-        return self.builder.call(
-            self._add, [before, *factors] if self.pairs else [*factors, before]
-        )
+        given = [before, *factors] if self.pairs else [*factors, before]
+        self.builder.store(self.builder.call(self._add, given), total)
 
     def larger(self, one: Any, other: Any) -> Any:
         most = self.function(f"llvm.maxnum.v{LANES}f32", FLOATS, [FLOATS] * 2)

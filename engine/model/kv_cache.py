@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import LayerShape
-from engine.cpu.huge_pages import space
 from engine.errors import MemoryPlanError
+from engine.model.huge_pages import space
 from engine.scheduling.memory import gib
 
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from engine.attention.interface import register
 from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Role, folder_of
 from engine.cpu.decoder import compiled_decoder
-from engine.cpu.layers import exchange_layers
-from engine.cpu.packed import packed_decoder
+from engine.cpu.fused import packed_decoder
 from engine.errors import ModelError
 from engine.model.call import choose_call
 from engine.model.llama import read_llama
@@ -58,11 +57,11 @@ def load_model(
     `engine.model.precision`. `max_model_len` defaults to the model's own. Raises ModelError."""
     kind: QuantizationName = "none" if quantization == "auto" else quantization
     asked = _Asked(path, role, revision, dtype, kind, device, max_model_len, trust_remote_code)
-    loaded = _load(asked, coded=quantization == "auto")
+    loaded = _load(asked, eight=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
         logger.info("%s runs in float32: compiled code does not run it in bfloat16", asked.name)
-        return _load(asked._replace(dtype="float32"), coded=False)
+        return _load(asked._replace(dtype="float32"), eight=False)
     return loaded
 
 
@@ -92,8 +91,8 @@ class _Asked(NamedTuple):
         return _Said(config, self.path, folder, self.role, kind, where, limit, self.quantization)
 
 
-def _load(asked: _Asked, *, coded: bool) -> LoadedModel:
-    """`coded`: compiled code may keep weights in eight bits. Raises ModelError."""
+def _load(asked: _Asked, *, eight: bool) -> LoadedModel:
+    """`eight`: compiled code may keep weights in eight bits. Raises ModelError."""
     name, quantization = asked.name, asked.quantization
     where, folder = pick_device(asked.device), folder_of(asked.path, asked.role)
     plain = where.type == "cpu" and quantization == "none"
@@ -101,7 +100,7 @@ def _load(asked: _Asked, *, coded: bool) -> LoadedModel:
     if llama is not None:
         said = asked.of(llama.config, folder, where)
         llama = llama.to(said.dtype).eval().requires_grad_(False)
-        return _proven(llama, reference(llama, name), said, name, coded=coded)
+        return _proven(llama, reference(llama, name), said, name, eight=eight)
     register()
     source = str(folder) if folder else asked.path
     hub = {"revision": asked.revision, "trust_remote_code": asked.trust_remote_code}
@@ -113,11 +112,11 @@ def _load(asked: _Asked, *, coded: bool) -> LoadedModel:
         model = read_weights(source, name, {**hub, **how})
         model = model.to(where).eval().requires_grad_(False)
         expected = reference(model, name)
-    return _proven(model, expected, said, name, coded=coded)
+    return _proven(model, expected, said, name, eight=eight)
 
 
-def adopt(model: Any, *, role: Role, name: str, coded: bool = False) -> LoadedModel:
-    """A model that was made and not read, on the device where it lies. `coded`: compiled code may
+def adopt(model: Any, *, role: Role, name: str, eight: bool = False) -> LoadedModel:
+    """A model that was made and not read, on the device where it lies. `eight`: compiled code may
     keep its weights in eight bits. Raises ModelError."""
     register()
     config = model.config
@@ -126,7 +125,7 @@ def adopt(model: Any, *, role: Role, name: str, coded: bool = False) -> LoadedMo
         expected = reference(model, name)
     limit = length_limit(config, None, name)
     said = _Said(config, name, None, role, model.dtype, model.device, limit, "none")
-    return _proven(model, expected, said, name, coded=coded)
+    return _proven(model, expected, said, name, eight=eight)
 
 
 class _Said(NamedTuple):
@@ -143,12 +142,10 @@ class _Said(NamedTuple):
 
 
 def _proven(
-    model: Any, expected: Tensor, said: _Said, name: str, *, coded: bool = False
+    model: Any, expected: Tensor, said: _Said, name: str, *, eight: bool = False
 ) -> LoadedModel:
-    """With layers exchanged and the shortest call chosen. Raises ModelError."""
+    """With the shortest call chosen. Raises ModelError."""
     plain = not is_quantized(model)
-    if plain:
-        exchange_layers(model)
     layers = probe_layers(model, name)
     loaded = LoadedModel(
         model=model,
@@ -159,20 +156,20 @@ def _proven(
         logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model), fuse=plain),
     )
     prove(loaded, expected, name)
-    return _quickened(loaded, expected, coded=coded) if plain else loaded
+    return _quickened(loaded, expected, eight=eight) if plain else loaded
 
 
-def _quickened(loaded: LoadedModel, expected: Tensor, *, coded: bool) -> LoadedModel:
+def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedModel:
     """With compiled code, where there is some and the same proof holds for it."""
     model, layers = loaded.model, loaded.layers
     every_row = loaded.role == "target"  # whose texts are to be the same in any company
-    for eight in (True, False) if coded else (False,):
+    for bits in (True, False) if eight else (False,):
         compiled = compiled_decoder(
-            model, positions=loaded.max_model_len, every_row=every_row, coded=eight
+            model, positions=loaded.max_model_len, every_row=every_row, eight=bits
         )
         if compiled is not None and is_proven(compiled, layers, expected, model):
             return replace(loaded, compiled=compiled)
-    packed = packed_decoder(model, loaded.logits)
+    packed = packed_decoder(model)
     if packed is not None:
         quick = replace(loaded, logits=packed)
         if is_proven(forward_of(quick), layers, expected, model):

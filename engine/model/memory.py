@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.config import CacheConfig
-from engine.cpu.packed import PackedDecoder
+from engine.cpu.fused import FusedDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
 from engine.model.precision import named_dtype
@@ -52,8 +52,8 @@ def weights_of(model: LoadedModel) -> Part:
     if model.compiled is not None:
         size += model.compiled.packed_bytes
         note += f" and a packed copy{IN_BITS.get(model.compiled.bits, '')}"
-    elif isinstance(model.logits, PackedDecoder):
-        size += numbers * torch.bfloat16.itemsize
+    elif isinstance(model.logits, FusedDecoder) and model.logits.packed_bytes:
+        size += model.logits.packed_bytes
         note += " and a packed copy"
     return Part(f"weights of the {model.role}", size, note)
 

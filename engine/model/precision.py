@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engine.config import DTypeName, Role
-from engine.cpu.decoder import LARGEST, has_pairs, takes_all_rows
+from engine.cpu.decoder import LARGEST, has_known_shape, takes_all_rows
 from engine.cpu.fused import FAMILIES
 from engine.cpu.vectors import multiplies_pairs
 from engine.cpu.weights import head_dim
@@ -57,8 +57,8 @@ def _obstacle(config: Any, role: Role) -> str | None:
     of its rows."""
     if not multiplies_pairs():
         return "the processor has no AVX512_BF16"
-    if config.model_type not in FAMILIES or not has_pairs(config):
-        return "compiled code runs Llamas only, with heads of 32, 64, 96 or 128"
+    if config.model_type not in FAMILIES or not has_known_shape(config, torch.bfloat16):
+        return "compiled code runs Llamas only, with heads of a multiple of 32"
     size = _size(config)
     if takes_all_rows(size) or (role == "draft" and size <= LARGEST):
         return None

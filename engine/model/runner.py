@@ -148,7 +148,7 @@ class ModelRunner:
         seen = unseen is None
         if seen and self._compiled is not None and self._compiled.suits(segments):
             self._timer.begin()
-            table = self._compiled.table(segments, self._memory)
+            table = self._compiled.forward(segments, self._memory)
             self._timer.end()
             return ModelOutput(table)
         with torch.inference_mode():

@@ -25,7 +25,7 @@ import torch
 from engine.arguments import Parser, number, whole
 from engine.config import BUILTIN, EngineConfig
 from engine.core import Engine
-from engine.cpu.packed import PackedDecoder
+from engine.cpu.fused import FusedDecoder
 from engine.errors import ConfigError
 from engine.lab.bench.options import (
     Clock,
@@ -217,12 +217,13 @@ def weight_bytes(model: LoadedModel) -> int:
     rows: all but the embedding, if the output has weights of its own."""
     if model.compiled is not None:
         return model.compiled.packed_bytes
+    if isinstance(model.logits, FusedDecoder) and model.logits.packed_bytes:
+        return model.logits.packed_bytes
     head = model.model.get_output_embeddings().weight
     embedding = model.model.get_input_embeddings().weight
     numbers = sum(p.numel() for p in model.model.parameters())
     numbers -= embedding.numel() * (head.data_ptr() != embedding.data_ptr())
-    packed = isinstance(model.logits, PackedDecoder)
-    return int(numbers * (torch.bfloat16.itemsize if packed else model.dtype.itemsize))
+    return int(numbers * model.dtype.itemsize)
 
 
 def tokens_per_round(acceptance: float, k: int) -> float:

@@ -55,10 +55,10 @@ def synthetic_pair(size: str, *, acceptance: float, config: EngineConfig, seed: 
     kind = _dtype(layers, proposer.dtype, "draft", shape, where)
     if kind != draft.dtype:
         draft = draft_of(target, layers, kind)
-    coded = proposer.quantization == "auto"
+    eight = proposer.quantization == "auto"
     return Pair(
         adopt(target, role="target", name=f"the synthetic target of {size}"),
-        adopt(draft, role="draft", name=f"the synthetic draft of {size}", coded=coded),
+        adopt(draft, role="draft", name=f"the synthetic draft of {size}", eight=eight),
     )
 
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from engine.cpu.block_tables import BlockTables
+from engine.cpu.decoder import BlockTables
 
 
 def test_a_table_holds_the_blocks_of_now() -> None:

@@ -13,8 +13,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, compiled_decoder
-from engine.cpu.kernels import product
-from engine.cpu.panels import PANEL, is_exact, pack, padded
+from engine.cpu.kernels_products import product
+from engine.cpu.vectors import PANEL
+from engine.cpu.weights import is_exact, pack, padded
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
@@ -33,9 +34,9 @@ BLOCK_SIZE = 4
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped heads": {},
     "tied, every head its own": {"num_key_value_heads": 4, "tie_word_embeddings": True},
-    "odd widths": {"hidden_size": 52, "intermediate_size": 77, "vocab_size": 130},
+    "padded panels": {"hidden_size": 52, "intermediate_size": 78, "vocab_size": 130},
     "scaled rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 4.0}},
-    "full panels": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16},
+    "full panels": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32},
 }
 
 
@@ -43,7 +44,7 @@ def load(
     folder: Path, *, role: Literal["target", "draft"] = "draft", exact: bool = True, **shape: Any
 ) -> LoadedModel:
     """A random Llama; `exact` rounds its weights to bfloat16, as published ones are."""
-    model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
+    model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, "head_dim": 16, **shape}))
     if exact:
         with torch.no_grad():
             for parameter in model.parameters():
@@ -71,16 +72,16 @@ def test_a_product_is_right_and_alone_in_its_row(rows: int, outputs: int) -> Non
     """Law: x W' of any size; a row's result is the same to the bit among others as alone; columns
     beyond the outputs are zero."""
     generator = torch.Generator().manual_seed(rows * outputs)
-    weight = torch.randn(outputs, 37, generator=generator).to(torch.bfloat16).float()
-    x = torch.randn(rows, 37, generator=generator).numpy()
+    weight = torch.randn(outputs, 38, generator=generator).to(torch.bfloat16).float()
+    x = torch.randn(rows, 38, generator=generator).numpy()
     found = np.full((rows, padded(outputs)), np.nan, np.float32)
-    product(x, pack(weight), found)
+    product(x, pack(weight), False, found)
     expected = x.astype(np.float64) @ weight.numpy().astype(np.float64).T
     np.testing.assert_allclose(found[:, :outputs], expected, rtol=1e-4, atol=1e-5)
     assert not found[:, outputs:].any()
     for row in range(rows):
         alone = np.empty((1, padded(outputs)), np.float32)
-        product(x[row : row + 1], pack(weight), alone)
+        product(x[row : row + 1], pack(weight), False, alone)
         assert alone[0].tobytes() == found[row].tobytes()
 
 
@@ -228,8 +229,14 @@ def test_trees_and_crowds_go_the_other_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [{"attention_bias": True}, {"hidden_act": "gelu"}, {"max_position_embeddings": 1 << 18}],
-    ids=["bias", "gelu", "too long"],
+    [
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+        {"max_position_embeddings": 1 << 18},
+        {"head_dim": 12},
+        {"intermediate_size": 77},
+    ],
+    ids=["bias", "gelu", "too long", "heads of no whole vectors", "inputs of no pairs"],
 )
 def test_what_is_not_plain_is_not_compiled(shape: dict[str, Any], tmp_path: Path) -> None:
     """Law: nothing is dropped on the way; such drafts run as before."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from engine.attention.interface import LayerShape, Span
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu.attention import MOST_THREADS, CompiledBackend
-from engine.cpu.vectors import multiplies_pairs
 from engine.errors import ConfigError
 from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
@@ -21,14 +20,7 @@ CPU = torch.device("cpu")
 SLOTS = 1920
 PLAIN: dict[str, Any] = {"scaling": None, "window": None, "softcap": None, "sinks": None}
 TREE = ancestors_of([-1, 0, 0, 1, -1, 4, 2, 6])
-needs_instruction = pytest.mark.skipif(
-    not multiplies_pairs(), reason="the processor has no AVX512_BF16"
-)
-KINDS = [
-    pytest.param(torch.float32, None, id="float32"),
-    pytest.param(torch.bfloat16, True, id="pairs", marks=needs_instruction),
-    pytest.param(torch.bfloat16, False, id="widened"),
-]
+DTYPES = [torch.float32, torch.bfloat16]
 # (start, rows, tree): decodes, verifications, trees and chunks, about the edges of tiles of 32.
 ASKED = [
     (0, 1, False), (30, 1, False), (31, 1, False), (32, 1, False), (63, 2, False), (95, 1, False),
@@ -101,7 +93,7 @@ def exact(given: Case) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(("dtype", "pairs"), KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -113,7 +105,7 @@ def exact(given: Case) -> Tensor:
     ],
     ids=["grouped", "a head each", "eight share", "one for all", "with long chunks"],
 )
-def test_it_attends_as_sdpa(dtype: torch.dtype, pairs: bool | None, shape: dict[str, Any]) -> None:
+def test_it_attends_as_sdpa(dtype: torch.dtype, shape: dict[str, Any]) -> None:
     """Law: the same numbers, for rows of all kinds in one call, and the same keys and values in
     the same slots."""
     given = case(dtype, **shape)
@@ -123,7 +115,7 @@ def test_it_attends_as_sdpa(dtype: torch.dtype, pairs: bool | None, shape: dict[
     written = [tensor.clone() for tensor in given.plane.stacks[0]]
     for tensor, old in zip(given.plane.stacks[0], before, strict=True):
         tensor.copy_(old)
-    found = given.attend(CompiledBackend(pairs=pairs))
+    found = given.attend(CompiledBackend())
     assert found.dtype == dtype
     assert all(map(torch.equal, given.plane.stacks[0], written))
     allowed = 2e-6 if dtype == torch.float32 else 2e-2
@@ -131,13 +123,11 @@ def test_it_attends_as_sdpa(dtype: torch.dtype, pairs: bool | None, shape: dict[
 
 
 @pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
-@pytest.mark.parametrize(("dtype", "pairs"), KINDS)
-def test_a_row_is_the_same_to_the_bit_in_any_company(
-    dtype: torch.dtype, pairs: bool | None, asked: Asked
-) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype, asked: Asked) -> None:
     """Law: neither other sequences nor other rows of its own change a row, nor how a prompt is
     cut."""
-    given, backend = case(dtype, asked=asked), CompiledBackend(pairs=pairs)
+    given, backend = case(dtype, asked=asked), CompiledBackend()
     together = given.attend(backend)
     for span in given.spans:
         alone = given.attend(backend, [span])
@@ -149,12 +139,12 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(
             assert torch.equal(given.attend(backend, [one])[0, 0], together[0, span.row + i])
 
 
-@pytest.mark.parametrize(("dtype", "pairs"), KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_key_that_is_not_a_number_spoils_its_own_sequence(
-    dtype: torch.dtype, pairs: bool | None
+    dtype: torch.dtype,
 ) -> None:
     """Law: a row that is not a number can be named, and its neighbours are served."""
-    given, backend = case(dtype), CompiledBackend(pairs=pairs)
+    given, backend = case(dtype), CompiledBackend()
     clean = given.attend(backend)
     bad = given.spans[6]
     for tensor in given.plane.stacks[0]:

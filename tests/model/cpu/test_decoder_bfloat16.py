@@ -7,20 +7,16 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu import decoder as compiled
-from engine.cpu import kernels_attention, kernels_layer
+from engine.cpu import fused
 from engine.cpu.decoder import CompiledDecoder
-from engine.cpu.jit import HAS_TILES
-from engine.cpu.kernels_decoder import FEW, MANY
-from engine.cpu.kernels_gate import gate
-from engine.cpu.vectors import multiplies_pairs
-from engine.model import loader
+from engine.cpu.kernels_attention import SPAN_ROWS
+from engine.model import loader, precision
 from engine.model.batch import Batch
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
@@ -30,7 +26,14 @@ from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment
 from tests.support import tiny
 
-pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")
+
+@pytest.fixture(autouse=True)
+def with_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor with AVX512_BF16, where `auto` takes compiled code. The code is that of
+    processors whose instruction for pairs is slow: it runs anywhere."""
+    for module in (compiled, fused, precision):
+        monkeypatch.setattr(module, "multiplies_pairs", lambda: True)
+
 
 BLOCK_SIZE = 4
 WIDE: dict[str, Any] = {"head_dim": 32}
@@ -38,12 +41,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "grouped heads": WIDE,
     "tied": {**WIDE, "num_key_value_heads": 4, "tie_word_embeddings": True},
     "padded vocabulary": {"head_dim": 64, "hidden_size": 52, "vocab_size": 130},
-    "layers beyond the caches": {
-        **WIDE,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 512,
-    },
 }
 
 
@@ -95,13 +92,13 @@ def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_row_is_the_same_to_the_bit_in_any_company(shape: dict[str, Any], tmp_path: Path) -> None:
     """Law: a position's logits, keys and values are the same whether its sequence was run at once
-    (more than go through a layer together), in chunks of any size, one by one, or among others over
+    (more rows than attend together), in chunks of any size, one by one, or among others over
     scattered blocks."""
     loaded = load(tmp_path, **shape)
     decoder = decoder_of(loaded)
     cache = KVCache(350, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("target", loaded.layers, loaded.dtype)
-    most = MANY if "intermediate_size" in shape else FEW
+    most = SPAN_ROWS
     count = most + 27
     tokens, whole = tokens_of(count), list(range(75))
     scattered = [310 - 3 * i for i in range(75)]
@@ -121,99 +118,6 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(shape: dict[str, Any], tmp_
                 one = tensor[:, :, whole[block] * BLOCK_SIZE + offset]
                 assert torch.equal(one, tensor[:, :, scattered[block] * BLOCK_SIZE + offset])
                 tensor[:, :, scattered[block] * BLOCK_SIZE + offset] = 0
-
-
-def test_attention_is_exact_where_it_can_be_said() -> None:
-    """One key, and equal keys: the value itself, and the mean of values; unseen slots, even ones
-    that hold infinities, change nothing."""
-    rng = np.random.default_rng(0)
-    for dim in kernels_attention.DIMS:
-        numbers = torch.from_numpy(rng.integers(-8, 8, (64, dim))).bfloat16()
-        numbers[40:] = float("inf")
-        values = numbers.view(torch.uint32).numpy()
-        keys = torch.zeros(64, dim, dtype=torch.bfloat16).view(torch.uint32).numpy()
-        slots = np.zeros(32, dtype=np.int64)
-        slots[:20] = rng.permutation(32)[:20]
-        space = kernels_layer.space_of_vectors(32, 1, 1, dim // 2)
-        for rows, count in ((1, 1), (1, 17), (2, 16), (3, 1), (4, 13), (5, 2), (6, 15), (8, 12)):
-            query = torch.randn(rows, dim).bfloat16().view(torch.uint32).numpy()
-            out = np.zeros_like(query)
-            kernels_attention.attend(
-                (0,) * (dim // 32), query, keys, values, slots, count, np.float32(1),
-                (keys, slots, 20), space, out,
-            )  # fmt: skip
-            found = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16).float()
-            for row in range(rows):
-                expected = numbers[slots[: count + row]].float().mean(0)
-                torch.testing.assert_close(found[row], expected, rtol=5e-3, atol=1e-3)
-
-
-def layer(
-    kind: str, dim: int, heads: int, planes: Any, rows: Any, start: int, slots: Any, runs: int
-) -> torch.Tensor:
-    """What rows of queries, keys and values `[rows, any heads * dim]` attend to, not rotated."""
-    attend, space_of = {
-        "vectors": (kernels_layer.by_vectors, kernels_layer.space_of_vectors),
-        "tiles": (kernels_layer.by_tiles, kernels_layer.space_of_tiles),
-    }[kind]
-    count, kv_heads = len(rows), len(planes[0])
-    facts = np.zeros((count, 3), np.int64)
-    facts[:, 1] = np.arange(start, start + count)
-    angles = (np.ones((start + count, dim), np.float32), np.zeros((start + count, dim), np.float32))
-    queries = np.zeros((count, heads * dim // 2), np.uint32)
-    out, kept = np.zeros_like(queries), [plane.clone() for plane in planes]
-    space = space_of(slots.shape[1], heads, kv_heads, dim // 2)
-    attend(
-        (0,) * (dim // 32), rows.numpy().copy(), facts, slots, runs, angles, heads,
-        np.float32(dim**-0.5), *(plane.view(torch.uint32).numpy() for plane in kept),
-        queries, space, out,
-    )  # fmt: skip
-    return torch.from_numpy(out.view(np.int16)).view(torch.bfloat16).float()
-
-
-@pytest.mark.skipif(not HAS_TILES, reason="the processor has no AMX, or does not grant it")
-@pytest.mark.parametrize("dim", kernels_attention.DIMS)
-def test_tiles_and_vectors_agree(dim: int) -> None:
-    """Law: to rounding, for one row and many, single and grouped heads (too many for a tile, too),
-    blocks of sixteen slots and slots anywhere; and what lies in slots that no row sees, infinities
-    too, changes nothing."""
-    rng = np.random.default_rng(0)
-    for count, group, start in ((1, 1, 0), (1, 3, 63), (2, 9, 19), (5, 2, 30), (21, 1, 77)):
-        for runs in (0, 1):
-            planes = [torch.full((2, 256, dim), float("inf")).bfloat16() for _ in range(2)]
-            slots = np.zeros((1, -(-(start + count) // 16) * 16), dtype=np.int64)
-            if runs:
-                blocks = rng.permutation(np.arange(1, 16))[: slots.shape[1] // 16]
-                slots[0] = (16 * blocks[:, None] + np.arange(16)).ravel()
-            else:
-                slots[0, : start + count] = rng.permutation(np.arange(1, 256))[: start + count]
-            slots[0, start + count :] = 0
-            for plane in planes:
-                numbers = torch.from_numpy(rng.standard_normal((2, start, dim)))
-                plane[:, slots[0, :start]] = numbers.bfloat16()
-                plane[:, 0] = 0
-            rows = torch.from_numpy(rng.standard_normal((count, (2 * group + 4) * dim))).float()
-            given = (dim, 2 * group, planes, rows, start, slots, runs)
-            found, expected = (layer(kind, *given) for kind in ("tiles", "vectors"))
-            torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("inner", [32, 78, 96])  # whole vectors, and some numbers more
-def test_the_gate_is_right_and_the_same_in_any_company(inner: int) -> None:
-    """Law: silu(gate) * up to the last bits of bfloat16, also far from zero; a row's bits do not
-    depend on the rows beside it."""
-    rng = np.random.default_rng(1)
-    wide = (rng.standard_normal((9, 2 * inner + 5)) * 5).astype(np.float32)
-    wide[0, :4] = 0, -0.0, 120, -120
-    words = np.zeros((9, inner // 2), np.uint32)
-    gate(wide, inner, words)
-    found = torch.from_numpy(words.view(np.int16)).view(torch.bfloat16).double()
-    gates, ups = torch.from_numpy(wide).double()[:, : 2 * inner].chunk(2, dim=1)
-    torch.testing.assert_close(found, gates.sigmoid() * gates * ups, rtol=4e-3, atol=1e-30)
-    for first, last in ((0, 1), (3, 8)):
-        some = np.zeros((last - first, inner // 2), np.uint32)
-        gate(wide[first:last].copy(), inner, some)
-        assert (some == words[first:last]).all()
 
 
 def test_trees_go_the_other_way_over_the_same_cache(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from numba.core import event
 
-from engine.cpu.first_start import telling_what_compiles
+from engine.cpu.jit import logged_compilation
 
 
 def compiling(folder: str | None = "/kept") -> Any:
@@ -20,14 +20,14 @@ def compiling(folder: str | None = "/kept") -> Any:
 
 @pytest.fixture(autouse=True)
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "engine.cpu.first_start")
+    caplog.set_level(logging.INFO, "engine.cpu.jit")
     return caplog
 
 
 def test_one_line_before_and_one_after(lines: pytest.LogCaptureFixture) -> None:
     """Bug: 88 seconds of silence. Functions that others call are compiled within these."""
     times = iter([10.0, 12.0, 20.0, 24.0])
-    with telling_what_compiles(lambda: next(times)):
+    with logged_compilation(lambda: next(times)):
         with compiling(), compiling():
             assert "once, since it is kept in /kept for later starts" in lines.messages[0]
         with compiling():
@@ -37,7 +37,7 @@ def test_one_line_before_and_one_after(lines: pytest.LogCaptureFixture) -> None:
 
 
 def test_nothing_where_all_was_kept(lines: pytest.LogCaptureFixture) -> None:
-    with telling_what_compiles():
+    with logged_compilation():
         pass
     with compiling():  # afterwards it is nobody's
         pass
@@ -45,6 +45,6 @@ def test_nothing_where_all_was_kept(lines: pytest.LogCaptureFixture) -> None:
 
 
 def test_it_says_where_nothing_can_be_kept(lines: pytest.LogCaptureFixture) -> None:
-    with telling_what_compiles(), compiling(None):
+    with logged_compilation(), compiling(None):
         pass
     assert "at every start, since it can be kept nowhere" in lines.messages[0]

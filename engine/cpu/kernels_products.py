@@ -1,0 +1,191 @@
+"""Products of rows with packed weights by vectors (`engine.cpu.weights.pack`).
+
+Each output is the sum over the inputs in order, one multiply-add at a time in float32, whoever the
+neighbours are: a row's result is the same to the bit however many rows share the product. (The
+usual kernels choose another order of summation for another number of rows; He et al., "Defeating
+Nondeterminism in LLM Inference", 2025.) The inner loop is written as LLVM vectors, since no loop
+over an array keeps its sums in registers. Weights are asked for ahead of their use: processors
+foresee no page but the present one.
+
+In bfloat16 rows are rounded first. AMX multiplies tiles of both (`engine.cpu.kernels_tiles`). Else
+one instruction takes pairs of inputs (AVX512_BF16): on AMD's processors it makes twice as many
+products a second as float32 arithmetic, on Intel's half as many, so there rows and weights are
+multiplied as float32, which is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload
+
+from engine.cpu.jit import HAS_TILES, fast
+from engine.cpu.kernels_tiles import SIDE, product_of_codes, product_of_tiles
+from engine.cpu.vectors import (
+    FLOATS,
+    INTS,
+    LANES,
+    PANEL,
+    SLOW_PAIRS,
+    WIDE,
+    Emit,
+    has_avx512,
+    multiplies_pairs,
+    pointers,
+)
+
+VECTORS = PANEL // LANES  # of a panel
+ROWS_AT_ONCE = 10 if has_avx512() else 2  # rows whose sums fit the registers
+BY_PAIRS = multiplies_pairs() and not SLOW_PAIRS
+_FAR, _NEAR = (
+    32,
+    8,
+)  # pairs of inputs whose weights are asked for, to the second cache and the first
+_BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
+
+
+@intrinsic  # type: ignore[misc]
+def _panel(
+    typing: Any, rows: Any, x: Any, row: Any, words: Any, panel: Any, y: Any, sizes: Any
+) -> Any:
+    """The outputs of a panel for 1 to ROWS_AT_ONCE rows of `x` from `row` on. `sizes`: numbers from
+    a row of `x` to the next, pairs, numbers from a row of `y` to the next. `x` is float32, or words
+    of two bfloat16, multiplied as pairs. (Slices as arguments would be counted.)"""
+    whole = types.int64
+    signature = types.void(whole, x, whole, words, whole, y, types.UniTuple(whole, 3))
+    as_pairs = x.dtype != types.float32
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows, x, row, words, panel, y, sizes = pointers(context, builder, signature, args)
+        apart, pairs, stride = cgutils.unpack_tuple(builder, sizes)
+        x = builder.gep(x, [builder.mul(row, apart)])
+        size = builder.mul(pairs, ir.Constant(WIDE, PANEL))
+        words = builder.gep(words, [builder.mul(panel, size)])
+        first = builder.mul(panel, ir.Constant(WIDE, PANEL))
+        y = builder.gep(y, [builder.add(builder.mul(row, stride), first)])
+        end = builder.append_basic_block("end")
+        blocks = [builder.append_basic_block(f"rows.{n + 1}") for n in range(ROWS_AT_ONCE)]
+        choice = builder.switch(rows, blocks[-1])
+        for count, block in enumerate(blocks, 1):
+            if block is not blocks[-1]:
+                choice.add_case(ir.Constant(WIDE, count), block)
+            builder.position_at_end(block)
+            _emit(Emit(builder, pairs=as_pairs), count, (x, words, y), (apart, pairs, stride))
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
+    (x, words, y), (apart, pairs, stride), builder = arrays, sizes, emit.builder
+    zero = ir.Constant(FLOATS, None)
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(VECTORS)] for _ in range(rows)]
+    with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
+        for ahead, near in ((_FAR, False), (_NEAR, True)):
+            for vector in range(VECTORS):
+                emit.fetch(words, emit.at(loop.index, ahead, PANEL, vector * LANES), near=near)
+        places = [emit.at(loop.index, 0, PANEL, vector * LANES) for vector in range(VECTORS)]
+        read = [emit.load(words, place, INTS) for place in places]
+        parts = [read] if emit.pairs else list(zip(*map(emit.halves, read), strict=True))
+        for part, weights in enumerate(parts):
+            column = emit.at(loop.index, 0, len(parts), part)
+            for row, totals in enumerate(sums):
+                at = builder.add(builder.mul(apart, ir.Constant(WIDE, row)), column)
+                factor = emit.spread(x, at)
+                for total, weight in zip(totals, weights, strict=True):
+                    emit.add_product(total, factor, weight)
+    for row, totals in enumerate(sums):
+        first = builder.mul(stride, ir.Constant(WIDE, row))
+        for vector, total in enumerate(totals):
+            emit.store(builder.load(total), y, emit.at(first, vector * LANES))
+
+
+@fast
+def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
+    """`x` rows of so many pairs of float32 or words of two bfloat16; `y` float32
+    `[rows, panels * PANEL]`."""
+    rows, sizes = x.shape[0], (x.shape[1], pairs, y.shape[1])
+    parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    for panel in range(words.shape[0]):
+        row = 0
+        for part in range(parts):
+            some = (rows - row) // (parts - part)  # equal parts: a row alone waits for its sums
+            _panel(some, x, row, words, panel, y, sizes)
+            row += some
+
+
+@fast
+def _product_of_words(x: Any, words: Any, rounded: Any, y: Any) -> None:
+    pairs = x.shape[1] // 2
+    if not rounded:
+        by_vectors(x, pairs, words, y)
+    elif HAS_TILES and pairs % SIDE == 0:
+        product_of_tiles(as_words(x), words, y)
+    elif BY_PAIRS:
+        by_vectors(as_words(x), pairs, words, y)
+    else:
+        by_vectors(rounded_rows(x), pairs, words, y)
+
+
+@fast
+def _product_of_codes(x: Any, codes: Any, rounded: Any, y: Any) -> None:
+    product_of_codes(as_words(x), codes, y)
+
+
+def product(x: Any, weights: Any, rounded: Any, y: Any) -> None:
+    """y = x W'. `x` float32 `[rows, in]`; `weights` of any of `engine.cpu.weights`' forms; `y`
+    float32 `[rows, padded(out)]`. `rounded`: in bfloat16. Compiled code knows the form by the
+    size of a number."""
+    _of(weights.dtype.itemsize)(x, weights, rounded, y)
+
+
+def _of(size: int) -> Any:
+    return _product_of_words if size == 4 else _product_of_codes
+
+
+@overload(product)  # type: ignore[misc]
+def _product(x: Any, weights: Any, rounded: Any, y: Any) -> Any:
+    chosen = _of(weights.dtype.bitwidth // 8)
+
+    def call(x: Any, weights: Any, rounded: Any, y: Any) -> None:
+        chosen(x, weights, rounded, y)
+
+    return call
+
+
+@fast
+def as_words(x: Any) -> Any:
+    """Rows of float32 as words of two bfloat16, the first in the low half."""
+    rows, pairs = x.shape[0], x.shape[1] // 2
+    words = np.empty((rows, pairs), np.uint32)
+    for row in range(rows):
+        bits, out = x[row].view(np.uint32), words[row]
+        for i in range(pairs):
+            out[i] = (upper_half(bits[2 * i]) >> np.uint32(16)) | upper_half(bits[2 * i + 1])
+    return words
+
+
+@fast
+def rounded_rows(x: Any) -> Any:
+    """Rows of float32 as what bfloat16 keeps of them."""
+    rows, width = x.shape
+    found = np.empty((rows, width + _BEHIND), np.float32)
+    for row in range(rows):
+        bits, out = x[row].view(np.uint32), found[row].view(np.uint32)
+        for i in range(width):
+            out[i] = upper_half(bits[i])
+    return found
+
+
+@fast
+def upper_half(bits: Any) -> Any:
+    """Of a float32 to bfloat16, to nearest, ties to even, in the upper half of the word. A NaN
+    stays one."""
+    low = (bits >> np.uint32(16)) & np.uint32(1)
+    number = (bits + np.uint32(0x7FFF) + low) & np.uint32(0xFFFF0000)
+    return np.uint32(0x7FC00000) if bits & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000) else number

@@ -1,0 +1,158 @@
+"""Products on tiles (AMX), with weights of sixteen, twelve and eight bits. On processors without
+them by an emulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cpu import kernels_tiles
+from engine.cpu.jit import HAS_TILES
+from engine.cpu.vectors import PANEL
+from engine.cpu.weights import DoesNotFit, pack, pack_eight, pack_twelve
+from tests.support.emulated_tiles import emulate
+
+ROWS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 70)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tiles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not HAS_TILES:
+            emulate(patch)
+        yield
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def as_words(rows: Tensor) -> npt.NDArray[np.uint32]:
+    return rows.bfloat16().contiguous().view(torch.int16).numpy().view(np.uint32)
+
+
+def sums(rows: Tensor, weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Between rows of NaN, which must stay."""
+    of_words = weights.dtype == np.uint32
+    product = kernels_tiles.product_of_tiles if of_words else kernels_tiles.product_of_codes
+    around = np.full((len(rows) + 2, len(weights) * PANEL), np.nan, np.float32)
+    product(as_words(rows), weights, around[1:-1])
+    assert np.isnan(around[[0, -1]]).all()
+    return around[1:-1].copy()
+
+
+def decoded(codes: npt.NDArray[np.uint16], outputs: int, inputs: int) -> Tensor:
+    """The weights that codes of eight bits stand for `[outputs, in]`, by the format's definition."""
+    size = inputs // 2 * PANEL
+    pairs = codes[:, :size].reshape(len(codes), -1, PANEL).transpose(0, 2, 1)
+    numbers = np.ascontiguousarray(pairs).reshape(-1, inputs // 2).view(np.uint8)
+    found = torch.from_numpy(numbers.astype(np.int64))
+    bases = np.ascontiguousarray(codes[:, size : size + 2 * PANEL]).view(np.uint32).reshape(-1)
+    lowest = torch.from_numpy((bases >> 16 >> 7).astype(np.int64))[:, None] - 127
+    weight = 2.0 ** (lowest + found % 128 // 16) * (1 + found % 16 / 16.0)
+    return torch.where(found >= 128, -weight, weight)[:outputs].double()
+
+
+def with_exceptions(weight: Tensor, count: int) -> Tensor:
+    """As many weights of the first panel have exponents of their own, from its first place to its
+    last."""
+    weight = weight.bfloat16()
+    places = torch.linspace(0, PANEL * weight.shape[1] - 1, count).long()
+    every = torch.linspace(-110, 110, count).round()
+    weight[:PANEL].view(-1)[places] = (2.0**every).bfloat16()
+    return weight
+
+
+@pytest.mark.parametrize("form", [pack, pack_twelve, pack_eight])
+@pytest.mark.parametrize("inputs", [32, 96, 256])  # one step of a tile, and several
+def test_a_product_is_right_and_a_row_the_same_to_the_bit_in_any_company(
+    form: Any, inputs: int
+) -> None:
+    """Law: for every count of rows about whole tiles and pairs of them, whatever their places;
+    nothing beside the rows is written, and outputs that do not exist are 0."""
+    weight, rows = random(70, inputs).bfloat16(), random(max(ROWS), inputs).bfloat16()
+    weights = form(weight)
+    meant = decoded(weights, 70, inputs) if form is pack_eight else weight.double()
+    alone = np.concatenate([sums(rows[i : i + 1], weights) for i in range(len(rows))])
+    exact = (rows.double() @ meant.T).numpy()
+    np.testing.assert_allclose(alone[:, :70], exact, rtol=1e-4, atol=1e-4)
+    assert not alone[:, 70:].any()
+    for count in ROWS[1:]:
+        for first in (0, len(rows) - count):
+            found = sums(rows[first : first + count], weights)
+            assert found.tobytes() == alone[first : first + count].tobytes(), (count, first)
+
+
+@pytest.mark.parametrize("inputs", [32, 64, 352])
+def test_twelve_bits_are_the_sixteen(inputs: int) -> None:
+    """Law: to the bit, with weights that are zero, weights that have another exponent than the
+    rest, up to as many as there is room for, and outputs that fill no panel."""
+    weight = with_exceptions(random(70, inputs), inputs // 8)
+    weight[40:43] = 0.0
+    weight[50, ::3] *= -0.0
+    rows = random(max(ROWS), inputs)
+    words, codes = pack(weight), pack_twelve(weight)
+    for count in ROWS:
+        expected = sums(rows[:count], words)
+        np.testing.assert_array_equal(sums(rows[:count], codes), expected)
+        assert np.isfinite(expected).all()
+
+
+def test_every_weight_of_twelve_bits_is_found_again() -> None:
+    """Law: behind a row that is one at an input and zero elsewhere stands that input's weight."""
+    weight = with_exceptions(random(96, 128), 16)
+    found = sums(torch.eye(128), pack_twelve(weight))
+    np.testing.assert_array_equal(found.T, weight.float().numpy())
+
+
+def test_twelve_bits_take_little_more_than_three_quarters() -> None:
+    weight = random(256, 1024)
+    assert pack_twelve(weight).nbytes < 0.77 * pack(weight).nbytes
+
+
+def test_too_many_exponents_do_not_fit() -> None:
+    """Law: one exception more than there is room for is refused, not left out."""
+    pack_twelve(with_exceptions(random(32, 128), 16))
+    with pytest.raises(DoesNotFit):
+        pack_twelve(random(32, 128) * 2.0 ** torch.linspace(-40, 40, 128))
+
+
+def test_a_weight_of_eight_bits_is_kept_to_one_part_in_32_unless_it_is_small() -> None:
+    """Law: of the format. The largest weight of each output sets its exponents, whatever the other
+    outputs' are; what is below their range becomes the least of it."""
+    weight = random(70, 96) * 10.0 ** torch.linspace(-6, 3, 70)[:, None]
+    weight[3] *= 0
+    weight[5, 7], weight[6, 8] = -2.0, 3.999
+    found, weight = decoded(pack_eight(weight), 70, 96), weight.double()
+    least = 2.0 ** (weight.abs().amax(1, keepdim=True).log2().floor() - 7)
+    wrong = (found - weight).abs()
+    other = torch.arange(70) != 3
+    assert (wrong <= torch.maximum(weight.abs() / 31, least))[other].all()
+    assert (found.sign() == weight.sign())[weight != 0].all()
+    assert found[3].abs().max() < 1e-30
+    assert float(wrong[other].pow(2).sum() / weight.pow(2).sum()) < 0.02**2
+
+
+def test_what_is_zero_in_eight_bits_does_not_add_up() -> None:
+    """Law: there is no code for zero, so zeros are the least there is, with signs in turns."""
+    weight = torch.zeros(32, 64)
+    weight[:, 0] = 1.0
+    assert float(decoded(pack_eight(weight), 32, 64)[:, 2:].sum(1).abs().max()) == 0.0
+
+
+def test_room_begins_at_a_border_of_cache_lines() -> None:
+    """Law: whatever was asked for before, each room is its own and holds all that was asked for."""
+    shapes = [(1, 1), (3, 7), (17, 32), (64, 192), (256, 1152)]
+    rooms = [kernels_tiles.room(*shape) for shape in shapes]
+    for i, mine in enumerate(rooms):
+        mine[:] = i
+    for i, (mine, shape) in enumerate(zip(rooms, shapes, strict=True)):
+        assert mine.ctypes.data % 64 == 0
+        assert mine.shape == shape
+        assert (mine == i).all()
