@@ -31,7 +31,7 @@ from torch import Tensor
 from engine.attention.interface import KVPlane
 from engine.cpu import kernels_decoder
 from engine.cpu.attention import fits, words_of_plane
-from engine.cpu.fused import angle_table, is_plain
+from engine.cpu.fused import FAMILIES, angle_table, is_plain
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_attention import SPAN_ROWS
 from engine.cpu.vectors import multiplies_pairs
@@ -107,7 +107,7 @@ class CompiledDecoder:
         body, config = model.base_model, model.config
         head = model.get_output_embeddings().weight
         rounded = head.dtype == torch.bfloat16
-        self.takes_all_rows = rounded and takes_all_rows(sum(p.numel() for p in model.parameters()))
+        self.takes_all_rows = rounded and takes_all_rows(_size(config))
         self.bits, self._weights = packed_weights(model, eight=eight)
         self._vocab = int(head.shape[0])
         self._words = words_of(self._vocab)
@@ -217,24 +217,33 @@ def compiled_decoder(
     """None for what is not plain, not of even widths, not exact in bfloat16, too large for what it
     gains, or, in bfloat16, on a processor without AVX512_BF16. With `every_row`, also where some
     rows would go another way. With `eight`, also where weights cannot be kept in eight bits."""
-    size = sum(p.numel() for p in model.parameters())
-    dtype = model.get_output_embeddings().weight.dtype
-    if (
-        positions > LONGEST
-        or not is_plain(model, dtype)
-        or not has_known_shape(model.config, dtype)
-    ):
+    config, dtype = model.config, model.get_output_embeddings().weight.dtype
+    if positions > LONGEST or not is_plain(model, dtype):
         return None
-    all_rows = dtype == torch.bfloat16 and takes_all_rows(size)
-    if not all_rows and (every_row or size > LARGEST):
-        return None
-    if not (
-        multiplies_pairs() if dtype == torch.bfloat16 else all(map(is_exact, model.parameters()))
-    ):
-        return None
-    if eight and not (dtype == torch.bfloat16 and has_whole_tiles(model.config)):
+    if dtype == torch.bfloat16:
+        if obstacle_to_bfloat16(config, every_row=every_row) is not None:
+            return None
+    else:
+        large = sum(p.numel() for p in model.parameters()) > LARGEST
+        exact = dtype == torch.float32 and all(map(is_exact, model.parameters()))
+        if every_row or large or not exact or not _has_known_shape(config, dtype):
+            return None
+    if eight and not (dtype == torch.bfloat16 and has_whole_tiles(config)):
         return None
     return CompiledDecoder(model, positions=positions, eight=eight)
+
+
+def obstacle_to_bfloat16(config: Any, *, every_row: bool) -> str | None:
+    """Why compiled code does not run a model of this configuration in bfloat16 on this CPU; with
+    `every_row`, why not all of its rows."""
+    if not multiplies_pairs():
+        return "the processor has no AVX512_BF16"
+    if config.model_type not in FAMILIES or not _has_known_shape(config, torch.bfloat16):
+        return "compiled code runs Llamas only, with heads of a multiple of 32"
+    size = _size(config)
+    if takes_all_rows(size) or (not every_row and size <= LARGEST):
+        return None
+    return f"on {torch.get_num_threads()} threads not all of its rows would be compiled code's"
 
 
 def takes_all_rows(size: int) -> bool:
@@ -242,7 +251,16 @@ def takes_all_rows(size: int) -> bool:
     return size < SMALL or torch.get_num_threads() <= MOST_THREADS
 
 
-def has_known_shape(config: Any, dtype: torch.dtype) -> bool:
+def _has_known_shape(config: Any, dtype: torch.dtype) -> bool:
     """Whether compiled code knows a Llama's heads, and inputs of its products come in pairs."""
     dim = head_dim(config)
     return fits(dtype, dim, dim) and has_even_inputs(config)
+
+
+def _size(config: Any) -> int:
+    """Parameters of a Llama, norms left out."""
+    width, dim = config.hidden_size, head_dim(config)
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    layer = width * (heads * dim + 3 * config.intermediate_size)
+    embeddings = 1 if config.tie_word_embeddings else 2
+    return int(config.num_hidden_layers * layer + embeddings * config.vocab_size * width)

@@ -16,10 +16,7 @@ from typing import Any
 import torch
 
 from engine.config import DTypeName, Role
-from engine.cpu.decoder import LARGEST, has_known_shape, takes_all_rows
-from engine.cpu.fused import FAMILIES
-from engine.cpu.vectors import multiplies_pairs
-from engine.cpu.weights import head_dim
+from engine.cpu.decoder import obstacle_to_bfloat16
 from engine.scheduling.memory import dtypes_in
 
 logger = logging.getLogger(__name__)
@@ -40,7 +37,7 @@ def pick_dtype(
     """For a model that is not quantized. Logs why one stored in bfloat16 is not run in it."""
     if dtype != "auto" or device.type != "cpu" or not _is_stored_in_bfloat16(config, folder):
         return named_dtype(dtype, device)
-    reason = _obstacle(config, role)
+    reason = obstacle_to_bfloat16(config, every_row=role == "target")
     if reason is None:
         return torch.bfloat16
     logger.info("the %s is stored in bfloat16 and runs in float32: %s", role, reason)
@@ -50,25 +47,3 @@ def pick_dtype(
 def _is_stored_in_bfloat16(config: Any, folder: Path | None) -> bool:
     """By the configuration, which may say what a model was made in instead, or by the files."""
     return config.dtype == torch.bfloat16 or (folder is not None and dtypes_in(folder) == {"BF16"})
-
-
-def _obstacle(config: Any, role: Role) -> str | None:
-    """Why compiled code does not run the model in bfloat16 on this CPU; for a target, why not all
-    of its rows."""
-    if not multiplies_pairs():
-        return "the processor has no AVX512_BF16"
-    if config.model_type not in FAMILIES or not has_known_shape(config, torch.bfloat16):
-        return "compiled code runs Llamas only, with heads of a multiple of 32"
-    size = _size(config)
-    if takes_all_rows(size) or (role == "draft" and size <= LARGEST):
-        return None
-    return f"on {torch.get_num_threads()} threads not all of its rows would be compiled code's"
-
-
-def _size(config: Any) -> int:
-    """Parameters of a Llama, norms left out."""
-    width, dim = config.hidden_size, head_dim(config)
-    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
-    layer = width * (heads * dim + 3 * config.intermediate_size)
-    embeddings = 1 if config.tie_word_embeddings else 2
-    return int(config.num_hidden_layers * layer + embeddings * config.vocab_size * width)

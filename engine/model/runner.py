@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.attention.interface import AttentionBackend
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, Memory
-from engine.cpu.weights import Floats
 from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import ChainGraphs, Found, read_chains
@@ -30,6 +30,8 @@ from engine.sampling.noise import Key
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 from engine.scheduling.segment import Segment, Start
+
+Floats = npt.NDArray[np.float32]
 
 
 class ModelOutput:

@@ -69,6 +69,10 @@ DOORS = {
     "uvloop": ["server.serve"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
 }  # fmt: skip
+CPU_DOOR = {
+    "engine.cpu.attention", "engine.cpu.decoder", "engine.cpu.draws", "engine.cpu.fused",
+    "engine.cpu.jit",
+}  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -167,6 +171,16 @@ def test_heavy_packages_have_one_door(package: str) -> None:
             continue
         for imported in imports(path):
             assert not within(imported, package), f"{module} imports {imported}"
+
+
+def test_the_compiled_code_has_one_door() -> None:
+    """Law: who is not of engine.cpu knows its decoders, its sampler, its attention and the
+    compiler, not how they are made. `python -m engine.lab.cpu_variants` times the parts."""
+    for module, path in MODULES.items():
+        if within(module, "engine.cpu") or module == "engine.lab.cpu_variants":
+            continue
+        parts = {name for name in imports(path) if name.startswith("engine.cpu.")}
+        assert parts <= CPU_DOOR, f"{module} imports {', '.join(sorted(parts - CPU_DOOR))}"
 
 
 @pytest.mark.parametrize("folder", ["unit", "api"])

@@ -16,7 +16,7 @@ from engine.cpu import decoder as compiled
 from engine.cpu import fused
 from engine.cpu.decoder import CompiledDecoder
 from engine.cpu.kernels_attention import SPAN_ROWS
-from engine.model import loader, precision
+from engine.model import loader
 from engine.model.batch import Batch
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
@@ -31,7 +31,7 @@ from tests.support import tiny
 def with_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor with AVX512_BF16, where `auto` takes compiled code. The code is that of
     processors whose instruction for pairs is slow: it runs anywhere."""
-    for module in (compiled, fused, precision):
+    for module in (compiled, fused):
         monkeypatch.setattr(module, "multiplies_pairs", lambda: True)
 
 

@@ -48,7 +48,7 @@ def sums(rows: Tensor, weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def decoded(codes: npt.NDArray[np.uint16], outputs: int, inputs: int) -> Tensor:
-    """The weights that codes of eight bits stand for `[outputs, in]`, by the format's definition."""
+    """The weights that eight bits stand for `[outputs, in]`, by the format's definition."""
     size = inputs // 2 * PANEL
     pairs = codes[:, :size].reshape(len(codes), -1, PANEL).transpose(0, 2, 1)
     numbers = np.ascontiguousarray(pairs).reshape(-1, inputs // 2).view(np.uint8)
