@@ -96,7 +96,7 @@ class DraftModelConfig(Part):
     quantization: DraftQuantizationName = Field(
         "auto",
         description="as target.quantization; `auto`: eight bits, by the engine's own code, where it"
-        " runs the draft in bfloat16 on a CPU of Intel's (guesses need not be exact), else `none`",
+        " runs the draft in bfloat16 on a CPU with AMX (guesses need not be exact), else `none`",
     )
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
 

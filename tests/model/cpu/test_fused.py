@@ -15,7 +15,6 @@ from engine.attention.interface import Span
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu.fused import (
     MOST_THREADS,
-    SMALLEST_PACKED,
     FusedDecoder,
     fused_decoder,
     packed_decoder,
@@ -23,6 +22,7 @@ from engine.cpu.fused import (
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_rows import gate
 from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.weights import SMALL
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
@@ -155,7 +155,7 @@ def test_packed_weights_equal_the_model(
     """Law: the front door's logits, to the last bits of float32, within bfloat16's own noise."""
     loaded = load(tmp_path, dtype, **shape)
     model, door = loaded.model, front_door(loaded.model)
-    packed = packed_decoder(model, smallest=0)
+    packed = packed_decoder(model)
     assert packed is not None
     assert packed.packed_bytes > 0
     ids, positions = torch.tensor([sample_tokens(model)]), torch.arange(12)[None]
@@ -173,7 +173,7 @@ def test_packed_weights_equal_the_model(
 def test_packed_and_plain_products_agree(tmp_path: Path) -> None:
     """Law: of more rows than are packed the logits are the same, to the last bits."""
     loaded = load(tmp_path, torch.float32, max_position_embeddings=256)
-    packed = packed_decoder(loaded.model, smallest=0)
+    packed = packed_decoder(loaded.model)
     assert packed is not None
     ids, positions = torch.arange(100)[None], torch.arange(100)[None]
     cache = KVCache(32, 4, "cpu")
@@ -188,23 +188,22 @@ def test_packed_and_plain_products_agree(tmp_path: Path) -> None:
 
 
 def test_it_is_offered_only_where_it_is_right_and_pays(tmp_path: Path) -> None:
-    """Not for weights that bfloat16 would round, small models, other dtypes, or many threads."""
+    """Not for weights that bfloat16 would round, other dtypes, or many threads."""
     loaded = load(tmp_path / "exact", torch.float32)
-    assert packed_decoder(loaded.model) is None
-    assert packed_decoder(loaded.model, smallest=0) is not None
+    assert packed_decoder(loaded.model) is not None
     torch.set_num_threads(MOST_THREADS + 1)
-    assert packed_decoder(loaded.model, smallest=0) is None
+    assert packed_decoder(loaded.model) is None
     torch.set_num_threads(1)
     rounded = load(tmp_path / "rounded", torch.float32, exact=False)
-    assert packed_decoder(rounded.model, smallest=0) is None
+    assert packed_decoder(rounded.model) is None
     half = load(tmp_path / "half", torch.float16)
-    assert packed_decoder(half.model, smallest=0) is None
+    assert packed_decoder(half.model) is None
 
 
 @needs_instruction
 def test_odd_widths_have_no_pairs(tmp_path: Path) -> None:
     loaded = load(tmp_path, torch.bfloat16, intermediate_size=77)
-    assert packed_decoder(loaded.model, smallest=0) is None
+    assert packed_decoder(loaded.model) is None
 
 
 @needs_instruction
@@ -227,7 +226,7 @@ def test_it_runs_what_is_large_and_not_one_compiled_call(
     shape = {
         "hidden_size": 4 * width,
         "head_dim": width,
-        "vocab_size": SMALLEST_PACKED // (6 * width),
+        "vocab_size": SMALL // (6 * width),
     }
     model: Any = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
     folder = tiny.save(model.to(torch.bfloat16), tmp_path)
