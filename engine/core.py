@@ -15,8 +15,7 @@ from engine.config import EngineConfig
 from engine.control.configured import build_controller
 from engine.control.controller import Load
 from engine.control.modes import Modes
-from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.compiling import Compiling
+from engine.grammar.compiler import Compiling
 from engine.messages import (
     Mode,
     Output,
@@ -31,7 +30,6 @@ from engine.model.draws import build_draws
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.sampler import Sampler
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
@@ -75,8 +73,7 @@ class Engine:
         self._cache, memory = build_cache(config, pair, cache)
         self._runner = runner_of(config, target, self._cache, clock)
         draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
-        processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
-        self._processor = processor
+        self._processor = processor = LogitsProcessor(target.eos_ids)
         draws = build_draws(processor, target.vocab_size, target.device)
         stops = draft is not None and not draft.chains
         self._controller = Modes(build_controller(config.speculation, stops=stops))
@@ -84,12 +81,11 @@ class Engine:
             config.speculation.proposer,
             draft_runner=draft,
             processor=processor,
+            draws=draws,
             vocab_size=target.vocab_size,
             max_step_tokens=config.schedule.max_step_tokens,
-            sampler=sampler,
             goes_on=self._controller.goes_on,
             hears=self._hears,
-            draws=draws,
         )
         self._pool = BlockPool(
             self._cache.num_blocks,
@@ -100,7 +96,7 @@ class Engine:
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         acceptor = Acceptor(
             processor,
-            MatchSampled(sampler),
+            MatchSampled(),
             eos_ids=target.eos_ids,
             room=self._scheduler.room,
             draws=draws,
@@ -114,7 +110,7 @@ class Engine:
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(measured)
         self._compiling = Compiling(
-            GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
+            lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
         )
         self._num_steps = 0
         self._overhead = Overhead()

@@ -32,13 +32,12 @@ from engine.cpu.layers import exchange_layers
 from engine.cpu.packed import PackedDecoder
 from engine.cpu.vectors import SLOW_PAIRS, multiplies_pairs
 from engine.messages import SamplingParams
-from engine.model.call import layer_loop
+from engine.model.call import front_door
 from engine.model.kv_cache import KVCache, Plane
-from engine.model.llama import Llama, read_llama
-from engine.model.llama_config import GenerationConfig, LlamaConfig
+from engine.model.llama import GenerationConfig, Llama, LlamaConfig, read_llama
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Rows
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import sample
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence as Request
 
@@ -125,9 +124,9 @@ def forwards(shape: Shape) -> Iterator[Pair]:
     """The ways of a float32 forward, each against the one before."""
     exchanged, whole = deepcopy(shape.model), SdpaBackend(torch.device("cpu"))
     exchange_layers(exchanged)
-    loop, few = layer_loop(shape.model), FusedDecoder(deepcopy(exchanged), turned=False)
+    loop, few = front_door(shape.model), FusedDecoder(deepcopy(exchanged), turned=False)
     turned = FusedDecoder(deepcopy(exchanged), turned=True)
-    quick = layer_loop(exchanged)
+    quick = front_door(exchanged)
     many = copy(few)
     many._few = None
     packed = PackedDecoder(shape.model, few)
@@ -161,7 +160,7 @@ def _small_pages(part: Any) -> Any:
 
 def draws(vocab: int) -> Iterator[Pair]:
     """Compiled against torch's, at T=0 and 1, and with top_p."""
-    processor, sampler = LogitsProcessor([0]), Sampler()
+    processor = LogitsProcessor([0])
     quick = QuickDraws(processor, vocab)
     fields: list[dict[str, Any]] = [
         {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9},
@@ -173,7 +172,7 @@ def draws(vocab: int) -> Iterator[Pair]:
             contexts = [RowContext(seq, [0] * depth) for depth in range(rows)]
 
             def slow(logits: Any = logits, contexts: Any = contexts) -> object:
-                return sampler.sample(processor.finalize(logits, contexts), contexts).tolist()
+                return sample(processor.finalize(logits, contexts), contexts).tolist()
 
             table, which = logits.numpy(), [Rows(seq, 0, rows, seq.num_tokens)]
 

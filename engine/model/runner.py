@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import AttentionBackend
+from engine.attention.interface import AttentionBackend, StagingBackend
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, Memory
 from engine.cpu.weights import Floats
 from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch, Unseen
-from engine.model.chain_graphs import ChainGraphs, Found, read_chains
-from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
+from engine.model.chain_graphs import ChainGraphs, Found
+from engine.model.graphs import ForwardGraphs, Recorder, Site
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.timing import DeviceTimer, HostTimer, Timer
@@ -221,18 +221,3 @@ class ModelRunner:
         told = self._chains(output.logits, starts, steps=steps, scales=scales, keys=keys)
         self._timer.end()
         return told
-
-    def keyed_chain(
-        self,
-        output: ModelOutput,
-        starts: Sequence[Start],
-        *,
-        steps: int,
-        scales: Sequence[float],
-        keys: Callable[[], Sequence[Key | None]],
-    ) -> Found | None:
-        """The same, told in one copy from the device; None if it does not fit."""
-        if not self.fits_chain(starts, steps):
-            return None
-        told = self.unseen_chain(output, starts, steps=steps, scales=scales, keys=keys())
-        return read_chains(told.tolist())

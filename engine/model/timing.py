@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Timer(Protocol):
-    """`begin` and `end` around a forward. `read`: seconds, see the classes. `wait`: until what was
-    begun has ended."""
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def read(self) -> float: ...
-
-    def wait(self) -> None: ...
-
-
 class HostTimer:
-    """`read` answers the last forward's seconds, as often as it is asked."""
+    """`begin` and `end` around a forward; `read` answers the last one's seconds, as often as it is
+    asked."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -40,7 +28,7 @@ class HostTimer:
         return self._seconds
 
     def wait(self) -> None:
-        return None
+        """Until what was begun has ended, which it has."""
 
 
 class DeviceTimer:
@@ -69,3 +57,6 @@ class DeviceTimer:
     def wait(self) -> None:
         if self._open:
             self._open[-1][1].synchronize()
+
+
+Timer = HostTimer | DeviceTimer

@@ -11,7 +11,7 @@ from typing import Protocol
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement
+from engine.speculation.proposer import FreeProposer
 
 
 class Follower(Protocol):
@@ -30,12 +30,8 @@ class Follower(Protocol):
         ...
 
 
-class LookUp:
-    """A FreeProposer. `begin` makes the follower of a sequence when it is first asked about."""
-
-    follows_grammar = False
-    forward_seconds = 0.0
-    agreements: Seq[Agreement] = ()
+class LookUp(FreeProposer):
+    """`begin` makes the follower of a sequence when it is first asked about."""
 
     def __init__(self, name: str, begin: Callable[[Sequence], Follower], *, pause: int) -> None:
         self.name, self.pause = name, pause

@@ -24,7 +24,7 @@ from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal
-from engine.speculation.verify import Verifier, VerifyResult, walk
+from engine.speculation.verify import MatchSampled, VerifyResult, walk
 
 NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
 NOTHING_LEFT = (
@@ -88,7 +88,7 @@ class Acceptor:
     def __init__(
         self,
         processor: LogitsProcessor,
-        verifier: Verifier,
+        verifier: MatchSampled,
         *,
         eos_ids: Collection[int],
         room: Callable[[Sequence], int],

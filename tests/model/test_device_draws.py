@@ -15,10 +15,10 @@ from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
 from engine.model.draws import build_draws
 from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.filters import MOST
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Rows
-from engine.sampling.sampler import Sampler
-from engine.sampling.survivors import MOST
+from engine.sampling.sampler import guess
 from engine.scheduling.sequence import Sequence
 from tests.support.waits import Waits
 
@@ -49,7 +49,8 @@ def long_way(
     processor: LogitsProcessor, logits: Tensor, seq: Sequence
 ) -> tuple[list[int], list[float]]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    return Sampler().guess(processor.finalize(logits.clone(), contexts), contexts)
+    tokens, leads = guess(processor.finalize(logits.clone(), contexts), contexts)
+    return tokens.tolist(), leads.tolist()
 
 
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
@@ -102,7 +103,6 @@ def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: De
     flat = torch.zeros(1, VOCAB)
     assert draws.draw(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) == [None]
     assert draws.draw(flat, [Rows(sequence(min_p=0.5), 0, 1, 5)]) == [None]
-    assert draws.draw(flat, [Rows(sequence(top_k=MOST + 1), 0, 1, 5)]) == [None]
     assert draws.guess(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) is None
     flat[0, 700:710] = 5.0
     seq = sequence(top_p=0.9, min_p=0.5)

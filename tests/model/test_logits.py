@@ -13,6 +13,7 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.filters import keep_most_likely
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.plain import plain_of
 from engine.scheduling.sequence import Sequence
 from tests.support.reference import log_softmax, penalised
 
@@ -186,10 +187,13 @@ def test_ties_are_kept_from_the_lowest_id(field: str, vocab: int) -> None:
     logits = torch.from_numpy(rng.integers(0, 5, (20, vocab)).astype(np.float32))
     top_k = [int(k) for k in rng.integers(1, vocab + 1, 20)] if field == "top_k" else [0] * 20
     top_p = [float(p) for p in rng.random(20)] if field == "top_p" else [1.0] * 20
-    kept = keep_most_likely(logits, top_k=top_k, top_p=top_p, min_p=[0.0] * 20).isfinite()
+    fields = [
+        SamplingParams(seed=0, max_tokens=1, top_k=k, top_p=p)
+        for k, p in zip(top_k, top_p, strict=True)
+    ]
+    kept = keep_most_likely(logits, [plain_of(each) for each in fields]).isfinite()
     for i in range(20):
-        params = SamplingParams(seed=0, max_tokens=1, top_k=top_k[i], top_p=top_p[i])
-        expected = filtered(log_softmax(logits[i].double().numpy()), params)
+        expected = filtered(log_softmax(logits[i].double().numpy()), fields[i])
         assert np.array_equal(kept[i].numpy(), np.isfinite(expected))
 
 
@@ -199,6 +203,7 @@ def test_removed_ids_stay_removed() -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [4, 9]] = torch.tensor([1.0, 2.0])
     for top_k, top_p, min_p in ((50, 1.0, 0.0), (0, 0.9999, 0.0), (0, 1.0, 0.1), (90, 0.99, 0.1)):
-        kept = keep_most_likely(logits, top_k=[top_k], top_p=[top_p], min_p=[min_p])
+        params = SamplingParams(seed=0, max_tokens=1, top_k=top_k, top_p=top_p, min_p=min_p)
+        kept = keep_most_likely(logits, [plain_of(params)])
         assert kept.isfinite().nonzero().tolist() == [[0, 4], [0, 9]]
         assert (kept[0, 9] - kept[0, 4]).item() == pytest.approx(1.0)

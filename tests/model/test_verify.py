@@ -13,7 +13,7 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.sampler import NOT_FINITE, Sampler
+from engine.sampling.sampler import NOT_FINITE, sample
 from engine.scheduling.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.verify import MatchSampled, walk
@@ -248,5 +248,5 @@ def alone(model: torch.Tensor, seq: Sequence, length: int) -> list[int]:
     while copy.num_tokens < length:
         contexts = [RowContext(copy, [])]
         log_probs = LogitsProcessor([0]).finalize(logits_of(model, contexts), contexts)
-        copy.tokens.append(int(Sampler().sample(log_probs, contexts)))
+        copy.tokens.append(int(sample(log_probs, contexts)))
     return copy.tokens
