@@ -25,23 +25,11 @@ NAME = "foredraft"
 
 # Arguments of an attention call that change nothing here: the position is in the rotated query,
 # dropout is off in inference, nothing is cached by transformers.
-HARMLESS = frozenset(
-    {
-        "attention_mask",
-        "cache_position",
-        "dropout",
-        "foredraft",
-        "num_items_in_batch",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
-)
+HARMLESS = frozenset({
+    "attention_mask", "cache_position", "dropout", "foredraft", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
+    "position_embeddings", "position_ids", "return_dict", "use_cache",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.interface import KVPlane, PagedAttention, Span, Variation
 from engine.attention.spans import (
-    Bias,
     bias_of,
     first_slot,
     lowest,
@@ -36,9 +34,6 @@ PADDED_ROWS = 17  # longest span to be padded with others: one token and sixteen
 # Up to so many rows. One thread, 16 heads on 4 of keys, 260 keys, us: torch's own grouping takes 57
 # for a row in float32 and 415 in bfloat16, folded 30 and 42; at 8 rows 163 and 219, 143 and 158.
 FOLDED_ROWS = 16
-
-_Kind = Literal["viewed", "gathered", "padded"]
-_Views = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 class SdpaBackend:
@@ -61,7 +56,6 @@ class SdpaForward(PagedAttention):
         super().__init__(plane, written_slots(spans, plane.block_size).to(backend.device))
         self._spans = spans
         self._device, self._pads = backend.device, backend.pads
-        self._bases = [first_slot(span, plane.block_size) for span in spans]
         self._calls: dict[int | None, list[_Call]] = {}
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
@@ -77,94 +71,42 @@ class SdpaForward(PagedAttention):
         return output.to(asked)
 
     def _plan(self, window: int | None, dtype: torch.dtype) -> list[_Call]:
-        """Neighbours of one kind are planned together. A span alone is never padded."""
+        """Short neighbours are padded together where that pays."""
         plane, device = self._plane, self._device
         calls: list[_Call] = []
-        for kind, members in groupby(range(len(self._spans)), key=self._kind):
-            chosen = list(members)
-            spans = [self._spans[i] for i in chosen]
-            if kind == "padded" and len(chosen) > 1:
+        for is_short, members in groupby(self._spans, key=lambda span: span.length <= PADDED_ROWS):
+            spans = list(members)
+            if is_short and self._pads and len(spans) > 1:
                 calls.append(_Padded(plane, spans, window, dtype, device))
-                continue
-            lows = [lowest(span, window) for span in spans]
-            pairs = list(zip(spans, lows, strict=True))
-            biases = [bias_of(span, low, window, dtype, device) for span, low in pairs]
-            bases = [self._bases[i] for i in chosen]
-            known = [base for base in bases if base is not None]
-            if len(known) == len(bases):
-                calls.append(_Viewed(plane, spans, known, lows, biases))
             else:
-                for (span, low), bias in zip(pairs, biases, strict=True):
-                    calls.append(_Gathered(plane, span, low, bias, device))
+                calls += [_Alone(plane, span, window, dtype, device) for span in spans]
         return calls
 
-    def _kind(self, index: int) -> _Kind:
-        if self._pads and self._spans[index].length <= PADDED_ROWS:
-            return "padded"
-        return "gathered" if self._bases[index] is None else "viewed"
 
-
-def views(plane: KVPlane, low: int, high: int) -> list[_Views]:
-    """Slots `low .. high` of every layer: per stack, keys and values `[1, kv_heads, slots, dim]`
-    by layer. One slice for all layers, since each costs as much as a small product."""
-    return [
-        (
-            keys[:, None, :, low:high].unbind(0),
-            values[:, None, :, low:high].unbind(0),
-        )
-        for keys, values in plane.stacks
-    ]
-
-
-class _Viewed:
-    """Neighbouring spans whose slots are consecutive: one call each, no copy. What a layer needs is
-    laid out by layer beforehand, since this loop runs sequences x layers times in a forward."""
+class _Alone:
+    """One span: a view of its keys where their slots are consecutive, else a copy."""
 
     def __init__(
         self,
         plane: KVPlane,
-        spans: Sequence[Span],
-        bases: Sequence[int],
-        lows: Sequence[int],
-        biases: Sequence[Bias],
+        span: Span,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._first = spans[0].row
-        self._lengths = [span.length for span in spans]
-        self._biases = biases
-        seen = [
-            views(plane, base + low, base + span.end)
-            for span, base, low in zip(spans, bases, lows, strict=True)
-        ]
-        self._by_layer = [
-            [list(zip(*(pair[side] for pair in stack), strict=True)) for side in (0, 1)]
-            for stack in zip(*seen, strict=True)
-        ]
-
-    def run(self, stack: int, index: int, query: Tensor, how: Variation) -> Tensor:
-        keys, values = self._by_layer[stack]
-        query = query.narrow(2, self._first, sum(self._lengths))
-        rows = torch.split(query, self._lengths, dim=2)
-        parts = zip(rows, keys[index], values[index], self._biases, strict=True)
-        outputs = [attention(q, k, v, bias, causal, how) for q, k, v, (bias, causal) in parts]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-
-
-class _Gathered:
-    """One span whose slots are scattered."""
-
-    def __init__(
-        self, plane: KVPlane, span: Span, low: int, bias: Bias, device: torch.device
-    ) -> None:
+        low, base = lowest(span, window), first_slot(span, plane.block_size)
         self._row, self._length = span.row, span.length
-        self._stacks, self._bias = plane.stacks, bias
-        self._slots = torch.from_numpy(slots_of(span, plane.block_size, low)).to(device)
+        self._stacks = plane.stacks
+        self._bias = bias_of(span, low, window, dtype, device)
+        self._slots: slice | Tensor
+        if base is None:
+            self._slots = torch.from_numpy(slots_of(span, plane.block_size, low)).to(device)
+        else:
+            self._slots = slice(base + low, base + span.end)
 
     def run(self, stack: int, index: int, query: Tensor, how: Variation) -> Tensor:
-        keys, values = (
-            plane[index].index_select(1, self._slots)[None] for plane in self._stacks[stack]
-        )
-        query = query.narrow(2, self._row, self._length)
-        return attention(query, keys, values, *self._bias, how)
+        keys, values = (plane[index : index + 1, :, self._slots] for plane in self._stacks[stack])
+        return attention(query.narrow(2, self._row, self._length), keys, values, *self._bias, how)
 
 
 class _Padded:
@@ -219,7 +161,7 @@ class _Padded:
         return output.index_select(0, self._kept)[None]
 
 
-_Call = _Viewed | _Gathered | _Padded
+_Call = _Alone | _Padded
 
 
 def attention(

@@ -1,7 +1,7 @@
 """Tokens drawn in one compiled call, on the CPU.
 
-Promises what the long way (`LogitsProcessor.finalize`, `Sampler`) draws, or nothing: where a row is
-too close to call in compiled code, its sequence goes the long way. Penalties, bias, grammars and
+Promises what the long way (`LogitsProcessor.finalize`, `sampler.sample`) draws, or nothing: where a
+row is too close to call in compiled code, its sequence goes the long way. Penalties, bias, grammars and
 pending `min_tokens` are the processor's, in tensors, before rows come here.
 """
 
@@ -83,7 +83,7 @@ class QuickDraws:
         return self._guess(*self._adjusted(logits, contexts))
 
     def guess(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads as Sampler.guess tells them; None: go the long
+        """Of all rows in order, tokens and leads as sampler.guess has them; None: go the long
         way."""
         items: list[int] = []
         for rows in asked:

@@ -1,6 +1,6 @@
 """How tokens are drawn for requests with no more than a temperature, top_k, top_p and min_p: by
 compiled code on a CPU, on the device itself elsewhere. Requests with penalties, a bias, a grammar
-or pending `min_tokens` go the long way: LogitsProcessor.finalize, then Sampler.
+or pending `min_tokens` go the long way: LogitsProcessor.finalize, then sampler.sample.
 """
 
 from __future__ import annotations

@@ -50,30 +50,30 @@ def load_pair(config: EngineConfig) -> Pair:
     MemoryPlanError when their weights alone cannot fit the device."""
     _refuse_heavy_weights(config)
     said = config.target
-    target = load_model(
-        model_folder(said.path, "target"),
-        role="target",
+    target = _load(config, said, "target", said.max_model_len)
+    if not isinstance(config.speculation.proposer, DraftModelConfig):
+        return Pair(target)
+    draft = _load(config, config.speculation.proposer, "draft")
+    check_pair(target, draft)
+    return Pair(target, draft)
+
+
+def _load(
+    config: EngineConfig,
+    said: ModelConfig | DraftModelConfig,
+    role: Role,
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    return load_model(
+        model_folder(said.path, role),
+        role=role,
         revision=said.revision,
         dtype=said.dtype,
         quantization=said.quantization,
         device=config.device,
-        max_model_len=said.max_model_len,
+        max_model_len=max_model_len,
         trust_remote_code=said.trust_remote_code,
     )
-    proposer = config.speculation.proposer
-    if not isinstance(proposer, DraftModelConfig):
-        return Pair(target)
-    draft = load_model(
-        model_folder(proposer.path, "draft"),
-        role="draft",
-        revision=proposer.revision,
-        dtype=proposer.dtype,
-        quantization=proposer.quantization,
-        device=config.device,
-        trust_remote_code=proposer.trust_remote_code,
-    )
-    check_pair(target, draft)
-    return Pair(target, draft)
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> None:

@@ -10,18 +10,17 @@ import torch
 
 
 class HostTimer:
-    """`begin` and `end` around a forward; `read` answers the last one's seconds, as often as it is
+    """`with` it around a forward; `read` answers the last one's seconds, as often as it is
     asked."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._began = 0.0
-        self._seconds = 0.0
+        self._began = self._seconds = 0.0
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         self._began = self._clock()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._seconds = self._clock() - self._began
 
     def read(self) -> float:
@@ -39,12 +38,12 @@ class DeviceTimer:
         self._make = make_event or partial(torch.cuda.Event, enable_timing=True)
         self._open: list[tuple[Any, Any]] = []  # torch's events have no types
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         pair = self._make(), self._make()
         pair[0].record()
         self._open.append(pair)
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open[-1][1].record()
 
     def read(self) -> float:
@@ -57,6 +56,3 @@ class DeviceTimer:
     def wait(self) -> None:
         if self._open:
             self._open[-1][1].synchronize()
-
-
-Timer = HostTimer | DeviceTimer

@@ -284,8 +284,8 @@ def test_nobody_waits_to_know_how_long_it_took() -> None:
     """Law: a reading tells, once, what the device has finished; waiting is asked for by name."""
     timer = DeviceTimer(Event)
     for _ in range(2):
-        timer.begin()
-        timer.end()
+        with timer:
+            pass
     assert timer.read() == 0.0
     Event.reached = 20.0
     assert timer.read() == pytest.approx(0.010)
