@@ -26,7 +26,7 @@ from engine.messages import (
     Submit,
     proposers_of,
 )
-from engine.model.draws import build_draws
+from engine.model.draws import build_draws, exact_draws
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.sampling.logits import LogitsProcessor
@@ -41,7 +41,6 @@ from engine.speculation.cascade import Cascade
 from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Proposer
-from engine.speculation.verify import MatchSampled
 from engine.step.acceptance import Acceptor, Sampled
 from engine.step.clock import Overhead, Stopwatch
 from engine.step.metrics import measure, observation
@@ -94,13 +93,8 @@ class Engine:
             own=self._cache.own,
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        acceptor = Acceptor(
-            processor,
-            MatchSampled(),
-            eos_ids=target.eos_ids,
-            room=self._scheduler.room,
-            draws=draws,
-        )
+        exact = exact_draws(draws, processor, target.vocab_size, target.device)
+        acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._max_sequences = config.schedule.max_sequences
         free = build_free()
         self._allowance = Allowance(self._controller, main.name, free)

@@ -35,9 +35,9 @@ from engine.messages import SamplingParams
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache, Plane
 from engine.model.llama import GenerationConfig, Llama, LlamaConfig, read_llama
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Rows
-from engine.sampling.sampler import sample
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence as Request
 
@@ -162,6 +162,7 @@ def draws(vocab: int) -> Iterator[Pair]:
     """Compiled against torch's, at T=0 and 1, and with top_p."""
     processor = LogitsProcessor([0])
     quick = QuickDraws(processor, vocab)
+    exact = DeviceDraws(processor, vocab, torch.device("cpu"))
     fields: list[dict[str, Any]] = [
         {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9},
     ]  # fmt: skip
@@ -172,7 +173,7 @@ def draws(vocab: int) -> Iterator[Pair]:
             contexts = [RowContext(seq, [0] * depth) for depth in range(rows)]
 
             def slow(logits: Any = logits, contexts: Any = contexts) -> object:
-                return sample(processor.finalize(logits, contexts), contexts).tolist()
+                return exact.draw_adjusted(logits, contexts)
 
             table, which = logits.numpy(), [Rows(seq, 0, rows, seq.num_tokens)]
 

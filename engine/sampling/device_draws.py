@@ -1,9 +1,9 @@
 """Draws on the device where the logits lie, without a word to the host.
 
-Promises what `LogitsProcessor.finalize` and `sampler.guess` draw, to the bit of the noise that the
-device computes, or UNSURE. Filters leave few ids, and only these are given noise: it is a function
-of (seed, position, id), so each has the number that it has in a whole row. Who asks decides when
-the host hears of it.
+A draw is a function of (the row's logits and context, seed, absolute position) alone: the argmax of
+log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
+Filters leave few ids, and only these are given noise: it is a function of (seed, position, id), so
+each has the number that it has in a whole row. Who asks decides when the host hears of it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,16 @@ class DeviceDraws:
         return found
 
     def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads as sampler.guess has them; None: go the long way.
-        One copy from the device."""
+        """Of all rows in order, tokens and leads (see sampler.best_and_lead); None where one of
+        them asks for more. One copy from the device."""
         if not all(self.takes(rows.seq) for rows in asked):
             return None
         tokens, leads = self.enqueue(logits, asked).tolist()
         return None if UNSURE in tokens else (whole(tokens), leads)
+
+    def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
+        """The tokens of rows that anything may be asked of, NOT_FINITE where there is none."""
+        return self.guess_adjusted(logits, contexts)[0]
 
     def guess_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]

@@ -1,9 +1,11 @@
 """top_k, top_p and min_p over rows of logits, without a word to the host: which ids survive, and
 their logits.
 
-All three keep a prefix of the row in the order (most likely first, ties to the lower id), so only
-the row's most likely ids are looked at, where the logits lie. A row's result depends on that row
-alone, whatever the number of ids that are looked at.
+Per row, in this order: top_k keeps so many ids; top_p the fewest of those that hold that share of
+their mass, one at least; min_p those at least as likely as the likeliest times min_p. All three
+keep a prefix of the row in the order (most likely first, ties to the lower id), so only the row's
+most likely ids are looked at, where the logits lie. A row's result depends on that row alone,
+whatever the number of ids that are looked at.
 """
 
 from __future__ import annotations
@@ -39,41 +41,11 @@ class Survivors(NamedTuple):
     known: Tensor
 
 
-def keep_most_likely(logits: Tensor, asked: Seq[Plain]) -> Tensor:
-    """[rows, vocab] logits after temperature -> the same with what is removed at -inf.
-
-    Per row, in this order: top_k keeps so many ids; top_p the fewest of those that hold that share
-    of their mass, one at least; min_p those at least as likely as the likeliest times min_p. What
-    is kept may come back shifted by a constant of its row.
-    """
-    vocab = logits.shape[1]
-    kept = torch.full_like(logits, -torch.inf)
-    piece = max(ELEMENTS_AT_ONCE // vocab, 1)
-    for start in range(0, len(asked), piece):
-        part = slice(start, start + piece)
-        bounds = bounds_of(asked[part], vocab, logits.device)
-        look = look_of(asked[part], vocab)
-        found = survivors(logits[part], bounds, look)
-        if look < vocab and not found.known.all():
-            found = survivors(logits[part], bounds, vocab)
-        finite = logits[part].amax(dim=1, keepdim=True).isfinite()
-        kept[part] = kept[part].scatter(1, found.ids, found.values).where(finite, torch.nan)
-    return kept
-
-
 def look_of(asked: Seq[Plain], vocab_size: int) -> int:
     """How many ids of each row are looked at first: as many as top_k leaves, or `MOST`."""
     sizes = [plain.top_k or vocab_size for plain in asked]
     cut = [size for size in sizes if size < vocab_size]
     return min(max(cut if len(cut) == len(sizes) else [MOST, *cut]), vocab_size)
-
-
-def bounds_of(asked: Seq[Plain], vocab_size: int, device: torch.device) -> Bounds:
-    rows = [
-        (min(plain.top_k or vocab_size, vocab_size), plain.top_p, plain.floor) for plain in asked
-    ]
-    sizes, shares, floors = torch.tensor(rows, dtype=torch.float64).T.to(device, non_blocking=True)
-    return Bounds(sizes.long(), shares, floors)
 
 
 def survivors(logits: Tensor, bounds: Bounds, look: int) -> Survivors:

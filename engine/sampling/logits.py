@@ -1,11 +1,11 @@
-"""Rows of logits to rows of final log-probabilities: the only place where sampling fields act.
+"""What sampling fields do to rows of logits before a token is drawn from them.
 
 Order, as vLLM and transformers have it: logit_bias, min_tokens, repetition penalty, frequency and
-presence penalties, grammar, temperature, top_k, top_p, min_p. What is removed becomes -inf.
+presence penalties, grammar; then, as tokens are drawn (`device_draws`), temperature, top_k, top_p,
+min_p. What is removed becomes -inf.
 
 Promises: a row of the result depends on that row's logits and context alone, to the bit on the CPU;
-the given logits are never written to. A row is log-probabilities up to one constant of that row:
-nothing here needs the constant, and neither does an argmax with noise.
+the given logits are never written to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.filters import keep_most_likely
 from engine.sampling.penalties import Penalties, PenaltyTables, is_penalised
 from engine.sampling.plain import Plain, plain_of
 from engine.scheduling.sequence import Sequence
@@ -59,21 +58,10 @@ class LogitsProcessor:
         self._plain: dict[Sequence, Plain | None] = {}
         self._penalties = PenaltyTables()
 
-    def finalize(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
-        """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities.
-        Returns `logits` itself when no field asks for anything."""
-        out = self.adjust(logits, contexts)
-        asked = [plain_of(context.seq.params) for context in contexts]
-        out = scaled(out, [plain.scale or 1.0 for plain in asked])
-        rows = [i for i, plain in enumerate(asked) if plain.is_filtered(logits.shape[1])]
-        if not rows:
-            return out
-        index = torch.tensor(rows).to(out.device, non_blocking=True)
-        kept = keep_most_likely(out[index], [asked[row] for row in rows])
-        return out.index_copy(0, index, kept)
-
     def adjust(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
-        """`finalize` up to the grammar: what is left to do is in plain.plain_of each request."""
+        """[rows, vocab] float32 logits, one context per row -> the same up to the grammar; what is
+        left to do is in plain.plain_of each request. Returns `logits` itself when no field asks for
+        anything."""
         assert len(contexts) == len(logits)
         adjusted = [(row, each) for row, each in enumerate(contexts) if each.is_adjusted]
         if not adjusted:
@@ -145,11 +133,3 @@ def _constrain(row: Tensor, context: RowContext) -> None:
     if allowed is not None:
         flags = np.unpackbits(allowed, count=len(row), bitorder="little")
         row.masked_fill_(torch.from_numpy(flags == 0).to(row.device), -torch.inf)
-
-
-def scaled(logits: Tensor, scales: Seq[float]) -> Tensor:
-    """Each row times its scale; 1 leaves a row as it is, to the bit."""
-    if set(scales) <= {1.0}:
-        return logits
-    column = torch.tensor(scales, dtype=logits.dtype).to(logits.device, non_blocking=True)
-    return logits * column.unsqueeze(1)

@@ -1,8 +1,4 @@
-"""From final log-probabilities to tokens, and from raw logits to the log-probabilities a user sees.
-
-A draw is a function of (the row's log-probabilities, seed, absolute position) alone: the argmax of
-log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
-"""
+"""From scores to tokens, and from raw logits to the log-probabilities that a user sees."""
 
 from __future__ import annotations
 
@@ -13,24 +9,7 @@ from torch import Tensor
 
 from engine.messages import TokenLogprobs
 from engine.sampling.filters import ELEMENTS_AT_ONCE, ranked
-from engine.sampling.logits import RowContext
-from engine.sampling.noise import Key, gumbel
 from engine.sampling.plain import MOST_SURE, NOT_FINITE
-
-
-def sample(log_probs: Tensor, contexts: Seq[RowContext]) -> Tensor:
-    """[rows, vocab] final log-probabilities -> [rows] int64 tokens on the same device, or
-    NOT_FINITE where a row holds NaN or +inf, or nothing but -inf."""
-    return guess(log_probs, contexts)[0]
-
-
-def guess(log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[Tensor, Tensor]:
-    """As `sample`, and each token's lead, see `best_and_lead`: a draw with the same noise from
-    another model's distribution is the likelier to agree, the larger that is."""
-    keys = [_key(context) for context in contexts]
-    if any(keys):
-        log_probs = log_probs + gumbel(keys, log_probs.shape[1], log_probs.device)
-    return best_and_lead(log_probs)
 
 
 def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,11 +19,6 @@ def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
     second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
     leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
     return ids.masked_fill(~best.isfinite(), NOT_FINITE), leads
-
-
-def _key(context: RowContext) -> Key | None:
-    params = context.seq.params
-    return (params.seed, context.position) if params.temperature > 0 else None
 
 
 def token_logprobs(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engine.cpu.fused import FusedDecoder, fused_decoder
 from engine.model.call import choose_call, front_door
+from engine.model.llama import Output
 from engine.model.loader import load_model
 from engine.model.proof import sample_tokens, whole_sequence
 from tests.support import tiny
@@ -45,9 +46,7 @@ def test_a_head_that_is_not_the_whole_story_is_noticed(tiny_target: str) -> None
 
     class Scaled(type(model)):  # type: ignore[misc]
         def forward(self, **named: object) -> object:
-            output = super().forward(**named)
-            output.logits = output.logits * 2
-            return output
+            return Output(super().forward(**named).logits * 2)
 
     model.__class__ = Scaled
     call = choose_call(model, whole_sequence(loaded.layers, model), sample_tokens(model))

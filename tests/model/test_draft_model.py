@@ -17,7 +17,6 @@ from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.sampler import sample
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -27,6 +26,7 @@ from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
 from engine.speculation.proposer import NoProposer
 from tests.support.fake_runner import FakeRunner, Runner
+from tests.support.long_way import finalize, sample
 
 VOCAB = 40
 EOS = [2, 3]
@@ -269,7 +269,7 @@ def test_a_draft_equal_to_the_target_is_always_right(fields: dict[str, Any]) -> 
         blocks.reserve(copy, copy.num_tokens)
         logits = target.forward([_whole(copy)]).logits
         context = [RowContext(copy, [])]
-        drawn = sample(LogitsProcessor(EOS).finalize(logits, context), context)
+        drawn = sample(finalize(LogitsProcessor(EOS), logits, context), context)
         text.append(int(drawn))
     assert proposal.tokens == text
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engine.messages import SamplingParams
-from engine.sampling.filters import keep_most_likely
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import plain_of
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, keep_most_likely
 from tests.support.reference import log_softmax, penalised
 
 VOCAB = 300
@@ -104,7 +104,7 @@ def test_each_field_equals_the_reference(name: str) -> None:
         contexts = contexts_of(CASES[name], seed=seed)
         logits = torch.randn(len(contexts), VOCAB) * (1.0 + 2 * seed)
         given = logits.clone()
-        out = processor.finalize(logits, contexts)
+        out = finalize(processor, logits, contexts)
         assert torch.equal(logits, given)
         assert out.dtype == torch.float32
         for raw, row, context in zip(logits.double().numpy(), out, contexts, strict=True):
@@ -128,8 +128,8 @@ def test_a_sequence_is_followed_as_it_grows() -> None:
         path = [rng.randrange(30) for _ in range(3)]
         contexts = [RowContext(seq, path[:depth]) for depth in range(4)]
         logits = torch.randn(4, VOCAB) * 3
-        fresh = LogitsProcessor(EOS).finalize(logits, contexts)
-        assert torch.equal(processor.finalize(logits, contexts), fresh)
+        fresh = finalize(LogitsProcessor(EOS), logits, contexts)
+        assert torch.equal(finalize(processor, logits, contexts), fresh)
         for raw, row, context in zip(logits.double().numpy(), fresh, contexts, strict=True):
             actual, expected = log_softmax(row.double().numpy()), expected_row(raw, context)
             assert np.array_equal(np.isfinite(actual), np.isfinite(expected))
@@ -147,11 +147,11 @@ def test_committed_or_proposed_makes_no_difference(name: str) -> None:
     torch.manual_seed(4)
     contexts = contexts_of(CASES[name], seed=9)
     logits = torch.randn(len(contexts), VOCAB) * 3
-    proposed = LogitsProcessor(EOS).finalize(logits, contexts)
+    proposed = finalize(LogitsProcessor(EOS), logits, contexts)
     for i, context in enumerate(contexts):
         seq = context.seq
         committed = Sequence(seq.id, seq.params, seq.tokens + context.path, seq.num_prompt)
-        alone = LogitsProcessor(EOS).finalize(logits[i : i + 1], [RowContext(committed, [])])
+        alone = finalize(LogitsProcessor(EOS), logits[i : i + 1], [RowContext(committed, [])])
         assert torch.equal(proposed[i], alone[0])
 
 
@@ -160,23 +160,23 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     torch.manual_seed(5)
     contexts = [c for i, p in enumerate(CASES.values()) for c in contexts_of(p, seed=i, length=3)]
     logits = torch.randn(len(contexts), VOCAB) * 3
-    together = LogitsProcessor(EOS).finalize(logits, contexts)
+    together = finalize(LogitsProcessor(EOS), logits, contexts)
     for i, context in enumerate(contexts):
-        alone = LogitsProcessor(EOS).finalize(logits[i : i + 1], [context])
+        alone = finalize(LogitsProcessor(EOS), logits[i : i + 1], [context])
         assert torch.equal(together[i], alone[0])
     order = list(range(len(contexts)))
     for seed in range(3):
         random.Random(seed).shuffle(order)
         some = order[: 10 + 20 * seed]
-        mixed = LogitsProcessor(EOS).finalize(logits[some], [contexts[i] for i in some])
+        mixed = finalize(LogitsProcessor(EOS), logits[some], [contexts[i] for i in some])
         assert torch.equal(mixed, together[some])
 
 
 def test_plain_rows_cost_nothing() -> None:
-    """Greedy and temperature 1 without filters: the logits themselves, no copy."""
+    """Without other fields: the logits themselves, no copy."""
     contexts = contexts_of(CASES["plain"], seed=0) + contexts_of(CASES["greedy"], seed=1)
     logits = torch.randn(len(contexts), VOCAB)
-    assert LogitsProcessor(EOS).finalize(logits, contexts) is logits
+    assert LogitsProcessor(EOS).adjust(logits, contexts) is logits
 
 
 @pytest.mark.parametrize("vocab", [50, 300, 5000])

@@ -16,8 +16,9 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel as row_noise
 from engine.sampling.noise import row_key, words_of
 from engine.sampling.plain import UNSURE, Rows
-from engine.sampling.sampler import best_and_lead, sample
+from engine.sampling.sampler import best_and_lead
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, sample
 
 VOCAB = 1000  # no multiple of the blocks in which rows are read
 ROWS = 12
@@ -58,7 +59,7 @@ def draws(processor: LogitsProcessor) -> QuickDraws:
 
 def long_way(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) -> list[int]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    drawn: list[int] = sample(processor.finalize(logits, contexts), contexts).tolist()
+    drawn: list[int] = sample(finalize(processor, logits, contexts), contexts).tolist()
     return drawn
 
 
@@ -157,7 +158,7 @@ def test_adjusted_rows_are_drawn_as_the_long_way_draws_them(
         found = draws.draw_adjusted(rows, contexts)
         tokens, _ = draws.guess_adjusted(rows, contexts)
         assert torch.equal(rows, before)
-        wanted = sample(processor.finalize(rows, contexts), contexts).tolist()
+        wanted = sample(finalize(processor, rows, contexts), contexts).tolist()
         for mine, guessed, token in zip(found, tokens, wanted, strict=True):
             unsure += mine == UNSURE
             assert mine in (token, UNSURE)

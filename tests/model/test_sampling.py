@@ -18,8 +18,9 @@ from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel
 from engine.sampling.plain import NOT_FINITE
-from engine.sampling.sampler import sample, token_logprobs
+from engine.sampling.sampler import token_logprobs
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, sample
 from tests.support.reference import filtered, log_softmax, penalised
 
 VOCAB = 12
@@ -85,7 +86,7 @@ def test_law_over_seeds(name: str) -> None:
     for seed in range(DRAWS):
         params = SamplingParams(seed=seed, max_tokens=99, **FIELDS[name])
         contexts.append(RowContext(Sequence("s", params, PROMPT + OUTPUT, len(PROMPT)), PATH))
-    log_probs = LogitsProcessor([0]).finalize(raw.expand(DRAWS, -1), contexts)
+    log_probs = finalize(LogitsProcessor([0]), raw.expand(DRAWS, -1), contexts)
     tokens = sample(log_probs, contexts)
     counts = tokens.bincount(minlength=VOCAB).numpy()
     assert_law(counts, exact_law(raw, contexts[0].seq.params))
@@ -99,7 +100,7 @@ def test_law_over_positions(name: str, seed: int) -> None:
     raw = torch.randn(VOCAB) * 1.5
     params = SamplingParams(seed=seed, max_tokens=99, **FIELDS[name])
     contexts = [RowContext(Sequence("s", params, [1] * n, n), []) for n in range(3000)]
-    log_probs = LogitsProcessor([0]).finalize(raw.expand(3000, -1), contexts)
+    log_probs = finalize(LogitsProcessor([0]), raw.expand(3000, -1), contexts)
     counts = sample(log_probs, contexts).bincount(minlength=VOCAB).numpy()
     assert_law(counts, np.exp(log_softmax(filtered(
         log_softmax(raw.double().numpy() / params.temperature), params
@@ -172,9 +173,9 @@ def test_a_row_that_is_no_number_is_named_and_alone(
     params = SamplingParams(seed=1, max_tokens=9, **settings)
     contexts = [RowContext(Sequence("s", params, [1] * n, 1), []) for n in (3, 4, 5)]
     logits = torch.randn(3, VOCAB)
-    good = sample(LogitsProcessor([0]).finalize(logits, contexts), contexts).tolist()
+    good = sample(finalize(LogitsProcessor([0]), logits, contexts), contexts).tolist()
     logits[1, 6] = poison
-    bad = sample(LogitsProcessor([0]).finalize(logits, contexts), contexts).tolist()
+    bad = sample(finalize(LogitsProcessor([0]), logits, contexts), contexts).tolist()
     assert bad == [good[0], NOT_FINITE, good[2]]
     assert NOT_FINITE not in good
 
