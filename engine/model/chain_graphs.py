@@ -17,8 +17,8 @@ from torch import Tensor
 from engine.attention.interface import Span
 from engine.model.call import Call
 from engine.model.graphs import GraphPool, Recorder, Site
+from engine.sampling.device_draws import best_and_lead
 from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.sampler import best_and_lead
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
@@ -80,7 +80,7 @@ class _Chain:
         return torch.stack(found, dim=1)
 
     def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """As `engine.sampling.sampler`: the largest score, the lowest id of equal ones, and its
+        """As `engine.sampling.device_draws`: the largest score, the lowest id of equal ones, and its
         distance to the next."""
         noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
         return best_and_lead(logits * self.scales + torch.where(self.loud, noise, 0.0))

@@ -19,7 +19,6 @@ from engine.sampling.filters import Bounds, look_of, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Plain, Rows, plain_of
-from engine.sampling.sampler import best_and_lead
 from engine.scheduling.sequence import Sequence
 
 _Asked = tuple[Rows, Plain]
@@ -54,7 +53,7 @@ class DeviceDraws:
         return found
 
     def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads (see sampler.best_and_lead); None where one of
+        """Of all rows in order, tokens and leads (see best_and_lead); None where one of
         them asks for more. One copy from the device."""
         if not all(self.takes(rows.seq) for rows in asked):
             return None
@@ -128,6 +127,15 @@ class DeviceDraws:
         tokens = tokens.masked_fill(~left.known, UNSURE)
         finite = scaled.amax(dim=1).isfinite()
         return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
+
+
+def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows] the lowest id of each row's largest score, NOT_FINITE where that is no finite number;
+    and the score less the second largest, at most MOST_SURE, 0 where there is none."""
+    best, ids = scores.max(dim=1)
+    second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
+    leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+    return ids.masked_fill(~best.isfinite(), NOT_FINITE), leads
 
 
 def together(tokens: Tensor, leads: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from engine.model.draws import Draws
 from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import RowContext
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import UNSURE, Rows
-from engine.sampling.sampler import token_logprobs
 from engine.scheduling.constraint import Constraint
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence

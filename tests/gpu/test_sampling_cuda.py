@@ -10,9 +10,9 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import Key, gumbel
 from engine.sampling.plain import NOT_FINITE, Rows
-from engine.sampling.sampler import token_logprobs
 from engine.scheduling.sequence import Sequence
 from tests.support.long_way import finalize, sample
 

@@ -12,11 +12,11 @@ from engine.cpu.draws import QuickDraws
 from engine.cpu.kernels_filters import MOST_RANKED
 from engine.cpu.kernels_noise import gumbel, mixed
 from engine.messages import SamplingParams
+from engine.sampling.device_draws import best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel as row_noise
 from engine.sampling.noise import row_key, words_of
 from engine.sampling.plain import UNSURE, Rows
-from engine.sampling.sampler import best_and_lead
 from engine.scheduling.sequence import Sequence
 from tests.support.long_way import finalize, sample
 

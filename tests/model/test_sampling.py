@@ -16,9 +16,9 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import gumbel
 from engine.sampling.plain import NOT_FINITE
-from engine.sampling.sampler import token_logprobs
 from engine.scheduling.sequence import Sequence
 from tests.support.long_way import finalize, sample
 from tests.support.reference import filtered, log_softmax, penalised
@@ -219,6 +219,6 @@ def test_many_rows_are_scored_piece_by_piece(monkeypatch: pytest.MonkeyPatch) ->
     logits = torch.randn(40, 30)
     asked = (list(range(40)), [3] * 40, [i % 5 for i in range(40)])
     whole = token_logprobs(logits, *asked)
-    monkeypatch.setattr("engine.sampling.sampler.ELEMENTS_AT_ONCE", 7 * 30)
+    monkeypatch.setattr("engine.sampling.logprobs.ELEMENTS_AT_ONCE", 7 * 30)
     assert token_logprobs(logits, *asked) == whole
     assert token_logprobs(logits, [], [], []) == []

@@ -8,11 +8,11 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from engine.sampling.device_draws import best_and_lead
 from engine.sampling.filters import Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import Key, gumbel
 from engine.sampling.plain import Plain, plain_of
-from engine.sampling.sampler import best_and_lead
 
 
 def finalize(processor: LogitsProcessor, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:

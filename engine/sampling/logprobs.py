@@ -1,4 +1,4 @@
-"""From scores to tokens, and from raw logits to the log-probabilities that a user sees."""
+"""The log-probabilities that a user sees."""
 
 from __future__ import annotations
 
@@ -9,16 +9,6 @@ from torch import Tensor
 
 from engine.messages import TokenLogprobs
 from engine.sampling.filters import ELEMENTS_AT_ONCE, ranked
-from engine.sampling.plain import MOST_SURE, NOT_FINITE
-
-
-def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows] the lowest id of each row's largest score, NOT_FINITE where that is no finite number;
-    and the score less the second largest, at most MOST_SURE, 0 where there is none."""
-    best, ids = scores.max(dim=1)
-    second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
-    leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
-    return ids.masked_fill(~best.isfinite(), NOT_FINITE), leads
 
 
 def token_logprobs(
