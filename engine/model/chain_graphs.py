@@ -80,8 +80,7 @@ class _Chain:
         return torch.stack(found, dim=1)
 
     def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """As `engine.sampling.device_draws`: the largest score, the lowest id of equal ones, and its
-        distance to the next."""
+        """As `engine.sampling.device_draws` draws without filters."""
         noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
         return best_and_lead(logits * self.scales + torch.where(self.loud, noise, 0.0))
 

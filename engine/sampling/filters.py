@@ -19,7 +19,6 @@ from torch import Tensor
 from engine.sampling.plain import Plain
 
 MOST = 1024  # ids of a row that are looked at, if that is enough
-ELEMENTS_AT_ONCE = 2**24  # of logits ranked at once, to bound the memory
 BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
 
 

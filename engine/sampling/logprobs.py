@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.messages import TokenLogprobs
-from engine.sampling.filters import ELEMENTS_AT_ONCE, ranked
+from engine.sampling.filters import ranked
+
+ELEMENTS_AT_ONCE = 2**24  # of logits ranked at once, to bound the memory
 
 
 def token_logprobs(
