@@ -15,8 +15,7 @@ from engine.config import EngineConfig
 from engine.control.configured import build_controller
 from engine.control.controller import Load
 from engine.control.modes import Modes
-from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.compiling import Compiling
+from engine.grammar.compiler import Compiling
 from engine.messages import (
     Mode,
     Output,
@@ -27,11 +26,10 @@ from engine.messages import (
     Submit,
     proposers_of,
 )
-from engine.model.draws import build_draws
+from engine.model.draws import build_draws, exact_draws
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.sampler import Sampler
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
@@ -43,7 +41,6 @@ from engine.speculation.cascade import Cascade
 from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Proposer
-from engine.speculation.verify import MatchSampled
 from engine.step.acceptance import Acceptor, Sampled
 from engine.step.clock import Overhead, Stopwatch
 from engine.step.metrics import measure, observation
@@ -75,8 +72,7 @@ class Engine:
         self._cache, memory = build_cache(config, pair, cache)
         self._runner = runner_of(config, target, self._cache, clock)
         draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
-        processor, sampler = LogitsProcessor(target.eos_ids), Sampler()
-        self._processor = processor
+        self._processor = processor = LogitsProcessor(target.eos_ids)
         draws = build_draws(processor, target.vocab_size, target.device)
         stops = draft is not None and not draft.chains
         self._controller = Modes(build_controller(config.speculation, stops=stops))
@@ -84,12 +80,11 @@ class Engine:
             config.speculation.proposer,
             draft_runner=draft,
             processor=processor,
+            draws=draws,
             vocab_size=target.vocab_size,
             max_step_tokens=config.schedule.max_step_tokens,
-            sampler=sampler,
             goes_on=self._controller.goes_on,
             hears=self._hears,
-            draws=draws,
         )
         self._pool = BlockPool(
             self._cache.num_blocks,
@@ -98,13 +93,8 @@ class Engine:
             own=self._cache.own,
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        acceptor = Acceptor(
-            processor,
-            MatchSampled(sampler),
-            eos_ids=target.eos_ids,
-            room=self._scheduler.room,
-            draws=draws,
-        )
+        exact = exact_draws(draws, processor, target.vocab_size, target.device)
+        acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._max_sequences = config.schedule.max_sequences
         free = build_free()
         self._allowance = Allowance(self._controller, main.name, free)
@@ -114,7 +104,7 @@ class Engine:
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(measured)
         self._compiling = Compiling(
-            GrammarCompiler(lambda: vocabulary_of(config, target)), can_end=bool(target.eos_ids)
+            lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
         )
         self._num_steps = 0
         self._overhead = Overhead()

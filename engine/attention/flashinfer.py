@@ -17,8 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import KVPlane, Span, scrap_span
-from engine.attention.spans import slots_of, visible
+from engine.attention.interface import (
+    KVPlane,
+    PagedAttention,
+    Span,
+    StagedAttention,
+    Variation,
+    scrap_span,
+)
+from engine.attention.spans import visible, written_slots
 
 WORKSPACE = 128 << 20  # bytes, as the library recommends
 
@@ -65,14 +72,13 @@ class FlashInferBackend:
         return FlashInferStaged(self, plane, rows)
 
 
-class FlashInferForward:
+class FlashInferForward(PagedAttention):
     """One forward; a variant is planned when its first layer asks."""
 
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         self._backend = backend
-        self._plane = plane
         self._table = Table.of(spans, plane.block_size)
-        self._slots = self._table.slots.to(backend.device, non_blocking=True)
+        super().__init__(plane, self._table.slots.to(backend.device, non_blocking=True))
         self._planned: dict[Variant, Wrapper] = {}
 
     def _wrapper(self, variant: Variant) -> Wrapper:
@@ -82,39 +88,26 @@ class FlashInferForward:
             self._table.plan(found, variant, self._plane.block_size, self._backend.device)
         return found
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        stack, index = self._plane.where[layer]
-        keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
-        keys.index_copy_(1, self._slots, key[0])
-        values.index_copy_(1, self._slots, value[0])
+    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
+        keys, values = self._write(layer, key, value)
         heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
-        variant = Variant(heads, kv_heads, dim, scaling, window, softcap, query.dtype)
-        wrapper = self._wrapper(variant)
+        wrapper = self._wrapper(
+            Variant(heads, kv_heads, dim, how.scaling, how.window, how.softcap, query.dtype)
+        )
         rows = query[0].transpose(0, 1).contiguous()
         size = self._plane.block_size
         pages = tuple(
             t.view(t.shape[0], -1, size, t.shape[2]).transpose(0, 1) for t in (keys, values)
         )
-        if sinks is None:
+        if how.sinks is None:
             output: Tensor = wrapper.run(rows, pages)
             return output[None]
         output, lse = wrapper.run(rows, pages, return_lse=True)  # of base 2
-        share = torch.sigmoid(lse * log(2) - sinks.float())  # of all but the sink
+        share = torch.sigmoid(lse * log(2) - how.sinks.float())  # of all but the sink
         return (output * share[..., None].to(output.dtype))[None]
 
 
-class FlashInferStaged(FlashInferForward):
+class FlashInferStaged(FlashInferForward, StagedAttention):
     """Wrappers in graph mode, whose buffers stay where they are; chains only. The variants are
     those that the forward before the capture asked for."""
 
@@ -179,7 +172,7 @@ class Table:
         pages = [page for s, count in zip(spans, counts, strict=True) for page in s.blocks[:count]]
         return cls(
             spans,
-            torch.from_numpy(np.concatenate([slots_of(s, block_size, s.start) for s in spans])),
+            written_slots(spans, block_size),
             _ends([span.length for span in spans]),
             _ends(counts),
             torch.tensor(pages, dtype=torch.int32),

@@ -11,9 +11,10 @@ found by running one token through the model (`LayerProbe`), not by reading its 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -24,23 +25,11 @@ NAME = "foredraft"
 
 # Arguments of an attention call that change nothing here: the position is in the rotated query,
 # dropout is off in inference, nothing is cached by transformers.
-HARMLESS = frozenset(
-    {
-        "attention_mask",
-        "cache_position",
-        "dropout",
-        "foredraft",
-        "num_items_in_batch",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
-)
+HARMLESS = frozenset({
+    "attention_mask", "cache_position", "dropout", "foredraft", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
+    "position_embeddings", "position_ids", "return_dict", "use_cache",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +81,18 @@ class KVPlane(Protocol):
     def where(self) -> Mapping[int, tuple[int, int]]: ...
 
 
-class PreparedAttention(Protocol):
+class Variation(NamedTuple):
+    """How one layer's scores differ from the plain ones: their factor (None: 1 / sqrt(dim)), how
+    many keys are visible, itself included (None: all), a soft cap (Gemma 2, arXiv:2408.00118), and
+    learned sinks per head (gpt-oss: one more column of the softmax, which adds nothing)."""
+
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+class PreparedAttention(ABC):
     """Valid for one forward of one model."""
 
     def attend(
@@ -103,14 +103,33 @@ class PreparedAttention(Protocol):
         value: Tensor,
         *,
         scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        """What a layer calls, see `run`."""
+        return self.run(layer, query, key, value, Variation(scaling, window, softcap, sinks))
+
+    @abstractmethod
+    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         """Write `key` and `value` `[1, kv_heads, rows, dim]` to their slots, then attend with
         `query` `[1, heads, rows, dim]`. Answers `[1, rows, heads, value_dim]` in the query's
         precision, which may be float32 whatever the plane's."""
-        ...
+
+
+class PagedAttention(PreparedAttention):
+    """Over the plane, with the keys of row i written to slot `slots[i]`."""
+
+    def __init__(self, plane: KVPlane, slots: Tensor) -> None:
+        self._plane, self._slots = plane, slots
+
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values `[kv_heads, slots, dim]`, those of this forward in place."""
+        stack, index = self._plane.where[layer]
+        keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
+        keys.index_copy_(1, self._slots, key[0])
+        values.index_copy_(1, self._slots, value[0])
+        return keys, values
 
 
 class AttentionBackend(Protocol):
@@ -121,30 +140,36 @@ class AttentionBackend(Protocol):
         ...
 
 
-class LayerProbe:
+class StagedAttention(PreparedAttention):
+    """Attention of a fixed number of rows, from tensors that stay where they are."""
+
+    @abstractmethod
+    def suits(self, spans: Sequence[Span]) -> bool: ...
+
+    @abstractmethod
+    def fill(self, spans: Sequence[Span]) -> None:
+        """These spans, as many rows in all as were staged; before every replay."""
+
+
+@runtime_checkable
+class StagingBackend(Protocol):
+    """A backend whose attention can be part of a graph."""
+
+    def stage(self, plane: KVPlane, rows: int) -> StagedAttention: ...
+
+
+class LayerProbe(PreparedAttention):
     """Stands in for a prepared attention during one token's forward at load: records what each
     layer asks for and refuses what no backend honours."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         if layer in self.layers:
             raise ModelError(f"attention layer {layer} is called twice in one forward")
-        self.layers[layer] = LayerShape(
-            layer, key.shape[1], key.shape[3], value.shape[3], window=window
-        )
+        shape = LayerShape(layer, key.shape[1], key.shape[3], value.shape[3], how.window)
+        self.layers[layer] = shape
         groups = query.shape[1] // value.shape[1]  # one token attends to itself alone
         return value.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
@@ -184,17 +209,8 @@ def attention_forward(
         if is_causal is False or attention_mask is not None:
             raise ModelError("its attention is not causal, or brings a mask of its own")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    output = foredraft.attend(
-        layer,
-        query,
-        key,
-        value,
-        scaling=scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
-    return output, None
+    how = Variation(scaling, sliding_window, softcap, s_aux)
+    return foredraft.run(layer, query, key, value, how), None
 
 
 def register() -> None:

@@ -6,6 +6,7 @@ Arithmetic on one `Span` at a time, on the host; what an SDPA-like backend prepa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,6 +23,13 @@ def slots_of(span: Span, block_size: int, low: int) -> np.ndarray:
     table = np.asarray(span.blocks[first : -(-span.end // block_size)], dtype=np.int64)
     slots = (table[:, None] * block_size + np.arange(block_size)).reshape(-1)
     return slots[low - first * block_size : span.end - first * block_size]
+
+
+def written_slots(spans: Sequence[Span], size: int) -> Tensor:
+    """Int64 `[rows]`: where the keys of the spans' own rows go, in blocks of `size`."""
+    return torch.tensor(
+        [s.blocks[i // size] * size + i % size for s in spans for i in range(s.start, s.end)]
+    )
 
 
 def first_slot(span: Span, block_size: int) -> int | None:

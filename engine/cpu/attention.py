@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.interface import KVPlane, LayerShape, Span
+from engine.attention.interface import KVPlane, LayerShape, PreparedAttention, Span, Variation
 from engine.attention.sdpa import SdpaBackend, SdpaForward
 from engine.cpu.kernels_attention import SPAN_ROWS, attend
 from engine.cpu.vectors import LANES
@@ -63,7 +63,7 @@ class CompiledBackend:
         return self._words
 
 
-class CompiledForward:
+class CompiledForward(PreparedAttention):
     """One forward. Long spans are cut: 512 rows after 2,048 keys took 52 ms in pieces, 87 in SDPA
     (16 heads on 4 of keys, bfloat16; 74 and 84 in float32), and rows keep their bits."""
 
@@ -77,34 +77,20 @@ class CompiledForward:
         if self._is_cut:
             self._facts, self._seen, self._tables = _described(pieces, plane.block_size)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         stack, index = self._where[layer]
-        is_plain = window is None and softcap is None and sinks is None
+        is_plain = how.window is None and how.softcap is None and how.sinks is None
         if not self._is_cut or not is_plain or not self._words[stack]:
             if self._whole is None:
                 self._whole = SdpaForward(self._others, self._plane, self._spans)
-            return self._whole.attend(
-                layer, query, key, value,
-                scaling=scaling, window=window, softcap=softcap, sinks=sinks,
-            )  # fmt: skip
+            return self._whole.run(layer, query, key, value, how)
         _, heads, rows, dim = query.shape
         packed = torch.cat([query, key, value], dim=1)[0].float().transpose(0, 1).reshape(rows, -1)
         array = np.empty((rows, heads * dim), dtype=np.float32)
         attend(
             packed.numpy(), heads, self._facts, self._seen, self._tables, self._plane.block_size,
-            np.float32(dim**-0.5 if scaling is None else scaling), *self._words[stack][index],
-            array,
+            np.float32(dim**-0.5 if how.scaling is None else how.scaling),
+            *self._words[stack][index], array,
         )  # fmt: skip
         return torch.from_numpy(array).view(1, rows, heads, dim).to(query.dtype)
 

@@ -1,8 +1,8 @@
 """Tokens drawn in one compiled call, on the CPU.
 
-Promises what the long way (`LogitsProcessor.finalize`, `Sampler`) draws, or nothing: where a row is
-too close to call in compiled code, its sequence goes the long way. Penalties, bias, grammars and
-pending `min_tokens` are the processor's, in tensors, before rows come here.
+Promises what `engine.sampling.device_draws` draws, or nothing: where a row is too close to call in
+compiled code, it is drawn there. Penalties, bias, grammars and pending `min_tokens` are the
+processor's, in tensors, before rows come here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANY = -1  # instead of a guess
 
 
 class QuickDraws:
-    """Share `processor` with the long way. `vocab_size` is the width of the logits."""
+    """`vocab_size` is the width of the logits."""
 
     def __init__(self, processor: LogitsProcessor, vocab_size: int) -> None:
         self._processor = processor
@@ -83,7 +83,7 @@ class QuickDraws:
         return self._guess(*self._adjusted(logits, contexts))
 
     def guess(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads as Sampler.guess tells them; None: go the long
+        """Of all rows in order, tokens and leads as DeviceDraws.guess has them; None: go the long
         way."""
         items: list[int] = []
         for rows in asked:

@@ -12,10 +12,11 @@ nothing else may follow, the sequence is complete and ends (see acceptance) with
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import ModelError
 from engine.grammar.source import GrammarRefused, compile_grammar, sentence
-from engine.messages import Grammar
+from engine.messages import Grammar, Output
 from engine.scheduling.constraint import Bits
 from engine.scheduling.sequence import Sequence
 
 MAX_COMPILED = 16  # grammars kept for the next request
+WAIT_SECONDS = 0.005  # before an otherwise idle loop looks again
 STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check had much less
 GUESSES_GRACE_SECONDS = 0.02  # CPU time that guesses about a text may take, and ...
 GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each of its tokens
@@ -55,41 +57,71 @@ class Compiled:
         )
 
 
-class GrammarCompiler:
-    """`load` reads the vocabulary, once, when the first grammar comes. One thread compiles."""
+class Compiling:
+    """Sequences that may not run yet, since their grammar is still being compiled. They wait
+    outside of the scheduler, and nobody waits for them. The same grammar is compiled once, by one
+    thread; one that cannot be ends its own sequence.
 
-    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
+    `load` reads the vocabulary, once, when the first grammar comes. `can_end`: whether the target
+    has an EOS."""
+
+    def __init__(self, load: Callable[[], LLTokenizer], *, can_end: bool) -> None:
         self._load = load
+        self._can_end = can_end
         self._vocabulary: LLTokenizer | None = None  # the thread's own
         self._thread: ThreadPoolExecutor | None = None
         self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
+        self._held: dict[str, tuple[Sequence, Future[Compiled]]] = {}
 
-    def compile(self, grammar: Grammar) -> Future[Compiled]:
-        """The same grammar is compiled once; `result` raises GrammarRefused or ModelError."""
-        future = self._compiled.pop(grammar, None)
-        if future is None:
-            future = self._submit(grammar)
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, seq: Sequence) -> None:
+        """Hold a sequence with a grammar until `take`."""
+        grammar = seq.params.grammar
+        assert grammar is not None
+        future = self._compiled.pop(grammar, None) or self._submit(grammar)
         self._compiled[grammar] = future
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
-        return future
+        self._held[seq.id] = seq, future
 
-    def cancel(self, compiled: Future[Compiled]) -> None:
-        """Nobody waits for it any more. What has begun goes on, for the next request."""
-        if compiled.cancel():
-            self._compiled = OrderedDict(
-                (grammar, future)
-                for grammar, future in self._compiled.items()
-                if future is not compiled
-            )
+    def take(self) -> tuple[list[Sequence], list[Output]]:
+        """Those that may run, their `constraint` set; and the ends of those that never will."""
+        ready: list[Sequence] = []
+        ends: list[Output] = []
+        for seq, compiled in [held for held in self._held.values() if held[1].done()]:
+            del self._held[seq.id]
+            try:
+                seq.constraint = compiled.result().state(seq, can_end=self._can_end)
+                ready.append(seq)
+            except (GrammarRefused, ModelError) as error:
+                reason = f"the grammar cannot be honoured: {error}"
+                end = Output(id=seq.id, finish="error", error=reason, bad_request=True)
+                ends.append(end)
+        return ready, ends
+
+    def abort(self, ids: Iterable[str]) -> list[Sequence]:
+        """Let go of these, and of what was to be compiled for nobody else. What has begun goes on,
+        for the next request."""
+        gone = [self._held.pop(id) for id in ids if id in self._held]
+        wanted = {id(compiled) for _, compiled in self._held.values()}
+        for seq, compiled in gone:
+            if id(compiled) not in wanted and compiled.cancel() and seq.params.grammar is not None:
+                self._compiled.pop(seq.params.grammar, None)
+        return [seq for seq, _ in gone]
+
+    def wait(self) -> None:
+        """Until something may have changed, but not for long."""
+        futures = [compiled for _, compiled in self._held.values()]
+        concurrent.futures.wait(futures, WAIT_SECONDS, concurrent.futures.FIRST_COMPLETED)
 
     def _submit(self, grammar: Grammar) -> Future[Compiled]:
-        if self._thread is not None:
-            return self._thread.submit(self._work, grammar)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         before = threading.stack_size(STACK_BYTES)
         try:
-            return self._thread.submit(self._work, grammar)  # starts the thread
+            return self._thread.submit(self._work, grammar)  # the first one starts the thread
         finally:
             threading.stack_size(before)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # llguidance's lexical rules; what none of them fits ends the attempt.
 _TOKEN = re.compile(
@@ -23,24 +23,43 @@ _TOKEN = re.compile(
     | (?P<name> [A-Za-z_][\w-]* )
     | (?P<json> %(?:json|regex)\b\s* (?=\{) )
     | (?P<directive> %(?:import|ignore|declare|override|llguidance)\b[^\n]* )
-    | (?P<count> \{\s*\d*\s*,?\s*\d*\s*\} )
-    | (?P<mark> [()|?*+:] )""",
+    | (?P<repeat> [?*+] | \{\s*\d*\s*,?\s*\d*\s*\} )
+    | (?P<mark> [()|:] )""",
     re.VERBOSE | re.DOTALL,
 )
+# A regular expression that begins with one character, and so matches no empty text.
+_CHARACTER = re.compile(
+    r"/(?:\[\^?(?:\\.|[^]\\^])(?:\\.|[^]\\])*\]|\\[^bBAzZ]|[^\\\[(|*+?{^$])(?![*?{|])"
+)
+_PASSES = 8  # over the rules, to find those that cannot be empty
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     start: int
 
 
-_Alternative = list[_Token]
-_CHARACTER = re.compile(
-    r"/(?:\[\^?(?:\\.|[^]\\^])(?:\\.|[^]\\])*\]|\\[^bBAzZ]|[^\\\[(|*+?{^$])(?![*?{|])"
-)
-_PASSES = 8  # over the rules, to find those that cannot be empty
+class _Item(NamedTuple):
+    """One symbol of a rule's body, or a group, with its repetition."""
+
+    kind: str
+    text: str
+    inner: list[_Alternative]  # of a group
+    repeat: str
+
+    def __str__(self) -> str:
+        return (f"({_join(self.inner)})" if self.kind == "group" else self.text) + self.repeat
+
+    def mentions(self, name: str) -> bool:
+        return self.text == name or any(item.mentions(name) for alt in self.inner for item in alt)
+
+
+_Alternative = list[_Item]
+
+
+class _NotUnderstood(Exception):
+    pass
 
 
 class _Ambiguous(Exception):
@@ -50,8 +69,6 @@ class _Ambiguous(Exception):
 def without_right_recursion(lark: str) -> str:
     """The same language. A source that is not fully understood is returned as it is."""
     tokens = _tokens(lark)
-    if tokens is None:
-        return lark
     starts = [i for i in range(len(tokens) - 1) if _begins_rule(tokens, i)]
     stops = [
         next((j for j in range(i, end) if tokens[j].kind == "directive"), end)
@@ -74,19 +91,20 @@ def without_right_recursion(lark: str) -> str:
     return "".join([*parts, lark[done:]])
 
 
-def _tokens(lark: str) -> list[_Token] | None:
+def _tokens(lark: str) -> list[_Token]:
+    """None at all where one is not understood."""
     tokens: list[_Token] = []
     at = 0
     while at < len(lark):
         found = _TOKEN.match(lark, at)
         if found is None:
-            return None
+            return []
         kind, end = str(found.lastgroup), found.end()
         if kind == "json":
             try:
                 end = json.JSONDecoder().raw_decode(lark, end)[1]
             except ValueError:
-                return None
+                return []
         if kind != "space":
             tokens.append(_Token(kind, lark[at:end], at))
         at = end
@@ -101,19 +119,41 @@ def _begins_rule(tokens: Sequence[_Token], i: int) -> bool:
     )
 
 
-def _alternatives(tokens: Sequence[_Token]) -> list[_Alternative] | None:
-    """Those of a rule's body; None where a line goes on without a | or parentheses do not match."""
-    body: list[_Token] = []
-    for before, token in zip([None, *tokens], tokens, strict=False):
-        if token.kind == "newline":
+def _alternatives(tokens: Sequence[_Token]) -> list[_Alternative]:
+    """Those of a rule's body; none where a line goes on without a | or parentheses do not match."""
+    body = [token for token in tokens if token.kind != "newline"]
+    for before, token in zip(tokens, tokens[1:], strict=False):
+        if before.kind == "newline" and token.kind != "newline" and token.text != "|":
+            return []
+    try:
+        found, end = _parsed(body, 0)
+    except _NotUnderstood:
+        return []
+    return found if end == len(body) else []
+
+
+def _parsed(tokens: Sequence[_Token], i: int) -> tuple[list[_Alternative], int]:
+    """The alternatives from token `i` up to a closing parenthesis or the end, and where that is."""
+    alternatives: list[_Alternative] = [[]]
+    while i < len(tokens) and tokens[i].text != ")":
+        kind, text, _ = tokens[i]
+        inner: list[_Alternative] = []
+        i += 1
+        if text == "|":
+            alternatives.append([])
             continue
-        if before is not None and before.kind == "newline" and token.text != "|":
-            return None
-        body.append(token)
-    return _split(body)
+        if text == "(":
+            inner, i = _parsed(tokens, i)
+            i, kind = i + 1, "group"
+        if kind in ("mark", "repeat") or i > len(tokens):
+            raise _NotUnderstood
+        repeats = i < len(tokens) and tokens[i].kind == "repeat"
+        alternatives[-1].append(_Item(kind, text, inner, tokens[i].text if repeats else ""))
+        i += repeats
+    return alternatives, i
 
 
-def _never_empty(rules: Sequence[tuple[str, list[_Alternative] | None]]) -> set[str]:
+def _never_empty(rules: Sequence[tuple[str, list[_Alternative]]]) -> set[str]:
     """Names of rules and terminals that surely match no empty text."""
     sure: set[str] = set()
     for _ in range(_PASSES):
@@ -124,53 +164,33 @@ def _never_empty(rules: Sequence[tuple[str, list[_Alternative] | None]]) -> set[
     return sure
 
 
-def _speaks(words: Sequence[_Token], sure: set[str]) -> bool:
+def _speaks(items: _Alternative, sure: set[str]) -> bool:
     """Whether a sequence surely matches no empty text."""
-    i = 0
-    while i < len(words):
-        word, i = words[i], i + 1
-        if word.text == "(":
-            end = _closing(words, i - 1)
-            inner = _split(words[i:end]) or [[]]
-            speaks = all(_speaks(part, sure) for part in inner)
-            i = end + 1
-        else:
-            speaks = _is_sure(word, sure)
-        repeat = words[i] if i < len(words) else None
-        if speaks and (repeat is None or not (repeat.text in "?*" or repeat.kind == "count")):
-            return True
-    return False
+    return any(item.repeat in ("", "+") and _is_sure(item, sure) for item in items)
 
 
-def _is_sure(word: _Token, sure: set[str]) -> bool:
-    match word.kind:
+def _is_sure(item: _Item, sure: set[str]) -> bool:
+    match item.kind:
+        case "group":
+            return all(_speaks(part, sure) for part in item.inner)
         case "name":
-            return word.text in sure
+            return item.text in sure
         case "json":
-            return word.text.startswith("%json")
-        case "text" if word.text.startswith("/"):
-            return "|" not in word.text and _CHARACTER.match(word.text) is not None
-        case "text":
-            return not word.text.startswith('""')
-    return False
+            return item.text.startswith("%json")
+        case "text" if item.text.startswith("/"):
+            return "|" not in item.text and _CHARACTER.match(item.text) is not None
+    return not item.text.startswith('""')
 
 
-def _leads_itself(name: str, words: Sequence[_Token], sure: set[str]) -> bool:
+def _leads_itself(name: str, items: _Alternative, sure: set[str]) -> bool:
     """Whether `name` may stand at the very left."""
-    depth = opening = 0
-    for i, word in enumerate(words):
-        if word.text == name:
-            before = words[:i] if depth == 0 else words[:opening]
-            return not _speaks(before, sure)
-        if word.text == "(" and depth == 0:
-            opening = i
-        depth += (word.text == "(") - (word.text == ")")
-    return False
+    at = next((i for i, item in enumerate(items) if item.mentions(name)), None)
+    return at is not None and not _speaks(items[:at], sure)
 
 
-def _rewritten(name: str, alternatives: list[_Alternative] | None, sure: set[str]) -> str | None:
+def _rewritten(name: str, alternatives: list[_Alternative], sure: set[str]) -> str | None:
     """The body without right recursion, or None if it has none. Raises _Ambiguous."""
-    if not name.islower() or alternatives is None:
+    if not name.islower():
         return None
     steps: list[_Alternative] = []  # that the rule itself follows
     ends: list[_Alternative] = []
@@ -180,7 +200,7 @@ def _rewritten(name: str, alternatives: list[_Alternative] | None, sure: set[str
         ends += [] if end is None else [end]
     if not steps or not ends:
         return None
-    clear = all(_speaks(step, sure) and name not in map(_text, step) for step in steps)
+    clear = all(_speaks(step, sure) and not any(i.mentions(name) for i in step) for step in steps)
     if not clear or any(_leads_itself(name, end, sure) for end in ends):
         raise _Ambiguous
     repeated = f"({_join(steps)})*"
@@ -191,60 +211,18 @@ def _rewritten(name: str, alternatives: list[_Alternative] | None, sure: set[str
 
 
 def _step_and_end(
-    name: str, alternative: _Alternative
+    name: str, items: _Alternative
 ) -> tuple[_Alternative | None, _Alternative | None]:
     """`x name` is a step x; `x name?` and `x (y name)?` are steps, x and x y, and the end x."""
-    texts = [token.text for token in alternative]
-    if texts[-1:] == [name]:
-        return alternative[:-1], None
-    if texts[-2:] == [name, "?"]:
-        return alternative[:-2], alternative[:-2]
-    if texts[-3:] == [name, ")", "?"]:
-        opening = _opening(texts, len(texts) - 2)
-        inner = None if opening is None else _split(alternative[opening + 1 : -2])
-        if opening is not None and inner is not None and len(inner) == 1:
-            before = alternative[:opening]
-            return before + inner[0][:-1], before
-    return None, alternative
-
-
-def _closing(words: Sequence[_Token], opening: int) -> int:
-    """Where the parenthesis ends; they match."""
-    depth = 0
-    for i in range(opening, len(words)):
-        depth += (words[i].text == "(") - (words[i].text == ")")
-        if depth == 0:
-            return i
-    return len(words)
-
-
-def _opening(texts: Sequence[str], closing: int) -> int | None:
-    """Where the parenthesis begins that ends at `closing`."""
-    depth = 0
-    for i in range(closing, -1, -1):
-        depth += (texts[i] == ")") - (texts[i] == "(")
-        if depth == 0:
-            return i
-    return None
-
-
-def _split(tokens: Sequence[_Token]) -> list[_Alternative] | None:
-    """At each | outside of parentheses; None if these do not match or a colon stands there."""
-    alternatives, depth = [_Alternative()], 0
-    for token in tokens:
-        depth += (token.text == "(") - (token.text == ")")
-        if depth < 0 or token.text == ":":
-            return None
-        if token.text == "|" and depth == 0:
-            alternatives.append([])
-        else:
-            alternatives[-1].append(token)
-    return alternatives if depth == 0 else None
-
-
-def _text(token: _Token) -> str:
-    return token.text
+    before, last = items[:-1], items[-1] if items else None
+    if last is not None and last.text == name and last.repeat in ("", "?"):
+        return before, before if last.repeat else None
+    if last is not None and last.kind == "group" and last.repeat == "?" and len(last.inner) == 1:
+        step, end = _step_and_end(name, last.inner[0])
+        if step is not None and end is None:
+            return before + step, before
+    return None, items
 
 
 def _join(alternatives: Sequence[_Alternative]) -> str:
-    return " | ".join(" ".join(map(_text, each)) for each in alternatives)
+    return " | ".join(" ".join(map(str, each)) for each in alternatives)

@@ -8,7 +8,6 @@ those combinations that it cannot honour. No torch, no llguidance.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 VALUES = frozenset({
@@ -35,11 +34,13 @@ def check_schema(schema: Any) -> None:
     """Raises SchemaRefused."""
     if not isinstance(schema, dict):
         raise SchemaRefused("a schema must be a JSON object")
-    _check(schema, "", 0)
-    _check_bounds(schema)
+    found: list[dict[str, Any]] = []
+    _check(schema, "", 0, found)
+    _check_bounds(found)
 
 
-def _check(schema: Any, path: str, depth: int) -> None:
+def _check(schema: Any, path: str, depth: int, found: list[dict[str, Any]]) -> None:
+    """`found` gets every schema in this one."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -47,9 +48,10 @@ def _check(schema: Any, path: str, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise SchemaRefused(f"the schema is nested more than {MAX_DEPTH} levels deep")
     _check_values(schema, path)
+    found.append(schema)
     for name, value in schema.items():
         for key, part in _parts(name, value, f"{path}.{name}" if path else name):
-            _check(part, key, depth + 1)
+            _check(part, key, depth + 1, found)
 
 
 def _parts(name: str, value: Any, where: str) -> list[tuple[str, Any]]:
@@ -107,54 +109,35 @@ def _digits(value: float) -> str:
     return repr(abs(value)).split("e")[0].replace(".", "").strip("0")
 
 
-def _check_bounds(schema: Any) -> None:
+def _check_bounds(schemas: list[dict[str, Any]]) -> None:
     """llguidance lets an excluded whole number through when the other bound is a fraction less than
     1 away from it: refused, also where the two may meet by way of references or unions."""
-    together: dict[str, set[float]] = {}
-    for found in _bounds(schema):
-        if _slips({name: {value} for name, value in found.items()}):
-            raise SchemaRefused(_SLIP)
-        for name, value in found.items():
-            together.setdefault(name, set()).add(value)
-    if _slips(together) and _merges(schema):
-        raise SchemaRefused(_SLIP)
+    bounds = [
+        {
+            (name, float(schema[name]))
+            for name in (*_LOW, *_HIGH)
+            if type(schema.get(name)) in (int, float) and abs(schema[name]) < 1e300
+        }
+        for schema in schemas
+    ]
+    limits = {*_LOW, *_HIGH}
+    if any(
+        "allOf" in each or (limits & each.keys() and {"$ref", "anyOf", "oneOf"} & each.keys())
+        for each in schemas
+    ):
+        bounds.append(set().union(*bounds))
+    if any(map(_slips, bounds)):
+        raise SchemaRefused(
+            "`exclusiveMinimum` or `exclusiveMaximum` is a whole number and the other bound a"
+            " fraction less than 1 away; that cannot be enforced, but a fraction beside the whole"
+            " number can"
+        )
 
 
-_SLIP = (
-    "`exclusiveMinimum` or `exclusiveMaximum` is a whole number and the other bound a fraction less"
-    " than 1 away; that cannot be enforced, but a fraction beside the whole number can"
-)
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
-def _slips(bounds: dict[str, set[float]]) -> bool:
-    floors = {math.floor(x) for name in _HIGH for x in bounds.get(name, ()) if x % 1}
-    ceilings = {math.ceil(x) for name in _LOW for x in bounds.get(name, ()) if x % 1}
-    return bool(
-        floors & bounds.get("exclusiveMinimum", set())
-        or ceilings & bounds.get("exclusiveMaximum", set())
-    )
-
-
-def _bounds(schema: Any) -> Iterator[dict[str, float]]:
-    """The numeric bounds of every schema in this one."""
-    if not isinstance(schema, dict):
-        return
-    yield {
-        name: float(schema[name])
-        for name in (*_LOW, *_HIGH)
-        if type(schema.get(name)) in (int, float) and abs(schema[name]) < 1e300
-    }
-    for name, value in schema.items():
-        for _, part in _parts(name, value, name):
-            yield from _bounds(part)
-
-
-def _merges(schema: Any) -> bool:
-    """Whether bounds of several schemas may hold for one value."""
-    if not isinstance(schema, dict):
-        return False
-    joining = {"$ref", "anyOf", "oneOf"} & schema.keys() and {*_LOW, *_HIGH} & schema.keys()
-    return bool("allOf" in schema or joining) or any(
-        _merges(part) for name, value in schema.items() for _, part in _parts(name, value, name)
-    )
+def _slips(bounds: set[tuple[str, float]]) -> bool:
+    floors = {("exclusiveMinimum", math.floor(x)) for name, x in bounds if name in _HIGH and x % 1}
+    ceilings = {("exclusiveMaximum", math.ceil(x)) for name, x in bounds if name in _LOW and x % 1}
+    return bool((floors | ceilings) & bounds)

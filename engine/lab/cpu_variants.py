@@ -32,13 +32,13 @@ from engine.cpu.jit import HAS_TILES
 from engine.cpu.vectors import multiplies_pairs
 from engine.lab.synthetic.weights import random_target, shape_of
 from engine.messages import SamplingParams
-from engine.model.call import layer_loop
+from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.llama import read_llama
 from engine.model.loader import adopt
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Rows
-from engine.sampling.sampler import Sampler
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence as Request
 
@@ -79,9 +79,8 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
     blocks = list(range(-(-(CONTEXT + max(ROWS)) // BLOCK)))
     plane = KVCache(len(blocks), BLOCK, "cpu").add_plane(name, layers, torch.float32)
     sdpa, compiled = SdpaBackend(torch.device("cpu")), CompiledBackend()
-    loop, fused = layer_loop(model), FusedDecoder(model)
+    loop, fused = front_door(model), FusedDecoder(model)
     packed, decoder = FusedDecoder(model, packed=True), CompiledDecoder(model, positions=512)
-    assert loop is not None
 
     def call(way: Any, rows: int) -> Run:
         ids = torch.arange(rows)[None]
@@ -105,8 +104,9 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
 
 def draws(vocab: int) -> Iterator[Pair]:
     """Compiled against torch's, at T=0 and 1, and with top_p."""
-    processor, sampler = LogitsProcessor([0]), Sampler()
+    processor = LogitsProcessor([0])
     quick = QuickDraws(processor, vocab)
+    exact = DeviceDraws(processor, vocab, torch.device("cpu"))
     for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)):
         params = SamplingParams(seed=1, max_tokens=99, temperature=temperature, top_p=top_p)
         seq = Request("a", params, [0, 1], 2)
@@ -116,7 +116,7 @@ def draws(vocab: int) -> Iterator[Pair]:
             asked = [Rows(seq, 0, rows, seq.num_tokens)]
 
             def slow(logits: Any = logits, contexts: Any = contexts) -> object:
-                return sampler.sample(processor.finalize(logits, contexts), contexts).tolist()
+                return exact.draw_adjusted(logits, contexts)
 
             cell = f"{vocab} ids, {rows} rows, T={temperature:g}, top_p={top_p:g}"
             yield Pair("compiled draws", cell, partial(quick.draw, logits.numpy(), asked), slow)

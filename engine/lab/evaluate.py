@@ -132,10 +132,10 @@ class Runner:
         margin = scores[command.first] - scores[command.second]
         if params.temperature == 0:
             return Margin(margin)
-        from engine.sampling.noise import KeyedNoise  # brings torch in
+        from engine.sampling.noise import gumbel  # brings torch in
 
         position = len(submit.prompt) + command.at
-        [row] = KeyedNoise(self.ready.vocab_size).rows([(params.seed, position)])
+        [row] = gumbel([(params.seed, position)], self.ready.vocab_size)
         noise = float(row[command.first]) - float(row[command.second])
         return Margin(margin / params.temperature + noise)
 

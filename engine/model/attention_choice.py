@@ -19,6 +19,7 @@ from engine.cpu.attention import CompiledBackend, suits
 from engine.errors import ConfigError
 
 FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
+FLEX_BLOCKS = (16, 32, 64, 128, 256)  # tokens of a block that its kernels can read
 
 
 def choose_backend(
@@ -30,10 +31,14 @@ def choose_backend(
     block_size: int,
 ) -> AttentionBackend:
     """Raises ConfigError when what was asked for cannot serve this model here."""
+    reason = without_flashinfer(device, dtype, layers)
     name = wanted
-    if wanted == "auto":
-        name = _best(device, dtype, layers, block_size)
-    elif wanted == "flashinfer" and (reason := without_flashinfer(device, dtype, layers)):
+    if wanted == "auto" and device.type != "cuda":
+        name = "compiled" if suits(device, dtype, layers) else "sdpa"
+    elif wanted == "auto":
+        fallback: AttentionName = "flex" if block_size in FLEX_BLOCKS else "sdpa"
+        name = fallback if reason else "flashinfer"
+    elif wanted == "flashinfer" and reason:
         raise ConfigError(f"attention is 'flashinfer', but {reason}; use 'auto' or 'flex'")
     elif wanted == "compiled" and device.type != "cpu":
         raise ConfigError(f"attention is 'compiled', but the device is {device.type}; use 'auto'")
@@ -50,16 +55,6 @@ def choose_backend(
 
         return FlexBackend(device, block_size)
     return SdpaBackend(device)
-
-
-def _best(
-    device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape], block_size: int
-) -> AttentionName:
-    if device.type != "cuda":
-        return "compiled" if suits(device, dtype, layers) else "sdpa"
-    if not without_flashinfer(device, dtype, layers):
-        return "flashinfer"
-    return "flex" if block_size in (16, 32, 64, 128, 256) else "sdpa"
 
 
 def without_flashinfer(

@@ -8,7 +8,6 @@ tokens and their leads come back in one copy.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +17,8 @@ from torch import Tensor
 from engine.attention.interface import Span
 from engine.model.call import Call
 from engine.model.graphs import GraphPool, Recorder, Site
+from engine.sampling.device_draws import best_and_lead
 from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.sampler import best_and_lead
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
@@ -55,7 +54,7 @@ class _Chain:
         used, more = len(starts), self.rows - len(starts)
         self.logits[:used].copy_(logits)
         _send(self.scales[:used, 0], torch.tensor(scales, dtype=torch.float32))
-        halves = np.stack(key_columns([key or (0, 0) for key in keys]))
+        halves = np.stack(key_columns(keys))
         shaped = halves.view(np.int32).reshape(2, used, self.steps, 1).swapaxes(1, 2)
         _send(self.keys[:, :, :used], torch.from_numpy(np.ascontiguousarray(shaped)))
         loud = [key is not None for key in keys[:: self.steps]] + [False] * more
@@ -81,8 +80,7 @@ class _Chain:
         return torch.stack(found, dim=1)
 
     def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """As `engine.sampling.sampler`: the largest score, the lowest id of equal ones, and its
-        distance to the next."""
+        """As `engine.sampling.device_draws` draws without filters."""
         noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
         return best_and_lead(logits * self.scales + torch.where(self.loud, noise, 0.0))
 
@@ -96,18 +94,21 @@ class ChainGraphs:
     """Proposals of one draft over one plane, by number of sequences and of steps."""
 
     def __init__(self, call: Call, site: Site, recorder: Recorder, vocab_size: int) -> None:
-        self._call, self._site = call, site
         self._sizes = buckets(MOST_SEQUENCES)
-        self._words = token_words_of(vocab_size).to(site.device)
-        self._chains: OrderedDict[tuple[int, int], _Chain] = OrderedDict()
-        self._pool: GraphPool[tuple[int, int]] = GraphPool(recorder, MOST_CHAINS)
+        words = token_words_of(vocab_size, site.device)
+
+        def make(key: tuple[int, int]) -> _Chain:
+            rows, steps = key
+            return _Chain(call, site, words, rows=rows, steps=steps)
+
+        self._pool = GraphPool[tuple[int, int], _Chain](recorder, make, MOST_CHAINS)
 
     def fits(self, starts: Sequence[Start], steps: int) -> bool:
         """Not too many sequences, nor too long ones."""
         if len(starts) > self._sizes[-1]:
             return False
         last = [Span(i, 1, s.position + steps - 2, s.blocks) for i, s in enumerate(starts)]
-        return steps == 1 or self._chain(self._rows(starts), steps).suits(last)
+        return steps == 1 or self._pool.inputs((self._rows(starts), steps)).suits(last)
 
     def __call__(
         self,
@@ -120,27 +121,15 @@ class ChainGraphs:
     ) -> Tensor:
         """Float64 `[2, steps, sequences]`: `steps` tokens of each and their leads, on the device;
         see ModelRunner.chain. `fits` must hold."""
-        rows = self._rows(starts)
-        chain = self._chain(rows, steps)
-        chain.fill(logits, starts, scales, keys)
-        return self._pool.replay((rows, steps), chain.run)[:, :, : len(starts)]
+        key = (self._rows(starts), steps)
+        self._pool.inputs(key).fill(logits, starts, scales, keys)
+        return self._pool.replay(key)[:, :, : len(starts)]
 
     def _rows(self, starts: Sequence[Start]) -> int:
         return next(size for size in self._sizes if size >= len(starts))
 
-    def _chain(self, rows: int, steps: int) -> _Chain:
-        """Its tensors live as long as its graph."""
-        key = (rows, steps)
-        if key not in self._chains:
-            if len(self._chains) >= MOST_CHAINS:
-                oldest, _ = self._chains.popitem(last=False)
-                self._pool.drop(oldest)
-            self._chains[key] = _Chain(self._call, self._site, self._words, rows=rows, steps=steps)
-        self._chains.move_to_end(key)
-        return self._chains[key]
 
-
-def read_chains(told: list[list[list[float]]]) -> Found:
+def read_chains(numbers: list[list[list[float]]]) -> Found:
     """Tokens and leads by sequence, of what `ChainGraphs` answers as lists."""
-    tokens, leads = (list(zip(*part, strict=True)) for part in told)
+    tokens, leads = (list(zip(*part, strict=True)) for part in numbers)
     return [[int(token) for token in row] for row in tokens], [list(row) for row in leads]

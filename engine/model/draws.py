@@ -1,7 +1,5 @@
-"""How tokens are drawn for requests with no more than a temperature, top_k, top_p and min_p: by
-compiled code on a CPU, on the device itself elsewhere. Requests with penalties, a bias, a grammar
-or pending `min_tokens` go the long way: LogitsProcessor.finalize, then Sampler.
-"""
+"""How tokens are drawn: by compiled code on a CPU, which leaves to tensors what is too close to
+call, and by tensors alone elsewhere."""
 
 from __future__ import annotations
 
@@ -21,3 +19,12 @@ def build_draws(processor: LogitsProcessor, vocab_size: int, device: torch.devic
     draws = QuickDraws(processor, vocab_size)
     draws.warm()
     return draws
+
+
+def exact_draws(
+    draws: Draws, processor: LogitsProcessor, vocab_size: int, device: torch.device
+) -> DeviceDraws:
+    """Those that are never unsure of a row."""
+    if isinstance(draws, DeviceDraws):
+        return draws
+    return DeviceDraws(processor, vocab_size, device)

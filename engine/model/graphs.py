@@ -14,37 +14,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from engine.attention.interface import KVPlane, PreparedAttention, Span, scrap_span
+from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBackend, scrap_span
 from engine.model.batch import Batch
 from engine.model.call import Call
 from engine.scheduling.memory import buckets
 
 MOST_GRAPHS = 64  # of one pool; the one that was used longest ago makes room
 WARM_UPS = 2  # runs before a capture: compiling, planning and allotting happen there
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-class StagedAttention(PreparedAttention, Protocol):
-    """Attention of a fixed number of rows, from tensors that stay where they are."""
-
-    def suits(self, spans: Sequence[Span]) -> bool: ...
-
-    def fill(self, spans: Sequence[Span]) -> None:
-        """These spans, as many rows in all as were staged; before every replay."""
-        ...
-
-
-@runtime_checkable
-class StagingBackend(Protocol):
-    """A backend whose attention can be part of a graph."""
-
-    def stage(self, plane: KVPlane, rows: int) -> StagedAttention: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +79,26 @@ class CudaRecorder:
         return Recorded(output, graph.replay)
 
 
-class GraphPool(Generic[Key]):
-    """Recorded functions by key, the last used `most` of them."""
+class Inputs(Protocol):
+    """Tensors that stay where they are, and what is computed of them."""
 
-    def __init__(self, recorder: Recorder, most: int = MOST_GRAPHS) -> None:
-        self._recorder = recorder
-        self._most = most
-        self._held: OrderedDict[Key, Recorded] = OrderedDict()
+    def run(self) -> Tensor: ...
+
+
+Key = TypeVar("Key", bound=Hashable)
+Held = TypeVar("Held", bound=Inputs)
+
+
+class GraphPool(Generic[Key, Held]):
+    """`make` allots the inputs of a key. The last used `most` of them are kept, with their
+    graphs."""
+
+    def __init__(
+        self, recorder: Recorder, make: Callable[[Key], Held], most: int = MOST_GRAPHS
+    ) -> None:
+        self._recorder, self._make, self._most = recorder, make, most
+        self._held: OrderedDict[Key, Held] = OrderedDict()
+        self._recorded: dict[Key, Recorded] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -112,31 +106,34 @@ class GraphPool(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._held
 
-    def replay(self, key: Key, run: Callable[[], Tensor]) -> Tensor:
-        """What `run` writes to its result, recorded if it was not yet. Valid until the next
-        replay of any graph."""
-        found = self._held.get(key)
-        if found is None:
+    def inputs(self, key: Key) -> Held:
+        """To be filled before `replay`."""
+        if key not in self._held:
             if len(self._held) >= self._most:
-                self._held.popitem(last=False)
-            found = self._held[key] = self._recorder.record(run)
+                oldest, _ = self._held.popitem(last=False)
+                self._recorded.pop(oldest, None)
+            self._held[key] = self._make(key)
         self._held.move_to_end(key)
+        return self._held[key]
+
+    def replay(self, key: Key) -> Tensor:
+        """The result for what lies in the inputs now, recorded if it was not yet. Valid until the
+        next replay of any graph."""
+        inputs = self.inputs(key)
+        found = self._recorded.get(key)
+        if found is None:
+            found = self._recorded[key] = self._recorder.record(inputs.run)
         found.replay()
         return found.output
-
-    def drop(self, key: Key) -> None:
-        """Forget it, if it is held."""
-        self._held.pop(key, None)
 
 
 class _Static:
     """The inputs of one bucket, and the forward over them."""
 
-    def __init__(self, rows: int, call: Call, attention: StagedAttention, device: torch.device):
-        self.tensors = torch.zeros(2, rows, dtype=torch.int64, device=device)
-        self.attention = attention
-        self._rows = rows
-        self._call = call
+    def __init__(self, rows: int, call: Call, site: Site) -> None:
+        self.tensors = torch.zeros(2, rows, dtype=torch.int64, device=site.device)
+        self.attention = site.stage(rows)
+        self._rows, self._call = rows, call
 
     def fill(self, batch: Batch, spans: Sequence[Span]) -> None:
         used = batch.input_ids.shape[1]
@@ -156,42 +153,27 @@ class ForwardGraphs:
 
     def __init__(self, call: Call, site: Site, recorder: Recorder, most_rows: int) -> None:
         self.sizes = buckets(most_rows)
-        self._call, self._site = call, site
-        self._statics: dict[int, _Static] = {}
-        self._pool: GraphPool[int] = GraphPool(recorder)
-
-    def size_of(self, rows: int) -> int | None:
-        """The smallest bucket that holds so many rows."""
-        return next((size for size in self.sizes if size >= rows), None)
+        self._site = site
+        self._pool = GraphPool[int, _Static](recorder, lambda rows: _Static(rows, call, site))
 
     def capture(self) -> None:
         """Every bucket, the largest first: later ones fit into the memory of the first."""
         for size in reversed(self.sizes):
-            self._static(size).attention.fill(self._padded([], 0, size))
-            self._pool.replay(size, self._static(size).run)
+            self._pool.inputs(size).attention.fill(self._site.scrap_spans(0, size))
+            self._pool.replay(size)
 
     def __call__(self, batch: Batch) -> Tensor | None:
         """Float32 logits of the rows that `batch` keeps; None if it is not for graphs."""
         rows = batch.input_ids.shape[1]
-        size = self.size_of(rows)
+        size = next((size for size in self.sizes if size >= rows), None)
         if size is None or not batch.num_logits:
             return None
-        spans = self._padded(batch.spans, rows, size)
-        static = self._static(size)
+        spans = [*batch.spans, *self._site.scrap_spans(rows, size - rows)]
+        static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None
         static.fill(batch, spans)
-        logits = self._pool.replay(size, static.run)
+        logits = self._pool.replay(size)
         if isinstance(batch.keep, int):  # copied: the next replay overwrites what was written here
             return logits[rows - batch.keep : rows].clone()
         return logits.index_select(0, batch.keep)
-
-    def _padded(self, spans: Sequence[Span], rows: int, size: int) -> list[Span]:
-        return [*spans, *self._site.scrap_spans(rows, size - rows)]
-
-    def _static(self, size: int) -> _Static:
-        found = self._statics.get(size)
-        if found is None:
-            attention = self._site.stage(size)
-            found = self._statics[size] = _Static(size, self._call, attention, self._site.device)
-        return found

@@ -9,30 +9,100 @@ transformers, which also says what is wrong with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+)
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
 from engine.attention.interface import PreparedAttention
-from engine.model.llama_config import GenerationConfig, LlamaConfig, can_hold
 
 Angles = tuple[Tensor, Tensor]
 
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_STRICT = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
-@dataclass(slots=True)
-class Output:
+
+def _dtype(name: object) -> torch.dtype | None:
+    return _DTYPES.get(name) if isinstance(name, str) else None
+
+
+_Off = Annotated[bool, Field(le=False)]  # Literal[False] would take 0, and Literal[1] true
+_One = Annotated[int, Field(ge=1, le=1)]
+
+
+class _Rope(BaseModel):
+    model_config = _STRICT | ConfigDict(extra="forbid")
+
+    rope_type: Literal["default"]
+    rope_theta: Annotated[float, Field(gt=0)]
+
+
+class LlamaConfig(BaseModel):
+    """A config.json all of which is understood. Of what changes no logit only the type is looked
+    at: whatever transformers refuses is left to it."""
+
+    model_config = _STRICT | ConfigDict(extra="forbid")
+
+    model_type: Literal["llama"]
+    architectures: tuple[Literal["LlamaForCausalLM"]]
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: Annotated[float, Field(gt=0)]
+    rope_parameters: _Rope
+    tie_word_embeddings: bool
+    dtype: Annotated[torch.dtype, BeforeValidator(_dtype)]
+    eos_token_id: int | tuple[int, ...] | None
+    hidden_act: Literal["silu"]
+    attention_bias: _Off
+    mlp_bias: _Off
+    pretraining_tp: _One = 1
+    layer_types: None = None
+    attention_dropout: float | None = None
+    bos_token_id: int | None = None
+    initializer_range: Annotated[float, Field(ge=0, le=1)] = 0.02
+    pad_token_id: int | None = None
+    transformers_version: str | None = None
+    use_cache: bool = True
+
+
+class GenerationConfig(BaseModel):
+    """What is needed of a generation_config.json."""
+
+    model_config = _STRICT
+
+    eos_token_id: int | tuple[int, ...] | None = None
+
+
+def can_hold(file: Path, config: LlamaConfig) -> bool:
+    """By the file's header and size, before anything is built: a number in a configuration may be
+    any. Raises OSError and SafetensorError."""
+    with safe_open(file, framework="pt") as weights:
+        names = len(weights.keys())
+    heads = max(config.num_attention_heads, config.num_key_value_heads) * config.head_dim
+    widest = max(config.vocab_size, config.intermediate_size, heads)
+    return config.num_hidden_layers <= names and widest * config.hidden_size <= file.stat().st_size
+
+
+class Output(NamedTuple):
     logits: Tensor  # [1, kept, vocab]
-
-
-class Hidden(NamedTuple):
-    last_hidden_state: Tensor  # [1, rows, hidden]
 
 
 class LlamaRMSNorm(nn.Module):
@@ -90,10 +160,7 @@ class LlamaAttention(nn.Module):
         if prepared is None:
             attended = self._plainly(query, key, value)
         else:
-            attended = prepared.attend(
-                self.layer_idx, query, key, value,
-                scaling=self.scaling, window=None, softcap=None, sinks=None,
-            )  # fmt: skip
+            attended = prepared.attend(self.layer_idx, query, key, value, scaling=self.scaling)
         output: Tensor = self.o_proj(attended.reshape(*rows.shape[:-1], -1).contiguous())
         return output
 
@@ -127,15 +194,8 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(config)
         self.post_attention_layernorm = LlamaRMSNorm(config)
 
-    def forward(
-        self,
-        rows: Tensor,
-        *,
-        position_embeddings: Angles,
-        foredraft: PreparedAttention | None = None,
-        **_: Any,  # what transformers' layers of other families are told
-    ) -> Tensor:
-        rows = rows + self.self_attn(self.input_layernorm(rows), position_embeddings, foredraft)
+    def forward(self, rows: Tensor, angles: Angles, prepared: PreparedAttention | None) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), angles, prepared)
         output: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return output
 
@@ -154,20 +214,14 @@ class LlamaModel(nn.Module):
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor | None,
-        foredraft: PreparedAttention | None,
-        *,
-        use_cache: bool = False,
-    ) -> Hidden:
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1])[None]
+        self, input_ids: Tensor, positions: Tensor, prepared: PreparedAttention | None
+    ) -> Tensor:
         rows: Tensor = self.embed_tokens(input_ids)
-        angles = self.rotary_emb(rows, position_ids=position_ids)
+        angles = self.rotary_emb(rows, position_ids=positions)
         for layer in self.layers:
-            rows = layer(rows, position_embeddings=angles, foredraft=foredraft)
-        return Hidden(self.norm(rows))
+            rows = layer(rows, angles, prepared)
+        normed: Tensor = self.norm(rows)
+        return normed
 
 
 class Llama(nn.Module):
@@ -211,10 +265,11 @@ class Llama(nn.Module):
         foredraft: PreparedAttention | None = None,
     ) -> Output:
         """Of one sequence `[1, rows]`; all logits, of so many last rows, or of those rows."""
-        rows = self.model(input_ids, position_ids, foredraft).last_hidden_state
-        if isinstance(logits_to_keep, int):
-            return Output(self.lm_head(rows[:, -logits_to_keep:]))
-        return Output(self.lm_head(rows[:, logits_to_keep]))
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1])[None]
+        rows = self.model(input_ids, position_ids, foredraft)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return Output(self.lm_head(rows[:, kept]))
 
 
 def read_llama(folder: Path) -> Llama | None:

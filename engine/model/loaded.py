@@ -19,7 +19,7 @@ class LoadedModel:
     """A model and the facts discovered about it. `folder` is where its files are, if local."""
 
     model: Any
-    config: Any  # of transformers, or engine.model.llama_config.LlamaConfig
+    config: Any  # of transformers, or engine.model.llama.LlamaConfig
     path: str
     folder: Path | None
     role: Role

@@ -10,9 +10,10 @@ built-in pair and folders never touch the network.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +24,16 @@ from engine.cpu.decoder import compiled_decoder
 from engine.cpu.fused import packed_decoder
 from engine.errors import ModelError
 from engine.model.call import choose_call
+from engine.model.checkpoint import (
+    length_limit,
+    quietly,
+    read_config,
+    read_weights,
+    refuse_unservable,
+)
 from engine.model.llama import read_llama
 from engine.model.loaded import LoadedModel
-from engine.model.model_config import length_limit, read_config, refuse_unservable
-from engine.model.precision import named_dtype, pick_dtype
+from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
 from engine.model.proof import (
     forward_of,
     is_proven,
@@ -36,8 +43,6 @@ from engine.model.proof import (
     sample_tokens,
     whole_sequence,
 )
-from engine.model.quantization import is_quantized
-from engine.model.weights import quantized, quietly, read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -56,63 +61,64 @@ def load_model(
     """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto as in
     `engine.model.precision`. `max_model_len` defaults to the model's own. Raises ModelError."""
     kind: QuantizationName = "none" if quantization == "auto" else quantization
-    asked = _Asked(path, role, revision, dtype, kind, device, max_model_len, trust_remote_code)
-    loaded = _load(asked, eight=quantization == "auto")
+    hub = {"revision": revision, "trust_remote_code": trust_remote_code}
+    source = _Source(path, role, kind, pick_device(device), max_model_len, hub)
+    loaded = source.load(dtype, eight=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
-        logger.info("%s runs in float32: compiled code does not run it in bfloat16", asked.name)
-        return _load(asked._replace(dtype="float32"), eight=False)
+        logger.info("%s runs in float32: compiled code does not run it in bfloat16", source.name)
+        return source.load("float32", eight=False)
     return loaded
 
 
-class _Asked(NamedTuple):
-    """Arguments of `load_model`."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What `load_model` was told; `hub` are arguments of `from_pretrained`."""
 
     path: str
     role: Role
-    revision: str | None
-    dtype: DTypeName
     quantization: QuantizationName
-    device: str
+    device: torch.device
     max_model_len: int | None
-    trust_remote_code: bool
+    hub: dict[str, Any]
 
     @property
     def name(self) -> str:
         return f"the {self.role} model {self.path!r}"
 
-    def of(self, config: Any, folder: Path | None, where: torch.device) -> _Said:
-        """Raises ModelError."""
+    def load(self, dtype: DTypeName, *, eight: bool) -> LoadedModel:
+        """`eight`: compiled code may keep weights in eight bits. Raises ModelError."""
+        name, where, hub = self.name, self.device, self.hub
+        folder = folder_of(self.path, self.role)
+        plain = where.type == "cpu" and self.quantization == "none"
+        llama = read_llama(folder) if folder is not None and plain else None
+        if llama is not None:
+            make = self._facts(llama.config, dtype, folder)
+            llama = llama.to(make.keywords["dtype"]).eval().requires_grad_(False)
+            return _proven(make, llama, reference(llama, name), name, eight=eight)
+        register()
+        with quietly():
+            config = read_config(str(folder or self.path), name, hub)
+            refuse_unservable(config, name, has_remote_code=hub["trust_remote_code"])
+            make = self._facts(config, dtype, folder)
+            how = {"config": config, "dtype": make.keywords["dtype"], **hub}
+            how |= quantization_arguments(self.quantization, where, name)
+            model = read_weights(str(folder or self.path), name, how)
+            model = model.to(where).eval().requires_grad_(False)
+            expected = reference(model, name)
+        return _proven(make, model, expected, name, eight=eight)
+
+    def _facts(self, config: Any, dtype: DTypeName, folder: Path | None) -> partial[LoadedModel]:
+        """All that is known of the model before it is looked at. Raises ModelError."""
+        role, where = self.role, self.device
         limit = length_limit(config, self.max_model_len, self.name)
+        kind = named_dtype(dtype, where)
         if self.quantization == "none":
-            kind = pick_dtype(self.dtype, where, config=config, folder=folder, role=self.role)
-        else:
-            kind = named_dtype(self.dtype, where)
-        return _Said(config, self.path, folder, self.role, kind, where, limit, self.quantization)
-
-
-def _load(asked: _Asked, *, eight: bool) -> LoadedModel:
-    """`eight`: compiled code may keep weights in eight bits. Raises ModelError."""
-    name, quantization = asked.name, asked.quantization
-    where, folder = pick_device(asked.device), folder_of(asked.path, asked.role)
-    plain = where.type == "cpu" and quantization == "none"
-    llama = read_llama(folder) if folder is not None and plain else None
-    if llama is not None:
-        said = asked.of(llama.config, folder, where)
-        llama = llama.to(said.dtype).eval().requires_grad_(False)
-        return _proven(llama, reference(llama, name), said, name, eight=eight)
-    register()
-    source = str(folder) if folder else asked.path
-    hub = {"revision": asked.revision, "trust_remote_code": asked.trust_remote_code}
-    with quietly():
-        config = read_config(source, name, hub)
-        refuse_unservable(config, name, has_remote_code=asked.trust_remote_code)
-        said = asked.of(config, folder, where)
-        how = {"config": config, "dtype": said.dtype, **quantized(quantization, where, name)}
-        model = read_weights(source, name, {**hub, **how})
-        model = model.to(where).eval().requires_grad_(False)
-        expected = reference(model, name)
-    return _proven(model, expected, said, name, eight=eight)
+            kind = pick_dtype(dtype, where, config=config, folder=folder, role=role)
+        return partial(
+            LoadedModel, config=config, path=self.path, folder=folder, role=role, dtype=kind,
+            device=where, max_model_len=limit, quantization=self.quantization,
+        )  # fmt: skip
 
 
 def adopt(model: Any, *, role: Role, name: str, eight: bool = False) -> LoadedModel:
@@ -123,33 +129,21 @@ def adopt(model: Any, *, role: Role, name: str, eight: bool = False) -> LoadedMo
     with quietly():
         refuse_unservable(config, name, has_remote_code=False)
         expected = reference(model, name)
-    limit = length_limit(config, None, name)
-    said = _Said(config, name, None, role, model.dtype, model.device, limit, "none")
-    return _proven(model, expected, said, name, eight=eight)
-
-
-class _Said(NamedTuple):
-    """What is known of a model before it is looked at."""
-
-    config: Any
-    path: str
-    folder: Path | None
-    role: Role
-    dtype: torch.dtype
-    device: torch.device
-    max_model_len: int
-    quantization: QuantizationName
+    make = partial(
+        LoadedModel, config=config, path=name, folder=None, role=role, dtype=model.dtype,
+        device=model.device, max_model_len=length_limit(config, None, name), quantization="none",
+    )  # fmt: skip
+    return _proven(make, model, expected, name, eight=eight)
 
 
 def _proven(
-    model: Any, expected: Tensor, said: _Said, name: str, *, eight: bool = False
+    make: partial[LoadedModel], model: Any, expected: Tensor, name: str, *, eight: bool
 ) -> LoadedModel:
     """With the shortest call chosen. Raises ModelError."""
     plain = not is_quantized(model)
     layers = probe_layers(model, name)
-    loaded = LoadedModel(
+    loaded = make(
         model=model,
-        **said._asdict(),
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
         eos_ids=_eos_ids(model, name),
         layers=layers,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +11,9 @@ from engine.config import CacheConfig
 from engine.cpu.fused import FusedDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
-from engine.model.precision import named_dtype
 from engine.scheduling.memory import Part, Shape, activation_bytes, available_bytes, buckets
 
 UNTOLD = 1 << 62  # where a machine does not say what it has
-NOISE = 64 << 20  # see engine.sampling.noise
 IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
 WORKSPACE = 128 << 20  # of an attention library
 
@@ -29,16 +26,6 @@ def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
         return int(total * cache.memory_fraction) - (total - free), str(where)
     available = available_bytes()
     return (UNTOLD if available is None else available), str(where)
-
-
-def plan_limit(cache: CacheConfig, device: torch.device, loaded: int) -> int:
-    """Bytes for what is loaded by now, which the weights are, and for all that is yet to come."""
-    return device_limit(cache, str(device))[0] + loaded
-
-
-def item_bytes(dtype: Any, device: str) -> int:
-    """Of one number in the dtype that a configuration names."""
-    return named_dtype(dtype, pick_device(device)).itemsize
 
 
 def weights_of(model: LoadedModel) -> Part:
@@ -66,7 +53,7 @@ def held_bytes(tensor: Tensor) -> int:
     return sum(held_bytes(getattr(tensor, name)) for name in names)
 
 
-def shape_of(model: LoadedModel) -> Shape:
+def _shape_of(model: LoadedModel) -> Shape:
     config = model.config
     hidden = int(getattr(config, "hidden_size", 0))
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
@@ -77,9 +64,9 @@ def reserve_of(
     models: Sequence[LoadedModel], *, rows: int, logit_rows: int, graphs: bool
 ) -> tuple[Part, ...]:
     """What forwards, sampling and captured graphs take, by rule: not measured."""
-    shapes = [shape_of(model) for model in models]
+    shapes = [_shape_of(model) for model in models]
     widest = max(activation_bytes(s, rows=rows, logit_rows=logit_rows) for s in shapes)
-    parts = [Part("activations", widest + NOISE, f"about, for {rows} rows of a step")]
+    parts = [Part("activations", widest, f"about, for {rows} rows of a step")]
     if models[0].device.type == "cuda":
         parts.append(Part("attention workspace", WORKSPACE * len(models)))
     if graphs:

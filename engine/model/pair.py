@@ -6,23 +6,26 @@ benchmark, the tests).
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLTokenizer
 
 from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
+from engine.errors import ModelError
 from engine.grammar.vocabulary import load_vocabulary
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
-from engine.model.loader import load_model
-from engine.model.memory import device_limit, item_bytes, plan_limit, reserve_of, weights_of
+from engine.model.loader import load_model, pick_device
+from engine.model.memory import device_limit, reserve_of, weights_of
+from engine.model.precision import named_dtype
 from engine.model.runner import Graphs, ModelRunner
-from engine.model.shared_vocabulary import check_pair
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
@@ -47,30 +50,85 @@ def load_pair(config: EngineConfig) -> Pair:
     MemoryPlanError when their weights alone cannot fit the device."""
     _refuse_heavy_weights(config)
     said = config.target
-    target = load_model(
-        model_folder(said.path, "target"),
-        role="target",
+    target = _load(config, said, "target", said.max_model_len)
+    if not isinstance(config.speculation.proposer, DraftModelConfig):
+        return Pair(target)
+    draft = _load(config, config.speculation.proposer, "draft")
+    check_pair(target, draft)
+    return Pair(target, draft)
+
+
+def _load(
+    config: EngineConfig,
+    said: ModelConfig | DraftModelConfig,
+    role: Role,
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    return load_model(
+        model_folder(said.path, role),
+        role=role,
         revision=said.revision,
         dtype=said.dtype,
         quantization=said.quantization,
         device=config.device,
-        max_model_len=said.max_model_len,
+        max_model_len=max_model_len,
         trust_remote_code=said.trust_remote_code,
     )
-    proposer = config.speculation.proposer
-    if not isinstance(proposer, DraftModelConfig):
-        return Pair(target)
-    draft = load_model(
-        model_folder(proposer.path, "draft"),
-        role="draft",
-        revision=proposer.revision,
-        dtype=proposer.dtype,
-        quantization=proposer.quantization,
-        device=config.device,
-        trust_remote_code=proposer.trust_remote_code,
-    )
-    check_pair(target, draft)
-    return Pair(target, draft)
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise ModelError unless ids below the smaller vocabulary mean the same tokens in both, since
+    a draft guesses ids, and the draft reaches as far as the target. Embedding rows padded beyond
+    the tokenizer are no mismatch. Where one of them brings no tokenizer.json, the two vocabulary
+    sizes must be equal."""
+    pair = f"the draft model {draft.path!r} does not fit the target model {target.path!r}"
+    if draft.max_model_len < target.max_model_len:
+        raise ModelError(
+            f"{pair}: it has {draft.max_model_len} positions, the target is to serve "
+            f"{target.max_model_len}; set target.max_model_len to {draft.max_model_len} or less"
+        )
+    ours, theirs = _vocabulary(target), _vocabulary(draft)
+    if ours is None or theirs is None:
+        if target.vocab_size != draft.vocab_size:
+            raise ModelError(
+                f"{pair}: their vocabularies have {draft.vocab_size} and {target.vocab_size} "
+                "tokens, and without a tokenizer.json in both folders they cannot be compared"
+            )
+        return
+    shared = min(target.vocab_size, draft.vocab_size)
+    for token_id in sorted(ours.keys() | theirs.keys()):
+        one, other = ours.get(token_id), theirs.get(token_id)
+        if token_id < shared and one != other:
+            raise ModelError(
+                f"{pair}: token {token_id} is {other!r} for the draft and {one!r} for the target"
+            )
+
+
+def _vocabulary(model: LoadedModel) -> dict[int, str] | None:
+    """Token text by id from the folder's tokenizer.json, or None if there is none."""
+    file = model.folder / "tokenizer.json" if model.folder else None
+    if file is None or not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return _tokens(content)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise ModelError(
+            f"the {model.role} model {model.path!r} has a tokenizer.json that cannot be read: "
+            f"{error}"
+        ) from error
+
+
+def _tokens(content: dict[str, Any]) -> dict[int, str]:
+    """BPE and WordPiece keep a map, Unigram a list of (text, score); added tokens stand apart."""
+    vocab = content["model"]["vocab"]
+    if isinstance(vocab, dict):
+        tokens = {int(token_id): text for text, token_id in vocab.items()}
+    else:
+        tokens = {token_id: entry[0] for token_id, entry in enumerate(vocab)}
+    for added in content.get("added_tokens") or []:
+        tokens[int(added["id"])] = added["content"]
+    return tokens
 
 
 def build_cache(
@@ -142,7 +200,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         ),
         token_bytes={m.role: bytes_per_token(m.layers, m.dtype) for m in models},
         max_model_len=pair.target.max_model_len,
-        limit=plan_limit(config.cache, device, loaded),
+        limit=device_limit(config.cache, str(device))[0] + loaded,
         kv_limit=None if on_cuda else int(config.cache.cpu_memory_gib * GIB),
     )
 
@@ -156,7 +214,7 @@ def _refuse_heavy_weights(config: EngineConfig) -> None:
     for role, model in said.items():
         numbers = parameters_in(Path(model_folder(model.path, role)))
         if numbers is not None and model.quantization in ("none", "auto"):
-            sizes[role] = numbers * item_bytes(model.dtype, config.device)
+            sizes[role] = numbers * named_dtype(model.dtype, pick_device(config.device)).itemsize
     refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))
 
 

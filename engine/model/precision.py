@@ -1,34 +1,43 @@
-"""In which precision a model runs where nobody said: the only place that decides.
+"""In which precision a model runs: its numbers' type, and the bits of its weights.
 
-On CUDA bfloat16. On a CPU bfloat16, too, for a model that is stored so, where compiled code runs
-it: half the bytes of every step, and for a target, all of whose rows it must run, the same bits in
-any company. Else float32, since torch's products in bfloat16 depend on how many rows share them,
-and the same seed would not give the same text. What decides is what model and machine are, never a
-measurement at start, so that a text is the same after a restart.
+Where nobody said: on CUDA bfloat16. On a CPU bfloat16, too, for a model that is stored so, where
+compiled code runs it: half the bytes of every step, and for a target, all of whose rows it must
+run, the same bits in any company. Else float32, since torch's products in bfloat16 depend on how
+many rows share them, and the same seed would not give the same text. What decides is what model and
+machine are, never a measurement at start, so that a text is the same after a restart.
+
+Weights in fewer bits are transformers' own loading with torchao. Only the linear layers inside of
+the model change; embedding and head stay as they are. Scales belong to rows of weights (int8, fp8),
+to groups of 128 (int4), and to rows of activations (fp8), so a row of a forward is still the same
+in any company.
 """
 
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from engine.config import DTypeName, Role
+from engine.config import DTypeName, QuantizationName, Role
 from engine.cpu.decoder import obstacle_to_bfloat16
+from engine.errors import ModelError
 from engine.scheduling.memory import dtypes_in
 
 logger = logging.getLogger(__name__)
 
-_NAMED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOAT8_CAPABILITY = (8, 9)  # of a CUDA device, from which on it multiplies them
 
 
 def named_dtype(dtype: DTypeName, device: torch.device) -> torch.dtype:
     """What is named; of a model of which no more is known, `auto` is what fits any."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return _NAMED[dtype]
+    named: torch.dtype = getattr(torch, dtype)
+    return named
 
 
 def pick_dtype(
@@ -47,3 +56,47 @@ def pick_dtype(
 def _is_stored_in_bfloat16(config: Any, folder: Path | None) -> bool:
     """By the configuration, which may say what a model was made in instead, or by the files."""
     return config.dtype == torch.bfloat16 or (folder is not None and dtypes_in(folder) == {"BF16"})
+
+
+def quantization_arguments(
+    kind: QuantizationName, device: torch.device, name: str
+) -> dict[str, Any]:
+    """Further arguments of `from_pretrained`. On CUDA weights are packed where they will lie.
+    Raises ModelError where this machine cannot."""
+    if kind == "none":
+        return {}
+    if reason := unsupported(kind, device):
+        raise ModelError(f"{name} cannot be loaded as {kind}: {reason}")
+    from torchao.quantization import (
+        Float8DynamicActivationFloat8WeightConfig,
+        Int4WeightOnlyConfig,
+        Int8WeightOnlyConfig,
+        PerRow,
+    )
+    from transformers import TorchAoConfig
+
+    config: Any = Int4WeightOnlyConfig(int4_packing_format="tile_packed_to_4d")
+    if kind == "int8":
+        config = Int8WeightOnlyConfig()
+    elif kind == "fp8":
+        config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+    place = {"device_map": {"": str(device)}} if device.type == "cuda" else {}
+    return {"quantization_config": TorchAoConfig(config), **place}
+
+
+def unsupported(kind: QuantizationName, device: torch.device) -> str | None:
+    """Why not, as half a sentence."""
+    if find_spec("torchao") is None:
+        return "the package torchao is not installed (pip install 'foredraft[quantization]')"
+    if device.type != "cuda":
+        return None if kind == "int8" else "it needs a CUDA device; on a CPU use int8"
+    if find_spec("accelerate") is None:
+        return "the package accelerate is not installed (pip install 'foredraft[quantization]')"
+    if kind == "fp8" and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+        return "the device has no products of 8-bit floats; use int8 or int4"
+    return None
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether any weight is held in parts."""
+    return any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters())

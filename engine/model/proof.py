@@ -9,7 +9,7 @@ runs under a probe, and then a dozen tokens run both ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError
 from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch
-from engine.model.call import Call
 from engine.model.kv_cache import KVCache, Plane
+from engine.model.loaded import LoadedModel
 from engine.scheduling.segment import Segment
 
 # Largest difference of logits, in units of the largest logit.
@@ -36,25 +36,6 @@ LENGTH, CUT = 12, 7
 BLOCK_SIZE = 4
 
 Forward = Callable[[Sequence[Segment], Plane], Tensor]  # logits of the rows that segments ask for
-
-
-class Loaded(Protocol):
-    """What is needed of a loader.LoadedModel."""
-
-    @property
-    def model(self) -> Any: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def layers(self) -> tuple[LayerShape, ...]: ...
-
-    @property
-    def logits(self) -> Call: ...
 
 
 def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
@@ -114,7 +95,7 @@ def reference(model: Any, name: str) -> Tensor:
     return logits
 
 
-def prove(loaded: Loaded, expected: Tensor, name: str) -> None:
+def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
     """Compare a chunked, packed, paged forward with the reference. Raises ModelError with the
     difference."""
     with torch.inference_mode():
@@ -130,7 +111,7 @@ def prove(loaded: Loaded, expected: Tensor, name: str) -> None:
         )
 
 
-def forward_of(loaded: Loaded) -> Forward:
+def forward_of(loaded: LoadedModel) -> Forward:
     """The model's own call behind packing and paged attention."""
     backend = _backend(loaded.device, loaded.dtype, loaded.layers)
 

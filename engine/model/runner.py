@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.interface import AttentionBackend
+from engine.attention.interface import AttentionBackend, StagingBackend
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, Memory
 from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch, Unseen
-from engine.model.chain_graphs import ChainGraphs, Found, read_chains
-from engine.model.graphs import ForwardGraphs, Recorder, Site, StagingBackend
+from engine.model.chain_graphs import ChainGraphs, Found
+from engine.model.graphs import ForwardGraphs, Recorder, Site
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
-from engine.model.timing import DeviceTimer, HostTimer, Timer
+from engine.model.timing import DeviceTimer, HostTimer
 from engine.sampling.noise import Key
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
@@ -71,8 +71,7 @@ class ModelOutput:
         return len(self._given)
 
 
-@dataclass(frozen=True, slots=True)
-class Graphs:
+class Graphs(NamedTuple):
     """That forwards are to be captured: who records, and the most rows of a forward."""
 
     recorder: Recorder
@@ -103,7 +102,8 @@ class ModelRunner:
             layers=model.layers,
             block_size=cache.block_size,
         )
-        self._timer: Timer = DeviceTimer() if model.device.type == "cuda" else HostTimer(clock)
+        on_cuda = model.device.type == "cuda"
+        self._timer: DeviceTimer | HostTimer = DeviceTimer() if on_cuda else HostTimer(clock)
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
         self._compiled = model.compiled
         if self._compiled is not None:
@@ -147,30 +147,24 @@ class ModelRunner:
     def forward(self, segments: Sequence[Segment], unseen: Unseen | None = None) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
         `start + len(tokens)`, and everything before `start` must have been computed."""
-        seen = unseen is None
-        if seen and self._compiled is not None and self._compiled.suits(segments):
-            self._timer.begin()
-            table = self._compiled.forward(segments, self._memory)
-            self._timer.end()
-            return ModelOutput(table)
+        compiled = self._compiled
+        if unseen is None and compiled is not None and compiled.suits(segments):
+            with self._timer:
+                return ModelOutput(compiled.forward(segments, self._memory))
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device, unseen)
-            return ModelOutput(self._replayed(batch) if self._forwards else self._eager(batch))
+            return ModelOutput(self._computed(batch))
 
-    def _replayed(self, batch: Batch) -> Tensor:
-        assert self._forwards is not None
-        self._timer.begin()
-        logits = self._forwards(batch)
-        self._timer.end()
-        return self._eager(batch) if logits is None else logits
-
-    def _eager(self, batch: Batch) -> Tensor:
+    def _computed(self, batch: Batch) -> Tensor:
+        if self._forwards is not None:
+            with self._timer:
+                replayed = self._forwards(batch)
+            if replayed is not None:
+                return replayed
         prepared = self.backend.prepare(self._plane, batch.spans)
-        self._timer.begin()  # packing is host work, and counted as such
-        logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)
-        logits = logits.float()
-        self._timer.end()
-        return logits
+        with self._timer:  # packing is host work, and counted as such
+            logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)
+            return logits.float()
 
     def chain(
         self,
@@ -188,12 +182,10 @@ class ModelRunner:
         for each, follow its last token; what stands behind a sequence's last token means
         nothing."""
         assert self._compiled is not None
-        self._timer.begin()
-        found = self._compiled.chain(
-            output.table, rows, starts, self._memory, steps=steps, asked=asked
-        )
-        self._timer.end()
-        return found
+        with self._timer:
+            return self._compiled.chain(
+                output.table, rows, starts, self._memory, steps=steps, asked=asked
+            )
 
     def draws_chains(self, sequences: int) -> bool:
         """Whether `chain` can draw for so many sequences."""
@@ -219,22 +211,5 @@ class ModelRunner:
         leads, still to be computed when this returns, and overwritten by this model's next forward.
         `fits_chain` must hold."""
         assert self._chains is not None
-        self._timer.begin()
-        told = self._chains(output.logits, starts, steps=steps, scales=scales, keys=keys)
-        self._timer.end()
-        return told
-
-    def keyed_chain(
-        self,
-        output: ModelOutput,
-        starts: Sequence[Start],
-        *,
-        steps: int,
-        scales: Sequence[float],
-        keys: Callable[[], Sequence[Key | None]],
-    ) -> Found | None:
-        """The same, told in one copy from the device; None if it does not fit."""
-        if not self.fits_chain(starts, steps):
-            return None
-        told = self.unseen_chain(output, starts, steps=steps, scales=scales, keys=keys())
-        return read_chains(told.tolist())
+        with self._timer:
+            return self._chains(output.logits, starts, steps=steps, scales=scales, keys=keys)

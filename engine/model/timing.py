@@ -4,43 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Timer(Protocol):
-    """`begin` and `end` around a forward. `read`: seconds, see the classes. `wait`: until what was
-    begun has ended."""
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def read(self) -> float: ...
-
-    def wait(self) -> None: ...
-
-
 class HostTimer:
-    """`read` answers the last forward's seconds, as often as it is asked."""
+    """`with` it around a forward; `read` answers the last one's seconds, as often as it is
+    asked."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._began = 0.0
-        self._seconds = 0.0
+        self._began = self._seconds = 0.0
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         self._began = self._clock()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._seconds = self._clock() - self._began
 
     def read(self) -> float:
         return self._seconds
 
     def wait(self) -> None:
-        return None
+        """Until what was begun has ended, which it has."""
 
 
 class DeviceTimer:
@@ -51,12 +38,12 @@ class DeviceTimer:
         self._make = make_event or partial(torch.cuda.Event, enable_timing=True)
         self._open: list[tuple[Any, Any]] = []  # torch's events have no types
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         pair = self._make(), self._make()
         pair[0].record()
         self._open.append(pair)
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open[-1][1].record()
 
     def read(self) -> float:

@@ -1,47 +1,41 @@
 """Draws on the device where the logits lie, without a word to the host.
 
-For requests whose fields ask for a temperature and filters alone. Promises what the long way
-(`LogitsProcessor.finalize`, `Sampler`) draws, to the bit of the noise that the device computes, or
-UNSURE. Filters leave few ids, and only these are given noise: it is a function of (seed, position,
-id), so each has the number that it has in a whole row. Who asks decides when the host hears of it.
+A draw is a function of (the row's logits and context, seed, absolute position) alone: the argmax of
+log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
+Filters leave few ids, and only these are given noise: it is a function of (seed, position, id), so
+each has the number that it has in a whole row. Who asks decides when the host hears of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from math import inf
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.sampling.logits import LogitsProcessor
+from engine.sampling.filters import Bounds, look_of, survivors
+from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.plain import UNSURE, Plain, Rows
-from engine.sampling.sampler import MOST_SURE, NOT_FINITE, best_and_lead
-from engine.sampling.survivors import MOST, Bounds, survivors
+from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Plain, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 
-Facts = npt.NDArray[np.float64]
 _Asked = tuple[Rows, Plain]
 
 
 class DeviceDraws:
-    """Share `processor` with the long way. `vocab_size` is the width of the logits."""
+    """`vocab_size` is the width of the logits."""
 
     def __init__(self, processor: LogitsProcessor, vocab_size: int, device: torch.device) -> None:
         self._processor = processor
         self._vocab = vocab_size
         self._device = device
-        self._words = token_words_of(vocab_size).to(device)
+        self._words = token_words_of(vocab_size, device)
 
     def takes(self, seq: Sequence) -> bool:
-        """Whether its rows can be drawn here."""
-        plain = self._processor.plain(seq)
-        if plain is None:
-            return False
-        return not (plain.scale > 0 and MOST < plain.top_k < self._vocab)
+        """Whether its fields ask for a temperature and filters alone."""
+        return self._processor.plain(seq) is not None
 
     def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[list[int] | None]:
         """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
@@ -59,59 +53,72 @@ class DeviceDraws:
         return found
 
     def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads as Sampler.guess tells them; None: go the long
-        way. One copy from the device."""
+        """Of all rows in order, tokens and leads (see best_and_lead); None where one of
+        them asks for more. One copy from the device."""
         if not all(self.takes(rows.seq) for rows in asked):
             return None
         tokens, leads = self.enqueue(logits, asked).tolist()
         return None if UNSURE in tokens else (whole(tokens), leads)
 
+    def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
+        """The tokens of rows that anything may be asked of, NOT_FINITE where there is none."""
+        return self.guess_adjusted(logits, contexts)[0]
+
+    def guess_adjusted(
+        self, logits: Tensor, contexts: Seq[RowContext]
+    ) -> tuple[list[int], list[float]]:
+        """`guess` of rows that anything may be asked of."""
+        asked = [
+            (Rows(each.seq, row, 1, each.position), plain_of(each.seq.params))
+            for row, each in enumerate(contexts)
+        ]
+        adjusted = self._processor.adjust(logits, contexts)
+        tokens, leads = self._drawn(adjusted, asked).tolist()
+        if UNSURE in tokens:
+            tokens, leads = self._drawn(adjusted, asked, look=self._vocab).tolist()
+        return whole(tokens), leads
+
     def enqueue(self, logits: Tensor, asked: Seq[Rows]) -> Tensor:
         """Float64 `[2, rows of all]`: tokens (or NOT_FINITE, UNSURE) and leads, still to be
         computed when this returns. `takes` must hold; float64 holds every id."""
+        plain = [self._processor.plain(rows.seq) for rows in asked]
+        return self._drawn(
+            logits, [(rows, each) for rows, each in zip(asked, plain, strict=True) if each]
+        )
+
+    def _drawn(self, logits: Tensor, asked: Seq[_Asked], look: int | None = None) -> Tensor:
+        """`look` as in filters.survivors, if it is not to be chosen here."""
         usual, filtered, places, at = list[_Asked](), list[_Asked](), (list[int](), list[int]()), 0
-        for rows in asked:
-            plain = self._plain(rows.seq)
-            kind = self._filters(plain)
+        for rows, plain in asked:
+            kind = plain.is_filtered(self._vocab)
             (filtered if kind else usual).append((rows, plain))
             places[kind].extend(range(at, at + rows.size))
             at += rows.size
         if not filtered:
             return self._usual(*self._part(logits, usual))
-        drawn = self._filtered(*self._part(logits, filtered))
+        look = look or look_of([plain for _, plain in filtered], self._vocab)
+        drawn = self._filtered(*self._part(logits, filtered), look)
         if not usual:
             return drawn
         drawn = torch.cat([self._usual(*self._part(logits, usual)), drawn], dim=1)
         order = torch.from_numpy(np.argsort(places[0] + places[1]))
         return drawn.index_select(1, order.to(self._device, non_blocking=True))
 
-    def _filters(self, plain: Plain) -> bool:
-        """Whether top_k, top_p or min_p can remove anything."""
-        some = 0 < plain.top_k < self._vocab or plain.top_p < 1 or plain.floor > -inf
-        return plain.scale > 0 and some
-
-    def _plain(self, seq: Sequence) -> Plain:
-        plain = self._processor.plain(seq)
-        assert plain is not None
-        return plain
-
-    def _part(self, logits: Tensor, asked: list[_Asked]) -> tuple[Tensor, Tensor, int]:
-        """Scaled rows, the facts of each, and how many ids filters have to look at."""
+    def _part(self, logits: Tensor, asked: list[_Asked]) -> tuple[Tensor, Tensor]:
+        """Scaled rows, and the facts of each."""
         facts = torch.from_numpy(_facts(asked, self._vocab)).to(self._device, non_blocking=True)
         index = [rows.first + i for rows, _ in asked for i in range(rows.size)]
         if index != list(range(len(logits))):
             there = torch.tensor(index).to(self._device, non_blocking=True)
             logits = logits.index_select(0, there)
-        most = max(plain.top_k or self._vocab for _, plain in asked)
-        return logits * facts[:, :1].float(), facts, min(most, MOST, self._vocab)
+        return logits * facts[:, :1].float(), facts
 
-    def _usual(self, scaled: Tensor, facts: Tensor, _look: int) -> Tensor:
+    def _usual(self, scaled: Tensor, facts: Tensor) -> Tensor:
         noise = gumbel_of(hashed(self._words, *_keys(facts)))
         return together(*best_and_lead(scaled + noise.where(facts[:, 1:2] > 0, 0.0)))
 
     def _filtered(self, scaled: Tensor, facts: Tensor, look: int) -> Tensor:
-        bounds = Bounds(facts[:, 4].long(), facts[:, 5], facts[:, 6])
-        left = survivors(scaled, bounds, look)
+        left = survivors(scaled, Bounds(facts[:, 4].long(), facts[:, 5], facts[:, 6]), look)
         scores = left.values + gumbel_of(hashed(self._words[left.ids], *_keys(facts)))
         best = scores.amax(dim=1, keepdim=True)
         tokens = left.ids.where(scores == best, self._vocab).amin(dim=1)
@@ -122,8 +129,17 @@ class DeviceDraws:
         return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
 
 
+def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows] the lowest id of each row's largest score, NOT_FINITE where that is no finite number;
+    and the score less the second largest, at most MOST_SURE, 0 where there is none."""
+    best, ids = scores.max(dim=1)
+    second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
+    leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+    return ids.masked_fill(~best.isfinite(), NOT_FINITE), leads
+
+
 def together(tokens: Tensor, leads: Tensor) -> Tensor:
-    """Float64 `[2, rows]`, to be told in one copy."""
+    """Float64 `[2, rows]`, for one copy to the host."""
     return torch.stack([tokens.double(), leads.double()])
 
 
@@ -142,9 +158,9 @@ def whole(numbers: Seq[float]) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _facts(asked: list[_Asked], vocab: int) -> Facts:
+def _facts(asked: list[_Asked], vocab: int) -> npt.NDArray[np.float64]:
     """`[rows, 7]`: scale, whether there is noise, the halves of its key as int32, then sizes,
-    shares and floors of survivors.Bounds; sent as one array."""
+    shares and floors of filters.Bounds; sent as one array."""
     facts = np.empty((sum(rows.size for rows, _ in asked), 7))
     keys, at = [], 0
     for rows, plain in asked:

@@ -1,12 +1,8 @@
-"""What a text's own tokens are penalised with, as numbers that compiled code takes. No tensors.
-
-For drafts, which then need nobody between their steps; it follows `engine.sampling.logits`, whose
-business the target's rows are.
-"""
+"""The tokens of a text and how often each was generated, for repetition, frequency and presence
+penalties. No tensors: compiled code takes the tables as they are."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -16,7 +12,6 @@ import numpy.typing as npt
 from engine.messages import SamplingParams
 from engine.scheduling.sequence import Sequence
 
-_MOST_TEXTS = 128
 _LEAST_ROOM = 64
 
 Integers = npt.NDArray[np.int64]
@@ -24,8 +19,8 @@ Packed = tuple[Integers, Integers, npt.NDArray[np.float32]]
 
 
 class Penalties(NamedTuple):
-    """Of one request. `table` int64 `[tokens, 2]`: each one that the text holds, and how often it
-    was generated; valid until more of the text is told."""
+    """Of one request. `table` int64 `[tokens, 2]`: each token that the text holds, and how often it
+    was generated; valid until the text grows."""
 
     repetition: float
     frequency: float
@@ -39,47 +34,52 @@ def is_penalised(params: SamplingParams) -> bool:
 
 
 class PenaltyTables:
-    """Kept per sequence, and brought up to date by what was appended to it."""
+    """One for each sequence until it is forgotten, extended by what was appended to it."""
 
     def __init__(self) -> None:
-        self._texts: OrderedDict[int, _Text] = OrderedDict()
+        self._texts: dict[Sequence, _Text] = {}
 
-    def of(self, seq: Sequence) -> Penalties:
-        text = self._texts.pop(id(seq), None)
-        if text is None or text.seq is not seq or text.length > len(seq.tokens):
-            text = _Text(seq)
-            if len(self._texts) >= _MOST_TEXTS:
-                self._texts.popitem(last=False)
-        self._texts[id(seq)] = text
-        params = seq.params
+    def of(self, seq: Sequence, path: Seq[int] = ()) -> Penalties:
+        """After the tokens of `seq`, and those of `path`, which count as generated."""
+        text = self._texts.get(seq)
+        if text is None:
+            text = self._texts[seq] = _Text()
+        text.extend(seq)
+        p = seq.params
         return Penalties(
-            params.repetition_penalty,
-            params.frequency_penalty,
-            params.presence_penalty,
-            text.table(),
+            p.repetition_penalty, p.frequency_penalty, p.presence_penalty, text.after(path)
         )
 
     def forget(self, seq: Sequence) -> None:
-        self._texts.pop(id(seq), None)
+        self._texts.pop(seq, None)
 
 
 class _Text:
-    def __init__(self, seq: Sequence) -> None:
-        self.seq = seq
-        self.length = 0
+    def __init__(self) -> None:
+        self._length = 0
         self._places: dict[int, int] = {}
         self._rows = np.zeros((_LEAST_ROOM, 2), np.int64)
 
-    def table(self) -> Integers:
-        tokens, start = self.seq.tokens, self.length
-        self.length = len(tokens)
+    def extend(self, seq: Sequence) -> None:
+        tokens, start = seq.tokens, self._length
+        self._length = len(tokens)
         for at in range(start, len(tokens)):
             place = self._places.setdefault(tokens[at], len(self._places))
             if place == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
             self._rows[place, 0] = tokens[at]
-            self._rows[place, 1] += at >= self.seq.num_prompt
-        return self._rows[: len(self._places)]
+            self._rows[place, 1] += at >= seq.num_prompt
+
+    def after(self, path: Seq[int]) -> Integers:
+        table = self._rows[: len(self._places)]
+        if not path:
+            return table
+        new = [token for token in dict.fromkeys(path) if token not in self._places]
+        places = self._places | {token: len(table) + i for i, token in enumerate(new)}
+        table = np.concatenate([table, np.array([(t, 0) for t in new], np.int64).reshape(-1, 2)])
+        for token in path:
+            table[places[token], 1] += 1
+        return table
 
 
 def packed(penalties: Seq[Penalties | None], steps: int) -> Packed:

@@ -1,4 +1,4 @@
-"""The few numbers that are all there is to say about most requests' draws. No tensors."""
+"""The few numbers that say how most requests' tokens are drawn. No tensors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from engine.messages import SamplingParams
 from engine.scheduling.sequence import Sequence
 
 NOT_FINITE, UNSURE = -1, -2  # in place of a drawn token
+MOST_SURE = 99.0  # the largest lead of a token over the next that is reported
 
 _LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
 _PARTS, _WORDS = Struct("<Qfxxxxqdd"), Struct("<qixxxxqqq")
 
 
 class Plain(NamedTuple):
-    """What a row is drawn with when its fields ask for nothing else. `scale` multiplies the logits,
-    0 stands for greedy; of `floor`, the logarithm of min_p, minus infinity is off, as is 0 of
-    `top_k`. `words`: the seed, the scale as float32, top_k, top_p and floor as compiled code takes
-    them, the bits of each in an int64."""
+    """Temperature and filters of a row. `scale` multiplies the logits, 0 stands for greedy; of
+    `floor`, the logarithm of min_p, minus infinity is off, as is 0 of `top_k`. `words`: the seed,
+    the scale as float32, top_k, top_p and floor as compiled code takes them, the bits of each in an
+    int64."""
 
     scale: float
     top_k: int
@@ -28,10 +29,11 @@ class Plain(NamedTuple):
     floor: float
     words: tuple[int, int, int, int, int]
 
-    @property
-    def is_filtered(self) -> bool:
-        """At temperature 0 the most likely token is kept by every filter."""
-        return self.scale > 0 and (self.top_k > 0 or self.top_p < 1 or self.floor > -inf)
+    def is_filtered(self, vocab_size: int) -> bool:
+        """Whether a filter can remove anything. At temperature 0 the most likely token is kept by
+        every filter."""
+        cut = 0 < self.top_k < vocab_size or self.top_p < 1 or self.floor > -inf
+        return self.scale > 0 and cut
 
 
 class Rows(NamedTuple):
@@ -48,13 +50,8 @@ class Rows(NamedTuple):
 
 def plain_of(params: SamplingParams) -> Plain:
     """Of a request's seed, temperature and filters."""
-    scale = scale_at(params.temperature) if params.temperature else 0.0
+    scale = 1 / max(params.temperature, _LEAST_TEMPERATURE) if params.temperature else 0.0
     floor = log(params.min_p) if params.min_p else -inf
     top_k, top_p = params.top_k, params.top_p
     bits = _PARTS.pack(params.seed, scale, top_k, top_p, floor)
     return Plain(scale, top_k, top_p, floor, _WORDS.unpack(bits))
-
-
-def scale_at(temperature: float) -> float:
-    """What multiplies the logits at this temperature; greedy ones stay as they are."""
-    return 1 / max(temperature, _LEAST_TEMPERATURE) if temperature else 1.0

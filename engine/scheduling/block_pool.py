@@ -12,7 +12,7 @@ but it is still in the prefix cache and may be evicted, least recently released 
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
@@ -260,26 +260,3 @@ class BlockPool:
         if high:
             kept = bytes([_KEPT])
             self._state[low:high] = self._state[low:high].replace(kept, bytes([_BLANK]))
-
-    # -- proof -------------------------------------------------------------------------------
-
-    def audit(self, holders: Iterable[Sequence]) -> None:
-        """Assert that the pool balances against the sequences that hold blocks, between steps."""
-        holders = list(holders)
-        held = Counter(block for seq in holders for block in seq.blocks)
-        assert [held[block] for block in range(len(self._refs))] == self._refs
-        assert all(block in self._own for block in (*held, *self._idle))
-        blank = len(self._state) - self._state.count(_TAKEN)
-        assert blank == self._num_blank
-        assert blank + len(self._idle) + len(held) == self.num_total
-        for block in range(len(self._refs)):
-            digest = self._digest[block]
-            assert (block in self._idle) <= (not held[block] and digest is not None)
-            assert not (self._state[block] and (held[block] or digest is not None))
-            assert digest is None or self._cached[digest] == block
-        assert len(self._cached) == sum(digest is not None for digest in self._digest)
-        assert set(self._claims) <= {seq.id for seq in holders}
-        for seq in holders:
-            assert len(set(seq.blocks)) == len(seq.blocks)
-            for block in seq.blocks[seq.num_computed // self.block_size :]:
-                assert self._refs[block] == 1, f"block {block} has two writers"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
 
 from engine.config import ScheduleConfig
 from engine.messages import FinishReason
@@ -210,20 +209,6 @@ class Scheduler:
         pool.publish(seq, seq.num_computed)
         pool.mark_draft_ready(seq, seq.num_draft_computed)
         pool.trim(seq, total)
-
-    def audit(self) -> None:
-        """Assert, between steps, that the pool balances and nobody is lost or counted twice."""
-        self.pool.audit(self.running)
-        assert len(self.running) <= self._max_running
-        assert all(seq.status == "running" for seq in self.running)
-        assert all(seq.status == "waiting" and not seq.blocks for seq in self.waiting)
-        for queue in (self.running, self.waiting):
-            assert all(_priority(a) <= _priority(b) for a, b in pairwise(queue))
-        everyone = [id(seq) for seq in (*self.running, *self.waiting)]
-        assert len(set(everyone)) == len(everyone)
-        for seq in self.running:
-            assert 0 <= seq.num_computed < len(seq.tokens) <= self.max_len
-            assert seq.num_draft_computed < len(seq.tokens)
 
 
 def _priority(seq: Sequence) -> int:

@@ -9,9 +9,8 @@ from collections.abc import Sequence as Seq
 
 from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
 from engine.model.draws import Draws
+from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.sampler import Sampler
-from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.ngram import NgramProposer
@@ -32,17 +31,15 @@ def build_free() -> list[FreeProposer]:
 def build_proposer(
     config: NoProposerConfig | DraftModelConfig | NgramConfig,
     *,
-    draft_runner: Runner | None,
+    draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
+    draws: Draws,
     vocab_size: int,
     max_step_tokens: int,
-    sampler: Sampler | None = None,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     hears: Callable[[], bool] | None = None,
-    draws: Draws | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by the draft model only; `vocab_size` is the target's. Give the
-    verifier's `sampler`, and the noise of a step is computed once for both."""
+    """`draft_runner` is needed by the draft model only; `vocab_size` is the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
@@ -53,10 +50,9 @@ def build_proposer(
             return DraftModelProposer(
                 draft_runner,
                 processor=processor,
-                sampler=sampler or Sampler(),
+                draws=draws,
                 vocab_size=vocab_size,
                 max_step_tokens=max_step_tokens,
                 goes_on=goes_on,
                 hears=hears,
-                draws=draws,
             )

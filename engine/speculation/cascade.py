@@ -18,13 +18,13 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.grammar import trimmed
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Agreement, Proposer
+from engine.speculation.proposer import Proposer
 
 Limits = Callable[[Sequence], Mapping[str, int] | None]
 
 
-class Cascade:
-    """A Proposer. `limits` says how many guesses each proposer may make for a sequence, by the
+class Cascade(Proposer):
+    """`limits` says how many guesses each proposer may make for a sequence, by the
     names in `Sequence.sources`, which must all be known here; None: it is left to the main one.
     `leave` is told of each that comes to the main one because those before it, though they might
     guess, had nothing to say."""
@@ -39,8 +39,6 @@ class Cascade:
     ) -> None:
         self.name = main.name
         self.follows_grammar = main.follows_grammar
-        self.forward_seconds = 0.0
-        self.agreements: Seq[Agreement] = ()
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
         self._limits = limits
@@ -52,7 +50,6 @@ class Cascade:
         return (*self._free, self._main.name)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """As proposer.Proposer."""
         self.forward_seconds, self.agreements = 0.0, ()
         if not any(chunk.k for chunk in chunks):
             return [EMPTY] * len(chunks)

@@ -1,4 +1,7 @@
-"""Proposals of a draft model in the making, and what their draws are keyed by. No tensors."""
+"""Proposals of a draft model in the making, and the draft's forwards over its own plane.
+
+Moves `Sequence.num_draft_computed`, see `speculation.draft_model`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
 import msgspec
+import torch
 
+from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.noise import Key
-from engine.sampling.plain import Plain
-from engine.sampling.sampler import MOST_SURE, NOT_FINITE
-from engine.scheduling.segment import Start
+from engine.sampling.plain import MOST_SURE, NOT_FINITE, Plain
+from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
+from engine.speculation.hindsight import rows_to_judge
 from engine.speculation.proposal import Proposal, chain
 
 
@@ -63,17 +68,10 @@ class Draft(msgspec.Struct):
 
     def take_chain(self, tokens: list[int], leads: list[float], eos_ids: Collection[int]) -> None:
         """All that a drafter guessed in one call, up to the end; it has run all but the last."""
-        params = self.seq.params
-        stops, eos = params.stop_token_ids, () if params.ignore_eos else eos_ids
-        count = 0
-        for token in tokens[: self.k]:
-            if token == NOT_FINITE:
-                break
-            count += 1
-            if token in eos or token in stops:
-                break
-        self.tokens, self.confidences = tokens[:count], leads[:count]
-        self.seq.num_draft_computed += max(count - 1, 0)
+        for token, lead in zip(tokens, leads, strict=True):
+            if self.wants_more:
+                self.take(token, lead, eos_ids)
+        self.seq.num_draft_computed += max(len(self.tokens) - 1, 0)
         self.ended = True
 
 
@@ -90,16 +88,6 @@ def starts_of(drafts: list[Draft]) -> list[Start]:
     return [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
 
 
-def noise_keys(drafts: list[Draft]) -> list[tuple[int, int]]:
-    """What the draft will draw with, and the target after it: positions n .. n+k."""
-    return [
-        (draft.seq.params.seed, position)
-        for draft in drafts
-        if draft.seq.params.temperature > 0
-        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k + 1)
-    ]
-
-
 def chain_keys(drafts: list[Draft]) -> list[Key | None]:
     """What each guess is drawn with, sequence by sequence; None at temperature 0."""
     return [
@@ -107,3 +95,93 @@ def chain_keys(drafts: list[Draft]) -> list[Key | None]:
         for draft in drafts
         for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k)
     ]
+
+
+class DraftForwards:
+    """`vocab_size` is the target's; rows of the draft beyond it are cut off. `seconds` since they
+    were last set to 0. `hears`: as DraftModelProposer's."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        vocab_size: int,
+        max_step_tokens: int,
+        hears: Callable[[], bool] | None = None,
+    ) -> None:
+        assert max_step_tokens > 0
+        self._hears = hears
+        self.seconds = 0.0
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._max_step_tokens = max_step_tokens
+
+    def catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
+        """Run every committed position that the plane lacks, and the guesses there are; of each one
+        [rows to judge, and one more, vocab] logits, the last after its last token, and how many
+        are to be judged."""
+        segments: list[Segment] = []
+        counts: list[int] = []
+        judges = self._hears is None or self._hears()
+        for draft in drafts:
+            seq = draft.seq
+            start = min(seq.num_draft_computed, len(seq.tokens) - 1)
+            count = 0
+            if judges and not draft.tokens:
+                count = rows_to_judge(seq, start, draft.plain, self._vocab_size, len(drafts))
+            counts.append(count)
+            segments.append(
+                Segment(seq.tokens[start:] + draft.tokens, start, seq.blocks, 1 + count)
+            )
+            draft.run = len(draft.tokens)
+            seq.num_draft_computed = len(seq.tokens) + draft.run
+        return self._run(segments), counts
+
+    def extend(self, drafts: list[Draft]) -> ModelOutput:
+        """Run the new guesses of each; [drafts, vocab] logits after the last of them."""
+        segments = []
+        for draft in drafts:
+            seq, tokens = draft.seq, draft.tokens[draft.run :]
+            segments.append(Segment(tokens, seq.num_draft_computed, seq.blocks, 1))
+            draft.run += len(tokens)
+            seq.num_draft_computed += len(tokens)
+        return self._run(segments)
+
+    def _run(self, segments: list[Segment]) -> ModelOutput:
+        """The rows they ask for, as wide as the target's vocabulary. Long ones go in several
+        forwards."""
+        found: list[ModelOutput] = []
+        batch: list[Segment] = []
+        room = self._max_step_tokens
+        for tokens, start, blocks, num_logits, _ in segments:
+            first, silent = 0, len(tokens) - num_logits  # rows before it are not asked for
+            while first < len(tokens):
+                last = min(first + room, len(tokens))
+                asked = max(last - max(first, silent), 0)
+                batch.append(Segment(self._known(tokens[first:last]), start + first, blocks, asked))
+                room -= last - first
+                first = last
+                if room == 0:
+                    found.append(self._forward(batch))
+                    batch, room = [], self._max_step_tokens
+        if batch:
+            found.append(self._forward(batch))
+        missing = self._vocab_size - self._runner.vocab_size
+        if len(found) == 1 and not missing:
+            return found[0]
+        logits = torch.cat([output.logits for output in found])
+        if missing > 0:
+            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        return ModelOutput(logits[:, : self._vocab_size])
+
+    def _forward(self, segments: list[Segment]) -> ModelOutput:
+        output = self._runner.forward(segments)
+        self.seconds += self._runner.seconds
+        return output
+
+    def _known(self, tokens: Seq[int]) -> Seq[int]:
+        """The draft's embedding ends before the target's where only the target's is padded; a
+        prompt given as ids may hold such an id all the same."""
+        if self._runner.vocab_size >= self._vocab_size:
+            return tokens
+        return [token if token < self._runner.vocab_size else 0 for token in tokens]

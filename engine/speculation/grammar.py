@@ -13,17 +13,13 @@ from engine.scheduling.constraint import Constraint, has_bit
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
-from engine.speculation.proposer import Agreement
+from engine.speculation.proposer import FreeProposer
 
 
-class GrammarProposer:
+class GrammarProposer(FreeProposer):
     """Says what must come next, for sequences with a grammar."""
 
     name = GRAMMAR
-    follows_grammar = False
-    forward_seconds = 0.0
-    agreements: Seq[Agreement] = ()
-    pause = 0
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]
@@ -31,9 +27,6 @@ class GrammarProposer:
     def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
         """What is forced is what the target will draw."""
         return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
-
-    def forget(self, seq: Sequence) -> None:
-        """Nothing is kept."""
 
     def _guess(self, chunk: Chunk) -> Proposal:
         constraint = chunk.seq.constraint

@@ -4,38 +4,48 @@ there. What the text is, and where in it a sequence is, is the followers' affair
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
+from engine.speculation.evidence import Evidence
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement
+from engine.speculation.proposer import FreeProposer
 
 
-class Follower(Protocol):
-    """One sequence's place in a text. Asked only after it was told, by `extend`, to look at what
-    was committed since the last time."""
+class Follower(ABC):
+    """One sequence's place in a text: `at` is the index expected next, None while lost; `run` the
+    evidence for it. Asked only after `extend`."""
 
-    def extend(self, seq: Sequence) -> None: ...
+    def __init__(self, evidence: Evidence, at: int | None, run: int) -> None:
+        self._evidence = evidence
+        self._at, self._run = at, run
+        self._seen = 0  # tokens that were looked at
 
+    @abstractmethod
+    def extend(self, seq: Sequence) -> None:
+        """Look at what was committed since the last time."""
+
+    @abstractmethod
     def next(self, seq: Sequence, k: int) -> list[int]:
         """The guesses, at most `k`; none while the place is lost."""
-        ...
+
+    @abstractmethod
+    def most(self, k: int) -> int:
+        """How many guesses `next` would make of `k`, unless the place is lost."""
 
     def chances(self, k: int, least: float) -> list[float]:
         """For each of the guesses that `next` would make, the chance that it and all before it are
         right; none if the first is not as likely as `least`."""
-        ...
+        if self._at is None or self._evidence.rate(self._run) < least:
+            return []
+        return self._evidence.chances(self._run, self.most(k))
 
 
-class LookUp:
-    """A FreeProposer. `begin` makes the follower of a sequence when it is first asked about."""
-
-    follows_grammar = False
-    forward_seconds = 0.0
-    agreements: Seq[Agreement] = ()
+class LookUp(FreeProposer):
+    """`begin` makes the follower of a sequence when it is first asked about."""
 
     def __init__(self, name: str, begin: Callable[[Sequence], Follower], *, pause: int) -> None:
         self.name, self.pause = name, pause

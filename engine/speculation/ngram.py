@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from engine.scheduling.sequence import Sequence
 from engine.speculation.evidence import Evidence, Record
-from engine.speculation.look_up import LookUp
+from engine.speculation.look_up import Follower, LookUp
 
 _SHORT = 3  # a match of fewer tokens is weak evidence, and proposes at most ...
 _SHORT_LIMIT = 4  # ... this many
@@ -33,52 +33,44 @@ class NgramProposer(LookUp):
         super().__init__("ngram", lambda _: _Follower(n_min, n_max, everyone), pause=_PAUSE)
 
 
-class _Follower:
-    """One sequence's place in its own past: `at` is the index of the token expected next, 0 while
-    lost; `run` tokens before it agree with the last ones; `seen` tokens were looked at."""
+class _Follower(Follower):
+    """One sequence's place in its own past: `run` tokens before it agree with the last ones."""
 
     def __init__(self, n_min: int, n_max: int, everyone: Record) -> None:
+        super().__init__(Evidence(everyone), None, 0)
         self._n_min, self._n_max = n_min, n_max
-        self._evidence = Evidence(everyone)
         # Of n_min tokens that something followed: the index behind their last occurrence, and by
         # such an index that of the one before.
         self._latest: dict[tuple[int, ...], int] = {}
         self._before = [0] * n_min
-        self._at = self._run = self._seen = 0
 
     def next(self, seq: Sequence, k: int) -> list[int]:
-        """As look_up.Follower. The suffix recurs every `period` tokens, so a continuation that runs
-        into the end of the sequence goes on from its own beginning."""
+        """The suffix recurs every `period` tokens, so a continuation that runs into the end of the
+        sequence goes on from its own beginning."""
         tokens, at = seq.tokens, self._at
-        if not at:
+        if at is None:
             return []
-        k, period = self._most(k), len(tokens) - at
+        k, period = self.most(k), len(tokens) - at
         return tokens[at : at + k] if k <= period else [tokens[at + i % period] for i in range(k)]
 
-    def chances(self, k: int, least: float) -> list[float]:
-        """As look_up.Follower."""
-        if not self._at or self._evidence.rate(self._run) < least:
-            return []
-        return self._evidence.chances(self._run, self._most(k))
-
     def extend(self, seq: Sequence) -> None:
-        """As look_up.Follower. What is found on the way is indexed when the place is lost."""
+        """What is found on the way is indexed when the place is lost."""
         tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
         if first >= last:
             return
         self._seen = last
-        if self._at:
-            self._go_on(tokens, first, last)
-        if not self._at:
+        if self._at is not None:
+            self._go_on(tokens, self._at, first, last)
+        if self._at is None:
             self._index(tokens, last)
             self._find(tokens)
 
-    def _most(self, k: int) -> int:
+    def most(self, k: int) -> int:
         return min(k, _SHORT_LIMIT) if self._run < _SHORT else k
 
-    def _go_on(self, tokens: list[int], first: int, last: int) -> None:
+    def _go_on(self, tokens: list[int], at: int, first: int, last: int) -> None:
         """As far as what was expected has come."""
-        at, hits, count = self._at, 0, last - first
+        hits, count = 0, last - first
         while hits < count and tokens[at + hits] == tokens[first + hits]:
             hits += 1
         if hits:
@@ -86,7 +78,7 @@ class _Follower:
             self._at, self._run = at + hits, self._run + hits
         if hits < count:
             self._evidence.learn(self._run, hit=False)
-            self._at = self._run = 0
+            self._at, self._run = None, 0
 
     def _index(self, tokens: list[int], last: int) -> None:
         """Note the `n_min` tokens before each of the indices up to before `last`, from the first

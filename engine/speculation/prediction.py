@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 
 from engine.scheduling.sequence import Sequence
 from engine.speculation.evidence import START, SUPPOSED, Doubted, Record, grown
-from engine.speculation.look_up import LookUp
+from engine.speculation.look_up import Follower, LookUp
 
 NAME = "prediction"
 
@@ -39,32 +39,23 @@ class PredictionProposer(LookUp):
         super().__init__(NAME, lambda seq: _Follower(seq.params.prediction, everyone), pause=0)
 
 
-class _Follower:
-    """One sequence's place in its prediction. `at` is the index expected next, None while lost;
-    `run` the evidence for it."""
+class _Follower(Follower):
+    """One sequence's place in its prediction."""
 
     def __init__(self, prediction: Seq[int], everyone: Record) -> None:
+        super().__init__(Doubted(everyone, _BY_ACCIDENT), 0, START)
         self._tokens = prediction
-        self._evidence = Doubted(everyone, _BY_ACCIDENT)
         self._places: dict[int, list[int]] = {}  # token -> indexes behind it; made when needed
-        self._at: int | None = 0
-        self._run = START
         self._lost_at = 0  # the index that was expected where the texts parted
         self._since = 0  # tokens since then
-        self._seen = 0  # tokens of the output that were looked at
 
     def next(self, seq: Sequence, k: int) -> list[int]:
-        """As look_up.Follower."""
         return [] if self._at is None else list(self._tokens[self._at : self._at + k])
 
-    def chances(self, k: int, least: float) -> list[float]:
-        """As look_up.Follower."""
-        if self._at is None or self._evidence.rate(self._run) < least:
-            return []
-        return self._evidence.chances(self._run, min(k, len(self._tokens) - self._at))
+    def most(self, k: int) -> int:
+        return min(k, len(self._tokens) - (self._at or 0))
 
     def extend(self, seq: Sequence) -> None:
-        """As look_up.Follower."""
         tokens, start = seq.tokens, seq.num_prompt
         for end in range(start + self._seen + 1, len(tokens) + 1):
             self._step(tokens, start, end)

@@ -10,14 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from engine.scheduling.segment import is_chain
+
 GRAMMAR = "grammar"  # who guesses what a grammar forces
-_PARENTS = [list(range(-1, size - 1)) for size in range(17)]  # of chains, made once; read only
-_NONE = frozenset[int]()
-
-
-def _parents(size: int) -> list[int]:
-    """Of a chain of so many."""
-    return _PARENTS[size] if size < len(_PARENTS) else list(range(-1, size - 1))
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -46,9 +41,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
     @property
     def is_chain(self) -> bool:
-        parents = self.parents
-        known = _PARENTS[len(parents)] if len(parents) < len(_PARENTS) else _parents(len(parents))
-        return parents == known
+        return is_chain(self.parents)
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
@@ -79,8 +72,9 @@ def chain(
     confidences: Sequence[float] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    parents, forced = _parents(len(tokens)), frozenset(forced) if forced else _NONE
-    return Proposal(list(tokens), parents, len(tokens), source, forced, list(confidences))
+    size = len(tokens)
+    parents = list(range(-1, size - 1))
+    return Proposal(list(tokens), parents, size, source, frozenset(forced), list(confidences))
 
 
 EMPTY = Proposal()

@@ -31,13 +31,14 @@ class Proposer(Protocol):
     what it found out on the way."""
 
     name: str
-    follows_grammar: bool
-    forward_seconds: float
-    agreements: Seq[Agreement]
+    follows_grammar: bool = False
+    forward_seconds: float = 0.0
+    agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
 
-    def forget(self, seq: Sequence) -> None: ...
+    def forget(self, seq: Sequence) -> None:
+        """`seq` has ended or gives way: what is kept for it can go."""
 
 
 class FreeProposer(Proposer, Protocol):
@@ -45,21 +46,15 @@ class FreeProposer(Proposer, Protocol):
     be kept, each with all before it; at most `k` of them, none when it has nothing to say or the
     first is not as likely as `least`. For up to `pause` tokens it may be left alone then."""
 
-    pause: int
+    pause: int = 0
 
     def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]: ...
 
 
-class NoProposer:
+class NoProposer(Proposer):
     """Speculation off: plain decoding through the same step."""
 
     name = "none"
-    follows_grammar = False
-    forward_seconds = 0.0
-    agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [EMPTY for _ in chunks]
-
-    def forget(self, seq: Sequence) -> None:
-        return None

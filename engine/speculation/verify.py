@@ -11,14 +11,8 @@ forward (a budget, a grammar, low confidence), even looking at the guessed token
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Protocol
-
 import msgspec
-from torch import Tensor
 
-from engine.sampling.logits import RowContext
-from engine.sampling.sampler import Sampler
 from engine.speculation.proposal import Proposal
 
 
@@ -35,34 +29,6 @@ class VerifyResult(msgspec.Struct):
     @property
     def num_accepted(self) -> int:
         return len(self.path)
-
-
-class Verifier(Protocol):
-    """`log_probs` are final (see sampling.logits); rows of chunk i are its root's, then one per
-    node of `proposals[i]`; one context per row."""
-
-    def accept(
-        self, log_probs: Tensor, contexts: Seq[RowContext], proposals: Seq[Proposal]
-    ) -> list[VerifyResult]: ...
-
-
-class MatchSampled:
-    """Give it the sampler that the drafter draws with, and noise is computed once per step."""
-
-    def __init__(self, sampler: Sampler | None = None) -> None:
-        self._sampler = sampler or Sampler()
-
-    def accept(
-        self, log_probs: Tensor, contexts: Seq[RowContext], proposals: Seq[Proposal]
-    ) -> list[VerifyResult]:
-        """One VerifyResult per proposal; one device-to-host copy."""
-        assert len(contexts) == sum(1 + len(proposal) for proposal in proposals)
-        drawn: list[int] = self._sampler.sample(log_probs, contexts).tolist()
-        results, row = [], 0
-        for proposal in proposals:
-            results.append(walk(proposal, drawn[row : row + 1 + len(proposal)]))
-            row += 1 + len(proposal)
-        return results
 
 
 def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:

@@ -11,20 +11,19 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from engine.cpu.draws import QuickDraws
 from engine.messages import FinishReason, TokenLogprobs
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.logits import RowContext
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import UNSURE, Rows
-from engine.sampling.sampler import token_logprobs
 from engine.scheduling.constraint import Constraint
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal
-from engine.speculation.verify import Verifier, VerifyResult, walk
+from engine.speculation.verify import VerifyResult, walk
 
 NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
 NOTHING_LEFT = (
@@ -83,22 +82,20 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
 
 class Acceptor:
     """`eos_ids` stop a sequence unless it asked to ignore them; `room` says how many tokens it may
-    still grow; what `draws` can draw is not drawn the long way."""
+    still grow; where `draws` are unsure, `exact` are not."""
 
     def __init__(
         self,
-        processor: LogitsProcessor,
-        verifier: Verifier,
+        draws: Draws,
+        exact: DeviceDraws,
         *,
         eos_ids: Collection[int],
         room: Callable[[Sequence], int],
-        draws: Draws | None = None,
     ) -> None:
-        self._processor = processor
-        self._verifier = verifier
+        self._draws = draws
+        self._exact = exact
         self._eos_ids = frozenset(eos_ids)
         self._room = room
-        self._draws = draws
 
     def accept(
         self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
@@ -140,26 +137,30 @@ class Acceptor:
 
     def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[list[int] | None]:
         """By item, the target's tokens at its rows; None where they must be drawn the long way."""
-        if self._draws is None:
-            return [None] * len(sampled)
         asked = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, asked)
         return self._draws.draw(output.table, asked)
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
-        if not isinstance(self._draws, QuickDraws):
-            return self._judged(sampled, output)
-        rows, contexts = _asked(sampled)
-        walked = _walked(sampled, self._draws.draw_adjusted(output.of(rows), contexts))
+        walked = self._drawn(sampled, output, self._draws)
         left = [item for item, result in zip(sampled, walked, strict=True) if result is None]
-        found = iter(self._judged(left, output) if left else ())
-        return [next(found) if result is None else result for result in walked]
+        found = iter(self._drawn(left, output, self._exact) if left else ())
+        results = [next(found) if result is None else result for result in walked]
+        return [result for result in results if result is not None]
 
-    def _judged(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
-        rows, contexts = _asked(sampled)
-        log_probs = self._processor.finalize(output.of(rows), contexts)
-        return self._verifier.accept(log_probs, contexts, [item.proposal for item in sampled])
+    def _drawn(
+        self, sampled: list[Sampled], output: ModelOutput, draws: Draws
+    ) -> list[VerifyResult | None]:
+        """Each proposal along the tokens at its rows; None where one of them is UNSURE."""
+        rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
+        contexts = [context for item in sampled for context in _contexts(item)]
+        drawn = iter(draws.draw_adjusted(output.of(rows), contexts))
+        results: list[VerifyResult | None] = []
+        for item in sampled:
+            tokens = [next(drawn) for _ in range(1 + len(item.proposal))]
+            results.append(None if UNSURE in tokens else walk(item.proposal, tokens))
+        return results
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
         """Cut at the first stop token, where the grammar is complete or cannot go on, and where the
@@ -198,22 +199,6 @@ def _rows(item: Sampled) -> Rows | None:
         return None
     seq, guesses = item.chunk.seq, proposal.tokens
     return Rows(seq, item.row, 1 + len(guesses), len(seq.tokens), guesses)
-
-
-def _asked(sampled: list[Sampled]) -> tuple[list[int], list[RowContext]]:
-    """The rows of logits that tokens are wanted from, and what each follows."""
-    rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
-    return rows, [context for item in sampled for context in _contexts(item)]
-
-
-def _walked(sampled: list[Sampled], drawn: list[int]) -> list[VerifyResult | None]:
-    """Each proposal along its part of the tokens drawn; None where one of them is UNSURE."""
-    results, row = list[VerifyResult | None](), 0
-    for item in sampled:
-        tokens = drawn[row : row + 1 + len(item.proposal)]
-        results.append(None if UNSURE in tokens else walk(item.proposal, tokens))
-        row += len(tokens)
-    return results
 
 
 def _contexts(item: Sampled) -> list[RowContext]:

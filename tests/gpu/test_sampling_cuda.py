@@ -10,10 +10,11 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import KeyedNoise
-from engine.sampling.plain import Rows
-from engine.sampling.sampler import NOT_FINITE, Sampler, token_logprobs
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.noise import Key, gumbel
+from engine.sampling.plain import NOT_FINITE, Rows
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, sample
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,9 +33,9 @@ FIELDS: list[dict[str, Any]] = [
 
 
 def test_noise_is_the_same() -> None:
-    keys = [(seed, 7 * seed) for seed in range(40)]
-    there = KeyedNoise(VOCAB, device="cuda").rows(keys).cpu()
-    torch.testing.assert_close(there, KeyedNoise(VOCAB).rows(keys), rtol=1e-5, atol=1e-6)
+    keys: list[Key | None] = [(seed, 7 * seed) for seed in range(40)]
+    there = gumbel(keys, VOCAB, "cuda").cpu()
+    torch.testing.assert_close(there, gumbel(keys, VOCAB), rtol=1e-5, atol=1e-6)
 
 
 def test_tokens_are_the_same() -> None:
@@ -53,8 +54,8 @@ def test_tokens_are_the_same() -> None:
     logits[2, 0] = torch.nan
     drawn = []
     for device in ("cpu", "cuda"):
-        log_probs = LogitsProcessor([0]).finalize(logits.to(device), contexts)
-        drawn.append(Sampler().sample(log_probs, contexts).tolist())
+        log_probs = finalize(LogitsProcessor([0]), logits.to(device), contexts)
+        drawn.append(sample(log_probs, contexts).tolist())
     assert drawn[0] == drawn[1]
     assert drawn[1][1:3] == [40, NOT_FINITE]
 
@@ -79,5 +80,5 @@ def test_draws_on_the_device_say_what_the_long_way_says() -> None:
     for seed, fields in enumerate(FIELDS[:4] + more):
         seq = Sequence("s", SamplingParams(seed=seed, max_tokens=20, **fields), [1, 2, 3, 4], 2)
         contexts = [RowContext(seq, [9] * depth) for depth in range(8)]
-        expected = Sampler().sample(processor.finalize(logits, contexts), contexts).tolist()
+        expected = sample(finalize(processor, logits, contexts), contexts).tolist()
         assert draws.draw(logits, [Rows(seq, 0, 8, 4)]) == [expected]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.interface import LayerShape, Span
+from engine.attention.interface import LayerShape, PreparedAttention, Span, Variation
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
 from engine.model.batch import Batch
@@ -80,14 +80,14 @@ def test_chunks_of_a_prompt_equal_the_whole(
     close(torch.cat(parts), eager(TOKENS))
 
 
-@pytest.mark.parametrize("padded_keys", [0, 1 << 30], ids=["one call each", "padded together"])
+@pytest.mark.parametrize("pads", [False, True], ids=["one call each", "padded together"])
 def test_sequences_in_one_forward_do_not_see_each_other(
-    loaded: LoadedModel, eager: Eager, padded_keys: int
+    loaded: LoadedModel, eager: Eager, pads: bool
 ) -> None:
     """Law: packing changes nothing. Prefill chunks, a decode, a verification of three, and rows
     that need no logits ride together, from consecutive and from scattered blocks."""
     backend = SdpaBackend(CPU)
-    backend.padded_keys = padded_keys
+    backend.pads = pads
     runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=backend)
     texts = [TOKENS[i:] + TOKENS[:i] for i in range(5)]
     computed, lengths, kept = [0, 9, 30, 12, 0], [23, 1, 4, 3, 2], [1, 1, 4, 0, 2]
@@ -153,7 +153,7 @@ def test_an_accepted_branch_moved_into_order_is_a_chain(runner: ModelRunner, eag
 def test_trees_and_chains_share_a_forward(loaded: LoadedModel, eager: Eager) -> None:
     """Law: as above with a tree, a chain given as parents, and a decode in one padded call."""
     backend = SdpaBackend(CPU)
-    backend.padded_keys = 1 << 30
+    backend.pads = True
     runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=backend)
     context, other = TOKENS[:9], TOKENS[5:18]
     tables = [[3, 1, 8, 0], [20, 21, 22, 23, 24], [30, 32, 31, 33]]
@@ -180,7 +180,7 @@ def test_padding_never_reads_another_sequence(loaded: LoadedModel, eager: Eager)
     """Bug: a masked key with weight zero still spreads a NaN (0 x NaN), so a padded gather that
     touched foreign slots let one poisoned request ruin its neighbours."""
     backend = SdpaBackend(CPU)
-    backend.padded_keys = 1 << 30
+    backend.pads = True
     cache = KVCache(40, BLOCK, "cpu")
     runner = ModelRunner(loaded, cache, "target", backend=backend)
     for keys, values in cache.planes["target"].stacks:
@@ -197,11 +197,11 @@ def test_no_mask_is_built_by_transformers(loaded: LoadedModel) -> None:
     over all packed rows, which is both wrong and slow."""
     seen: list[object] = []
 
-    class Spy:
-        """Records the argument transformers would pass as a mask."""
-
-        def attend(self, layer: int, query: Tensor, *rest: Tensor, **named: object) -> Tensor:
-            return query.new_zeros(1, query.shape[2], query.shape[1], rest[1].shape[3])
+    class Spy(PreparedAttention):
+        def run(
+            self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation
+        ) -> Tensor:
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     hooks = [
         module.register_forward_pre_hook(

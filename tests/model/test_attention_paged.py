@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.flashinfer import FlashInferBackend
-from engine.attention.flex import FlexBackend
+from engine.attention.flex import TILE, FlexBackend, Pages
 from engine.attention.interface import AttentionBackend, LayerShape, Span, scrap_span
-from engine.attention.pages import TILE, Pages
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import fresh_slots, visible
 from engine.config import EngineConfig

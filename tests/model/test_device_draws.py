@@ -15,11 +15,11 @@ from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
 from engine.model.draws import build_draws
 from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.filters import MOST
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Rows
-from engine.sampling.sampler import Sampler
-from engine.sampling.survivors import MOST
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, guess
 from tests.support.waits import Waits
 
 VOCAB = 3000  # more than are looked at
@@ -49,7 +49,8 @@ def long_way(
     processor: LogitsProcessor, logits: Tensor, seq: Sequence
 ) -> tuple[list[int], list[float]]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    return Sampler().guess(processor.finalize(logits.clone(), contexts), contexts)
+    tokens, leads = guess(finalize(processor, logits.clone(), contexts), contexts)
+    return tokens.tolist(), leads.tolist()
 
 
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
@@ -70,6 +71,29 @@ def test_it_says_what_the_long_way_says(
         tokens, leads = long_way(processor, logits, seq)
         assert found[0] == tokens
         assert found[1] == pytest.approx(leads, abs=1e-4)
+
+
+ADJUSTED: list[dict[str, Any]] = [
+    {"logit_bias": {3: 4.0}, "temperature": 0.0},
+    {"repetition_penalty": 1.7, "frequency_penalty": 0.5, "presence_penalty": -0.5},
+    {"min_tokens": 2, "stop_token_ids": (9,), "top_k": 2000},
+    {"presence_penalty": 1.0, "top_p": 0.999, "temperature": 3.0},
+]
+
+
+@pytest.mark.parametrize("fields", [*ADJUSTED, *FILTERS[::5]], ids=str)
+def test_rows_that_anything_may_be_asked_of(
+    fields: dict[str, Any], processor: LogitsProcessor, draws: DeviceDraws
+) -> None:
+    """Law: always told, however flat the row, beside a sequence that asks for nothing."""
+    generator = torch.Generator().manual_seed(11)
+    logits = torch.randn(8, VOCAB, generator=generator)
+    seqs = [sequence(2, **fields), sequence(6)]
+    contexts = [RowContext(seq, [7, 9, 7][:depth]) for seq in seqs for depth in range(4)]
+    tokens, leads = draws.guess_adjusted(logits, contexts)
+    expected = guess(finalize(processor, logits, contexts), contexts)
+    assert tokens == draws.draw_adjusted(logits, contexts) == expected[0].tolist()
+    assert leads == pytest.approx(expected[1].tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("fields", [{}, *FILTERS], ids=str)
@@ -102,7 +126,6 @@ def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: De
     flat = torch.zeros(1, VOCAB)
     assert draws.draw(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) == [None]
     assert draws.draw(flat, [Rows(sequence(min_p=0.5), 0, 1, 5)]) == [None]
-    assert draws.draw(flat, [Rows(sequence(top_k=MOST + 1), 0, 1, 5)]) == [None]
     assert draws.guess(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) is None
     flat[0, 700:710] = 5.0
     seq = sequence(top_p=0.9, min_p=0.5)

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
 from engine.model.runner import ModelOutput
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import UNSURE
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal
-from engine.speculation.verify import MatchSampled, VerifyResult
 from engine.step.acceptance import Acceptor, Sampled
 
 VOCAB, PROMPT, GUESSES = 300, [1, 2, 3, 4, 5], 3
@@ -44,20 +45,18 @@ class Doubting(QuickDraws):
         return drawn
 
 
-class LongWay(MatchSampled):
+class Exact(DeviceDraws):
     """Counts the rows that come this way, by sequence."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, processor: LogitsProcessor) -> None:
+        super().__init__(processor, VOCAB, torch.device("cpu"))
         self.rows: dict[str, int] = {}
 
-    def accept(
-        self, log_probs: Tensor, contexts: Seq[RowContext], proposals: Seq[Proposal]
-    ) -> list[VerifyResult]:
-        assert len(log_probs) == len(contexts)
+    def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
+        assert len(logits) == len(contexts)
         for context in contexts:
             self.rows[context.seq.id] = self.rows.get(context.seq.id, 0) + 1
-        return super().accept(log_probs, contexts, proposals)
+        return super().draw_adjusted(logits, contexts)
 
 
 def plan_of(guesses: dict[str, list[int]]) -> tuple[StepPlan, list[Proposal]]:
@@ -77,10 +76,11 @@ def accepted(
     logits: ModelOutput, guesses: dict[str, list[int]], doubted: Collection[str] | None
 ) -> tuple[list[Sampled], dict[str, int]]:
     """What is kept, and the rows that were drawn the long way; `doubted` None: all of them."""
-    processor, long_way = LogitsProcessor([0]), LongWay()
-    draws = None if doubted is None else Doubting(processor, doubted)
-    acceptor = Acceptor(processor, long_way, eos_ids=[0], room=lambda seq: 40, draws=draws)
-    return acceptor.accept(*plan_of(guesses), logits), long_way.rows
+    processor = LogitsProcessor([0])
+    exact = Exact(processor)
+    draws = exact if doubted is None else Doubting(processor, doubted)
+    acceptor = Acceptor(draws, exact, eos_ids=[0], room=lambda seq: 40)
+    return acceptor.accept(*plan_of(guesses), logits), exact.rows
 
 
 @pytest.fixture(scope="module")

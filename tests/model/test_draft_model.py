@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,18 +15,18 @@ from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.sampler import Sampler
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.build import build_proposer
-from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
 from engine.speculation.proposer import NoProposer
-from tests.support.fake_runner import FakeRunner
+from tests.support.fake_runner import FakeRunner, Runner
+from tests.support.long_way import finalize, sample
 
 VOCAB = 40
 EOS = [2, 3]
@@ -41,10 +41,11 @@ def proposer_on(
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     hears: Callable[[], bool] | None = None,
 ) -> DraftModelProposer:
+    processor = LogitsProcessor(EOS)
     return DraftModelProposer(
-        runner,
-        processor=LogitsProcessor(EOS),
-        sampler=Sampler(),
+        cast("ModelRunner", runner),
+        processor=processor,
+        draws=DeviceDraws(processor, vocab_size, torch.device("cpu")),
         vocab_size=vocab_size,
         max_step_tokens=max_step_tokens,
         goes_on=goes_on,
@@ -268,7 +269,7 @@ def test_a_draft_equal_to_the_target_is_always_right(fields: dict[str, Any]) -> 
         blocks.reserve(copy, copy.num_tokens)
         logits = target.forward([_whole(copy)]).logits
         context = [RowContext(copy, [])]
-        drawn = Sampler().sample(LogitsProcessor(EOS).finalize(logits, context), context)
+        drawn = sample(finalize(LogitsProcessor(EOS), logits, context), context)
         text.append(int(drawn))
     assert proposal.tokens == text
 
@@ -315,9 +316,11 @@ def test_the_real_runner_catches_up_too(tiny_draft: str) -> None:
 
 
 def test_the_configuration_chooses_the_proposer() -> None:
+    processor = LogitsProcessor(EOS)
     parts: dict[str, Any] = {
         "draft_runner": FakeRunner(VOCAB),
-        "processor": LogitsProcessor(EOS),
+        "processor": processor,
+        "draws": DeviceDraws(processor, VOCAB, torch.device("cpu")),
         "vocab_size": VOCAB,
         "max_step_tokens": 8,
     }

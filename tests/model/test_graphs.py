@@ -16,6 +16,7 @@ from engine.attention.interface import AttentionBackend
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
+from engine.model.chain_graphs import read_chains
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
@@ -24,7 +25,7 @@ from engine.model.pair import Pair
 from engine.model.runner import Graphs, ModelRunner
 from engine.model.timing import DeviceTimer
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.noise import Key, KeyedNoise
+from engine.sampling.noise import Key, gumbel
 from engine.scheduling.segment import Segment, Start
 from engine.step.metrics import settle
 from tests.support.fake_flashinfer import PagedPrefill
@@ -123,18 +124,21 @@ def test_all_buckets_are_recorded_at_start(target: LoadedModel) -> None:
 
 def test_the_pool_drops_what_was_used_longest_ago() -> None:
     recorder = Again()
-    pool: GraphPool[str] = GraphPool(recorder, most=2)
-    numbers = {name: torch.tensor([float(i)]) for i, name in enumerate("abc")}
 
-    def doubled(name: str) -> Callable[[], Tensor]:
-        return lambda: numbers[name] * 2
+    class Doubled:
+        def __init__(self, name: str) -> None:
+            self.number = torch.tensor([float(ord(name))])
 
+        def run(self) -> Tensor:
+            return self.number * 2
+
+    pool = GraphPool[str, Doubled](recorder, Doubled, most=2)
     for name in "abac":
-        assert pool.replay(name, doubled(name)).item() == 2 * numbers[name].item()
+        assert pool.replay(name).item() == 2 * ord(name)
     assert ("a" in pool, "b" in pool, "c" in pool, len(pool)) == (True, False, True, 2)
     assert recorder.recorded == 3
-    numbers["a"].fill_(21.0)
-    assert pool.replay("a", doubled("a")).item() == 42.0
+    pool.inputs("a").number.fill_(21.0)
+    assert pool.replay("a").item() == 42.0
     assert recorder.recorded == 3
 
 
@@ -157,8 +161,8 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
             for i, start in enumerate(starts)
             for step in range(steps)
         ]
-        found = ours.keyed_chain(output, starts, steps=steps, scales=scales, keys=keys.copy)
-        assert found is not None
+        told = ours.unseen_chain(output, starts, steps=steps, scales=scales, keys=keys)
+        found = read_chains(told.tolist())
         assert found[0] == stepwise(theirs, output.logits, starts, scales, keys, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
 
@@ -171,11 +175,11 @@ def test_a_proposal_is_told_once(draft: LoadedModel, steps: int) -> None:
     given: dict[str, Any] = {
         "steps": steps,
         "scales": [1.0],
-        "keys": lambda: [(5, len(PROMPT) + step) for step in range(steps)],
+        "keys": [(5, len(PROMPT) + step) for step in range(steps)],
     }
-    ours.keyed_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)  # records
+    ours.unseen_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)  # records
     with Waits() as waits:
-        ours.keyed_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)
+        ours.unseen_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given).tolist()
     assert waits.seen == ["tolist"]
 
 
@@ -187,9 +191,10 @@ def stepwise(
     keys: list[Key | None],
     steps: int,
 ) -> list[list[int]]:
-    noise, drawn = KeyedNoise(logits.shape[1]), []
+    drawn = list[list[int]]()
     for step in range(steps):
-        scores = logits * torch.tensor(scales)[:, None] + noise.rows(keys[step::steps])
+        noise = gumbel(keys[step::steps], logits.shape[1])
+        scores = logits * torch.tensor(scales)[:, None] + noise
         drawn.append(scores.argmax(1).tolist())
         segments = [
             Segment([token], start.position + step, start.blocks, 1)
@@ -279,8 +284,8 @@ def test_nobody_waits_to_know_how_long_it_took() -> None:
     """Law: a reading tells, once, what the device has finished; waiting is asked for by name."""
     timer = DeviceTimer(Event)
     for _ in range(2):
-        timer.begin()
-        timer.end()
+        with timer:
+            pass
     assert timer.read() == 0.0
     Event.reached = 20.0
     assert timer.read() == pytest.approx(0.010)

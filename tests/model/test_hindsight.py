@@ -13,13 +13,12 @@ from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
-from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.hindsight import MOST_OF_ALL, MOST_ROWS
 from engine.speculation.proposal import Proposal
 from engine.speculation.proposer import Agreement
 from tests.model.test_draft_model import BLOCK, VOCAB, Blocks, decode, proposer_on, sequence
-from tests.support.fake_runner import FakeRunner
+from tests.support.fake_runner import FakeRunner, Runner
 
 MakeRunner = Callable[[], Runner]
 UNUSUAL: list[dict[str, Any]] = [

@@ -23,12 +23,12 @@ from transformers.utils import logging
 from engine.attention import interface
 from engine.errors import ModelError
 from engine.model import loader
+from engine.model.checkpoint import length_limit
 from engine.model.kv_cache import Plane
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
-from engine.model.model_config import length_limit
+from engine.model.pair import check_pair
 from engine.model.proof import LENGTH, is_proven
-from engine.model.shared_vocabulary import check_pair
 from engine.scheduling.segment import Segment
 from tests.support import tiny
 

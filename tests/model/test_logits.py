@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from engine.messages import SamplingParams
-from engine.sampling.filters import keep_most_likely
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.plain import plain_of
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, keep_most_likely
 from tests.support.reference import log_softmax, penalised
 
 VOCAB = 300
@@ -103,7 +104,7 @@ def test_each_field_equals_the_reference(name: str) -> None:
         contexts = contexts_of(CASES[name], seed=seed)
         logits = torch.randn(len(contexts), VOCAB) * (1.0 + 2 * seed)
         given = logits.clone()
-        out = processor.finalize(logits, contexts)
+        out = finalize(processor, logits, contexts)
         assert torch.equal(logits, given)
         assert out.dtype == torch.float32
         for raw, row, context in zip(logits.double().numpy(), out, contexts, strict=True):
@@ -127,8 +128,8 @@ def test_a_sequence_is_followed_as_it_grows() -> None:
         path = [rng.randrange(30) for _ in range(3)]
         contexts = [RowContext(seq, path[:depth]) for depth in range(4)]
         logits = torch.randn(4, VOCAB) * 3
-        fresh = LogitsProcessor(EOS).finalize(logits, contexts)
-        assert torch.equal(processor.finalize(logits, contexts), fresh)
+        fresh = finalize(LogitsProcessor(EOS), logits, contexts)
+        assert torch.equal(finalize(processor, logits, contexts), fresh)
         for raw, row, context in zip(logits.double().numpy(), fresh, contexts, strict=True):
             actual, expected = log_softmax(row.double().numpy()), expected_row(raw, context)
             assert np.array_equal(np.isfinite(actual), np.isfinite(expected))
@@ -146,11 +147,11 @@ def test_committed_or_proposed_makes_no_difference(name: str) -> None:
     torch.manual_seed(4)
     contexts = contexts_of(CASES[name], seed=9)
     logits = torch.randn(len(contexts), VOCAB) * 3
-    proposed = LogitsProcessor(EOS).finalize(logits, contexts)
+    proposed = finalize(LogitsProcessor(EOS), logits, contexts)
     for i, context in enumerate(contexts):
         seq = context.seq
         committed = Sequence(seq.id, seq.params, seq.tokens + context.path, seq.num_prompt)
-        alone = LogitsProcessor(EOS).finalize(logits[i : i + 1], [RowContext(committed, [])])
+        alone = finalize(LogitsProcessor(EOS), logits[i : i + 1], [RowContext(committed, [])])
         assert torch.equal(proposed[i], alone[0])
 
 
@@ -159,23 +160,23 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     torch.manual_seed(5)
     contexts = [c for i, p in enumerate(CASES.values()) for c in contexts_of(p, seed=i, length=3)]
     logits = torch.randn(len(contexts), VOCAB) * 3
-    together = LogitsProcessor(EOS).finalize(logits, contexts)
+    together = finalize(LogitsProcessor(EOS), logits, contexts)
     for i, context in enumerate(contexts):
-        alone = LogitsProcessor(EOS).finalize(logits[i : i + 1], [context])
+        alone = finalize(LogitsProcessor(EOS), logits[i : i + 1], [context])
         assert torch.equal(together[i], alone[0])
     order = list(range(len(contexts)))
     for seed in range(3):
         random.Random(seed).shuffle(order)
         some = order[: 10 + 20 * seed]
-        mixed = LogitsProcessor(EOS).finalize(logits[some], [contexts[i] for i in some])
+        mixed = finalize(LogitsProcessor(EOS), logits[some], [contexts[i] for i in some])
         assert torch.equal(mixed, together[some])
 
 
 def test_plain_rows_cost_nothing() -> None:
-    """Greedy and temperature 1 without filters: the logits themselves, no copy."""
+    """Without other fields: the logits themselves, no copy."""
     contexts = contexts_of(CASES["plain"], seed=0) + contexts_of(CASES["greedy"], seed=1)
     logits = torch.randn(len(contexts), VOCAB)
-    assert LogitsProcessor(EOS).finalize(logits, contexts) is logits
+    assert LogitsProcessor(EOS).adjust(logits, contexts) is logits
 
 
 @pytest.mark.parametrize("vocab", [50, 300, 5000])
@@ -186,10 +187,13 @@ def test_ties_are_kept_from_the_lowest_id(field: str, vocab: int) -> None:
     logits = torch.from_numpy(rng.integers(0, 5, (20, vocab)).astype(np.float32))
     top_k = [int(k) for k in rng.integers(1, vocab + 1, 20)] if field == "top_k" else [0] * 20
     top_p = [float(p) for p in rng.random(20)] if field == "top_p" else [1.0] * 20
-    kept = keep_most_likely(logits, top_k=top_k, top_p=top_p, min_p=[0.0] * 20).isfinite()
+    fields = [
+        SamplingParams(seed=0, max_tokens=1, top_k=k, top_p=p)
+        for k, p in zip(top_k, top_p, strict=True)
+    ]
+    kept = keep_most_likely(logits, [plain_of(each) for each in fields]).isfinite()
     for i in range(20):
-        params = SamplingParams(seed=0, max_tokens=1, top_k=top_k[i], top_p=top_p[i])
-        expected = filtered(log_softmax(logits[i].double().numpy()), params)
+        expected = filtered(log_softmax(logits[i].double().numpy()), fields[i])
         assert np.array_equal(kept[i].numpy(), np.isfinite(expected))
 
 
@@ -199,6 +203,7 @@ def test_removed_ids_stay_removed() -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [4, 9]] = torch.tensor([1.0, 2.0])
     for top_k, top_p, min_p in ((50, 1.0, 0.0), (0, 0.9999, 0.0), (0, 1.0, 0.1), (90, 0.99, 0.1)):
-        kept = keep_most_likely(logits, top_k=[top_k], top_p=[top_p], min_p=[min_p])
+        params = SamplingParams(seed=0, max_tokens=1, top_k=top_k, top_p=top_p, min_p=min_p)
+        kept = keep_most_likely(logits, [plain_of(params)])
         assert kept.isfinite().nonzero().tolist() == [[0, 4], [0, 9]]
         assert (kept[0, 9] - kept[0, 4]).item() == pytest.approx(1.0)

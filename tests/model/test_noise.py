@@ -7,15 +7,23 @@ perfect generator would have failed when the keys were chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from engine.sampling import noise as keyed
-from engine.sampling.noise import Key, KeyedNoise, gumbel_of, gumbel_on_host, row_key, words_of
-from tests.support.reference_noise import gumbel
+from engine.sampling.noise import (
+    Key,
+    gumbel,
+    gumbel_of,
+    hashed,
+    key_columns,
+    row_key,
+    token_words_of,
+    words_of,
+)
+from tests.support import reference_noise
 
 VOCAB = 4096
 ROWS = 256
@@ -27,8 +35,8 @@ GUMBEL_VARIANCE = math.pi**2 / 6
 KURTOSIS = 5.4
 
 
-def rows(keys: list[Key]) -> torch.Tensor:
-    return KeyedNoise(VOCAB).rows(keys).double().clone()
+def rows(keys: Sequence[Key]) -> torch.Tensor:
+    return gumbel(keys, VOCAB).double()
 
 
 BY_POSITION = [(7, position) for position in range(ROWS)]
@@ -96,30 +104,16 @@ def test_avalanche_of_the_row_key() -> None:
 def test_equals_its_definition_in_plain_integers() -> None:
     """Nobody may change the hash by accident: the same seed must give the same text tomorrow."""
     keys = [(0, 0), (1, 0), (0, 1), (2**64 - 1, 2**20), (12345678901234567890, 4095)]
-    noise = KeyedNoise(300).rows(keys)
+    noise = gumbel(keys, 300)
     for row, (seed, position) in zip(noise, keys, strict=True):
-        expected = torch.from_numpy(gumbel(seed, position, 300))
+        expected = torch.from_numpy(reference_noise.gumbel(seed, position, 300))
         torch.testing.assert_close(row.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_host_and_the_device_compute_the_same() -> None:
-    """Two implementations: numpy on the CPU, torch elsewhere. The integers are the same to the bit,
-    the logarithms to their last bits."""
-    words = keyed._token_words(torch.arange(VOCAB))
-    keys = [(seed, 3 * seed) for seed in range(50)]
-    ours = keyed._hash_on_host(keys, words.numpy().view(np.uint32))
-    theirs = keyed._hash(keys, words)
-    assert torch.equal(torch.from_numpy(ours.view(np.int32)), theirs)
-    torch.testing.assert_close(gumbel_on_host(ours), gumbel_of(theirs), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("compute", [gumbel_of, lambda w: gumbel_on_host(w.numpy())])
-def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact(
-    compute: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
+def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact() -> None:
     """u rounds to 1 in float32 for the largest words; near 0 float32 must not lose u."""
     words = torch.tensor([0, 1, 2, 1000, 2**24 + 1, 2**31 - 2, 2**31 - 1], dtype=torch.int32)
-    noise = compute(words)
+    noise = gumbel_of(words)
     assert noise.isfinite().all()
     u = np.minimum((words.numpy().astype(np.float64) + 0.5) / 2**31, 1 - 2.0**-24)
     expected = -np.log(-np.log1p(-u))
@@ -129,27 +123,14 @@ def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact(
 
 def test_different_vocabularies_share_their_common_ids() -> None:
     """A draft of another width must draw with the same noise for the same token."""
-    assert torch.equal(KeyedNoise(100).rows([(3, 9)])[0, :64], KeyedNoise(64).rows([(3, 9)])[0])
+    assert torch.equal(gumbel([(3, 9)], 100)[0, :64], gumbel([(3, 9)], 64)[0])
 
 
-@pytest.mark.parametrize("num_cached", [1, 3, 7, 1000])
-def test_the_cache_never_shows(num_cached: int) -> None:
-    """Law: any order of questions, repeated, evicted or too many for the cache, with greedy rows
-    between, is answered as if each were the first."""
-    generator = torch.Generator().manual_seed(num_cached)
-    noise = KeyedNoise(33, cache_rows=num_cached)
-    for _ in range(200):
-        size = int(torch.randint(0, 6, (1,), generator=generator))
-        drawn = torch.randint(0, 9, (size,), generator=generator).tolist()
-        keys = [None if position == 0 else (5, position) for position in drawn]
-        if size % 2:
-            noise.prefetch([key for key in keys if key])
-        answer = noise.rows(keys)
-        assert answer.shape == (size, 33)
-        for row, key in zip(answer, keys, strict=True):
-            alone = KeyedNoise(33).rows([key])[0]
-            assert torch.equal(row, alone)
-            assert bool(row.any()) == (key is not None)
+def test_a_row_without_a_key_is_silent() -> None:
+    """Law: zeros for a greedy row, and the others as if they were alone."""
+    noise = gumbel([(5, 1), None, (5, 2)], 33)
+    assert not noise[1].any()
+    assert torch.equal(noise[[0, 2]], torch.cat([gumbel([(5, 1)], 33), gumbel([(5, 2)], 33)]))
 
 
 def close_pairs(vocab_size: int) -> np.ndarray:
@@ -173,11 +154,13 @@ def close_pairs(vocab_size: int) -> np.ndarray:
     return np.unique(np.sort(np.concatenate(found), axis=1), axis=0)
 
 
-def noise_of_pairs(pairs: np.ndarray, keys: list[Key]) -> tuple[np.ndarray, np.ndarray]:
+def noise_of_pairs(pairs: np.ndarray, keys: Sequence[Key]) -> tuple[np.ndarray, np.ndarray]:
     """[keys, pairs] each."""
-    words = words_of(int(pairs.max()) + 1)
+    words = token_words_of(int(pairs.max()) + 1)
+    low, high = (torch.from_numpy(half.view(np.int32)) for half in key_columns(keys))
     first, second = (
-        gumbel_on_host(keyed._hash_on_host(keys, words[ids])).double().numpy() for ids in pairs.T
+        gumbel_of(hashed(words[torch.from_numpy(ids)], low, high)).double().numpy()
+        for ids in pairs.T
     )
     return first, second
 

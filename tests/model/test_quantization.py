@@ -19,7 +19,7 @@ from engine.messages import SamplingParams, Submit
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.pair import load_pair
-from engine.model.quantization import is_quantized, unsupported
+from engine.model.precision import is_quantized, unsupported
 from tests.support import tiny
 
 pytest.importorskip("torchao")
@@ -88,7 +88,7 @@ def test_what_needs_a_gpu_is_refused(kind: Any, tiny_target: str) -> None:
 
 
 def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.quantization.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.model.precision.find_spec", lambda name: None)
     assert "torchao is not installed" in str(unsupported("int8", torch.device("cpu")))
 
 

@@ -16,9 +16,11 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import KeyedNoise
-from engine.sampling.sampler import NOT_FINITE, Sampler, token_logprobs
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.noise import gumbel
+from engine.sampling.plain import NOT_FINITE
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, sample
 from tests.support.reference import filtered, log_softmax, penalised
 
 VOCAB = 12
@@ -84,8 +86,8 @@ def test_law_over_seeds(name: str) -> None:
     for seed in range(DRAWS):
         params = SamplingParams(seed=seed, max_tokens=99, **FIELDS[name])
         contexts.append(RowContext(Sequence("s", params, PROMPT + OUTPUT, len(PROMPT)), PATH))
-    log_probs = LogitsProcessor([0]).finalize(raw.expand(DRAWS, -1), contexts)
-    tokens = Sampler().sample(log_probs, contexts)
+    log_probs = finalize(LogitsProcessor([0]), raw.expand(DRAWS, -1), contexts)
+    tokens = sample(log_probs, contexts)
     counts = tokens.bincount(minlength=VOCAB).numpy()
     assert_law(counts, exact_law(raw, contexts[0].seq.params))
 
@@ -98,8 +100,8 @@ def test_law_over_positions(name: str, seed: int) -> None:
     raw = torch.randn(VOCAB) * 1.5
     params = SamplingParams(seed=seed, max_tokens=99, **FIELDS[name])
     contexts = [RowContext(Sequence("s", params, [1] * n, n), []) for n in range(3000)]
-    log_probs = LogitsProcessor([0]).finalize(raw.expand(3000, -1), contexts)
-    counts = Sampler().sample(log_probs, contexts).bincount(minlength=VOCAB).numpy()
+    log_probs = finalize(LogitsProcessor([0]), raw.expand(3000, -1), contexts)
+    counts = sample(log_probs, contexts).bincount(minlength=VOCAB).numpy()
     assert_law(counts, np.exp(log_softmax(filtered(
         log_softmax(raw.double().numpy() / params.temperature), params
     ))))  # fmt: skip
@@ -110,7 +112,7 @@ def test_neighbouring_positions_are_drawn_independently() -> None:
     probs = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     params = SamplingParams(seed=11, max_tokens=1)
     contexts = [RowContext(Sequence("s", params, [1] * n, n), []) for n in range(6001)]
-    tokens = Sampler().sample(probs.log().float().expand(6001, -1), contexts)
+    tokens = sample(probs.log().float().expand(6001, -1), contexts)
     pairs = (tokens[:-1] * 3 + tokens[1:])[::2]
     assert_law(pairs.bincount(minlength=9).numpy(), torch.outer(probs, probs).flatten().numpy())
 
@@ -120,9 +122,8 @@ def test_a_rare_token_is_drawn_as_rarely_as_it_should() -> None:
     draw outside the one likely id needs noise above 15 (Poisson, 20 expected; false alarm 1e-6)."""
     log_probs = torch.full((1, 4097), math.log(1e-3 / 4096))
     log_probs[0, 0] = math.log(1 - 1e-3)
-    noise = KeyedNoise(4097)
     drawn = [
-        (log_probs + noise.rows([(5, start + i) for i in range(100)])).argmax(dim=1)
+        (log_probs + gumbel([(5, start + i) for i in range(100)], 4097)).argmax(dim=1)
         for start in range(0, 20000, 100)
     ]
     rare = int((torch.cat(drawn) > 0).sum())
@@ -140,12 +141,11 @@ def mixed_rows(vocab: int) -> tuple[torch.Tensor, list[RowContext]]:
 
 def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     log_probs, contexts = mixed_rows(101)
-    together = Sampler().sample(log_probs, contexts).tolist()
+    together = sample(log_probs, contexts).tolist()
     for i, context in enumerate(contexts):
-        assert Sampler().sample(log_probs[i : i + 1], [context]).tolist() == [together[i]]
-    sampler = Sampler()
+        assert sample(log_probs[i : i + 1], [context]).tolist() == [together[i]]
     for i in reversed(range(0, 30, 2)):
-        pair = sampler.sample(log_probs[[i, 7]], [contexts[i], contexts[7]]).tolist()
+        pair = sample(log_probs[[i, 7]], [contexts[i], contexts[7]]).tolist()
         assert pair == [together[i], together[7]]
 
 
@@ -154,8 +154,8 @@ def test_temperature_zero_takes_the_lowest_of_the_likeliest() -> None:
     greedy = [c for c in contexts if c.seq.params.temperature == 0]
     tied = torch.zeros(len(greedy), 101)
     tied[:, [40, 41, 99]] = 3.0
-    assert Sampler().sample(tied, greedy).tolist() == [40] * len(greedy)
-    picked = Sampler().sample(log_probs, contexts)
+    assert sample(tied, greedy).tolist() == [40] * len(greedy)
+    picked = sample(log_probs, contexts)
     for i, context in enumerate(contexts):
         if context.seq.params.temperature == 0:
             assert picked[i] == log_probs[i].argmax()
@@ -173,9 +173,9 @@ def test_a_row_that_is_no_number_is_named_and_alone(
     params = SamplingParams(seed=1, max_tokens=9, **settings)
     contexts = [RowContext(Sequence("s", params, [1] * n, 1), []) for n in (3, 4, 5)]
     logits = torch.randn(3, VOCAB)
-    good = Sampler().sample(LogitsProcessor([0]).finalize(logits, contexts), contexts).tolist()
+    good = sample(finalize(LogitsProcessor([0]), logits, contexts), contexts).tolist()
     logits[1, 6] = poison
-    bad = Sampler().sample(LogitsProcessor([0]).finalize(logits, contexts), contexts).tolist()
+    bad = sample(finalize(LogitsProcessor([0]), logits, contexts), contexts).tolist()
     assert bad == [good[0], NOT_FINITE, good[2]]
     assert NOT_FINITE not in good
 
@@ -183,7 +183,7 @@ def test_a_row_that_is_no_number_is_named_and_alone(
 def test_a_row_without_any_possible_token_is_named() -> None:
     params = SamplingParams(seed=1, max_tokens=9)
     contexts = [RowContext(Sequence("s", params, [1], 1), [])]
-    assert Sampler().sample(torch.full((1, 9), -torch.inf), contexts).tolist() == [NOT_FINITE]
+    assert sample(torch.full((1, 9), -torch.inf), contexts).tolist() == [NOT_FINITE]
 
 
 def test_token_logprobs_are_the_models_own() -> None:
@@ -219,6 +219,6 @@ def test_many_rows_are_scored_piece_by_piece(monkeypatch: pytest.MonkeyPatch) ->
     logits = torch.randn(40, 30)
     asked = (list(range(40)), [3] * 40, [i % 5 for i in range(40)])
     whole = token_logprobs(logits, *asked)
-    monkeypatch.setattr("engine.sampling.sampler._ELEMENTS_AT_ONCE", 7 * 30)
+    monkeypatch.setattr("engine.sampling.logprobs.ELEMENTS_AT_ONCE", 7 * 30)
     assert token_logprobs(logits, *asked) == whole
     assert token_logprobs(logits, [], [], []) == []

@@ -11,6 +11,7 @@ from engine.core import Engine
 from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, load_pair, memory_plan, shared_cache
+from tests.support.audit import audit
 
 SIZE, EACH, RUN = 4, 40, 5  # tokens; blocks of an engine, and in one piece
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
@@ -102,7 +103,7 @@ def test_engines_that_share_a_cache_say_what_they_say_alone(
                 before = written(parts[1 - turn])
                 hear(engine, texts[turn])
                 assert same(before, written(parts[1 - turn]))
-                engine._scheduler.audit()
+                audit(engine._scheduler)
     assert texts == [alone(plain, pair, 1), alone(adaptive, pair, 2)]
     assert all(tensor.any() for part in parts[:2] for tensor in written(part)[:2])
     assert not any(tensor.any() for tensor in written(parts[2]))

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from engine.messages import SamplingParams
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.sampler import NOT_FINITE, Sampler
+from engine.sampling.plain import NOT_FINITE
 from engine.scheduling.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.verify import MatchSampled, walk
+from engine.speculation.verify import walk
+from tests.support.long_way import finalize, sample
 
 #        0:10 -- 2:11 -- 4:12
 # root <
@@ -222,7 +224,7 @@ def test_speculative_rounds_emit_what_plain_decoding_emits(
         for i in range(3)
     ]
     plain = [alone(model, seq, 40) for seq in sequences]
-    processor, verifier = LogitsProcessor([0]), MatchSampled()
+    draws = DeviceDraws(LogitsProcessor([0]), VOCAB, torch.device("cpu"))
     while min(seq.num_tokens for seq in sequences) < 30:
         known = [plain[i][seq.num_tokens :][:2] for i, seq in enumerate(sequences)]
         wild = int(torch.randint(0, VOCAB, (1,), generator=generator))
@@ -233,8 +235,8 @@ def test_speculative_rounds_emit_what_plain_decoding_emits(
             for seq, proposal in zip(sequences, proposals, strict=True)
             for node in range(-1, len(proposal))
         ]
-        log_probs = processor.finalize(logits_of(model, contexts), contexts)
-        results = verifier.accept(log_probs, contexts, proposals)
+        drawn = iter(draws.draw_adjusted(logits_of(model, contexts), contexts))
+        results = [walk(each, [next(drawn) for _ in range(1 + len(each))]) for each in proposals]
         for seq, result in zip(sequences, results, strict=True):
             assert len(result.tokens) == result.num_accepted + 1
             seq.tokens += result.tokens
@@ -247,6 +249,6 @@ def alone(model: torch.Tensor, seq: Sequence, length: int) -> list[int]:
     copy = Sequence(seq.id, seq.params, list(seq.tokens), seq.num_prompt)
     while copy.num_tokens < length:
         contexts = [RowContext(copy, [])]
-        log_probs = LogitsProcessor([0]).finalize(logits_of(model, contexts), contexts)
-        copy.tokens.append(int(Sampler().sample(log_probs, contexts)))
+        log_probs = finalize(LogitsProcessor([0]), logits_of(model, contexts), contexts)
+        copy.tokens.append(int(sample(log_probs, contexts)))
     return copy.tokens

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from engine.model.chain_graphs import Found
-from engine.model.runner import ModelOutput
+from engine.model.runner import ModelOutput, ModelRunner
 from engine.scheduling.segment import Segment
 
 MISSING = -1
@@ -49,9 +49,6 @@ class FakeRunner:
     def chain(self, *_given: object, **_more: object) -> Found:
         raise NotImplementedError
 
-    def keyed_chain(self, *_given: object, **_more: object) -> None:
-        """Nor this."""
-
     def fits_chain(self, *_given: object, **_more: object) -> bool:
         return False
 
@@ -66,3 +63,6 @@ class FakeRunner:
     def _logits(self, held: list[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(hash(tuple(held)) % 2**63)
         return torch.randn(self.vocab_size, generator=generator) * self._sharpness
+
+
+Runner = ModelRunner | FakeRunner

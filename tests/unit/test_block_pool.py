@@ -7,6 +7,7 @@ import pytest
 from engine.messages import SamplingParams
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.sequence import Sequence
+from tests.support.audit import audit_pool
 
 SIZE = 4
 
@@ -55,10 +56,10 @@ def test_room_left_for_growth_is_no_reservation() -> None:
     second = sequence("b", [1] * 4, max_tokens=1)
     assert pool.reserve(second, 31 * SIZE)
     assert pool.num_free == 0
-    pool.audit([first, second])
+    audit_pool(pool, [first, second])
     pool.release(first)
     pool.release(second)
-    pool.audit([])
+    audit_pool(pool, [])
     assert pool.num_free == 32
 
 
@@ -79,7 +80,7 @@ def test_a_hit_covers_the_common_full_blocks() -> None:
     pool.adopt(second, pool.match(second))
     assert pool.reserve(second, second.num_tokens)
     second.num_computed = 8
-    pool.audit([first, second])
+    audit_pool(pool, [first, second])
     assert not set(second.blocks[2:]) & set(first.blocks)
 
 
@@ -121,18 +122,18 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     first = compute(pool, sequence("a", list(range(9))))
     pool.release(first)
     assert pool.match(sequence("b", list(range(9)))) == []
-    pool.audit([])
+    audit_pool(pool, [])
 
 
 def test_equal_blocks_computed_twice_are_cached_once() -> None:
     pool = pool_of()
     first = compute(pool, sequence("a", list(range(9))))
     second = compute(pool, sequence("b", list(range(9))))
-    pool.audit([first, second])
+    audit_pool(pool, [first, second])
     pool.release(second)
     assert pool.match(sequence("c", list(range(9)))) == first.blocks[:2]
     pool.release(first)
-    pool.audit([])
+    audit_pool(pool, [])
     assert len(pool.match(sequence("d", list(range(9))))) == 2
 
 
@@ -151,7 +152,7 @@ def test_released_blocks_are_found_again_until_they_are_evicted() -> None:
     assert pool.reserve(wanting, 12)
     assert pool.match(sequence("z", [1] * 13)) == []
     assert len(pool.match(sequence("y", [2] * 13))) == 3
-    pool.audit([wanting])
+    audit_pool(pool, [wanting])
 
 
 def test_adopted_blocks_are_not_evicted() -> None:
@@ -166,7 +167,7 @@ def test_adopted_blocks_are_not_evicted() -> None:
     assert not pool.reserve(sequence("c", [7] * 12), 12)
     assert pool.reserve(second, 9)
     second.num_computed = 8
-    pool.audit([second])
+    audit_pool(pool, [second])
 
 
 def test_growth_by_eviction_continues_the_table() -> None:
@@ -181,7 +182,7 @@ def test_growth_by_eviction_continues_the_table() -> None:
     start = seq.blocks[0]
     assert pool.reserve(seq, 12)
     assert seq.blocks[:2] == [start, start + 1]
-    pool.audit([seq])
+    audit_pool(pool, [seq])
 
 
 def test_trim_gives_back_what_lies_beyond() -> None:
@@ -193,7 +194,7 @@ def test_trim_gives_back_what_lies_beyond() -> None:
     assert len(seq.blocks) == 2
     pool.trim(seq, 9)
     assert len(seq.blocks) == 2
-    pool.audit([seq])
+    audit_pool(pool, [seq])
 
 
 @pytest.mark.parametrize("upto", [0, 3, 4, 7, 8, 9])
@@ -258,9 +259,9 @@ def test_blocks_of_others_are_neither_counted_nor_handed_out() -> None:
     assert pool.reserve(greedy, 5 * SIZE)
     assert sorted(greedy.blocks) == [1, 2, 3, 8, 9]
     assert (pool.num_free, pool.num_used) == (0, 5)
-    pool.audit([greedy])
+    audit_pool(pool, [greedy])
     pool.release(greedy)
-    pool.audit([])
+    audit_pool(pool, [])
 
 
 def test_a_table_stays_in_one_piece_until_others_blocks_begin() -> None:
@@ -275,7 +276,7 @@ def test_a_table_stays_in_one_piece_until_others_blocks_begin() -> None:
     third = sequence("c", [3] * 4, max_tokens=4)
     for upto in range(4, 13):
         assert pool.reserve(third, upto)
-    pool.audit([first, second, third])
+    audit_pool(pool, [first, second, third])
     assert first.blocks == [10, 11, 12, 13]
     assert second.blocks == [*range(20, 34)]
     assert third.blocks == [0, 1, 34]
@@ -293,19 +294,19 @@ def test_a_table_grows_in_one_piece_at_the_end_of_the_memory_too() -> None:
 def test_audit_sees_a_block_of_others() -> None:
     pool = BlockPool(4, SIZE, prefix_caching=True, own=[0, 1])
     seq = sequence("a", [1] * 4)
-    pool.audit([])
+    audit_pool(pool, [])
     seq.blocks = [2]
     pool._refs[2] = 1
     with pytest.raises(AssertionError):
-        pool.audit([seq])
+        audit_pool(pool, [seq])
 
 
 def test_audit_sees_a_lost_block_and_a_second_writer() -> None:
     pool = pool_of()
     first = compute(pool, sequence("a", list(range(9))))
     with pytest.raises(AssertionError):
-        pool.audit([])
+        audit_pool(pool, [])
     second = sequence("b", list(range(9)))
     pool.adopt(second, pool.match(second))
     with pytest.raises(AssertionError, match="two writers"):
-        pool.audit([first, second])
+        audit_pool(pool, [first, second])

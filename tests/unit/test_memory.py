@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from engine.config import CacheConfig, ScheduleConfig
 from engine.errors import MemoryPlanError
@@ -146,11 +146,7 @@ def test_graphs_come_in_few_sizes() -> None:
 def test_weights_are_counted_before_they_are_read(tmp_path: Path) -> None:
     """Law: by the headers of all files; a damaged one is the loader's to name."""
     for name, shape in (("a", [3, 4]), ("b", [5])):
-        header = json.dumps(
-            {"__metadata__": {}, "w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 1]}}
-        ).encode()
-        content = struct.pack("<Q", len(header)) + header
-        (tmp_path / f"{name}.safetensors").write_bytes(content)
+        save_file({"w": np.zeros(shape, np.float32)}, tmp_path / f"{name}.safetensors")
     assert parameters_in(tmp_path) == 17
     assert dtypes_in(tmp_path) == {"F32"}
     refuse_heavy_weights({"target": 10}, 10, "cpu")

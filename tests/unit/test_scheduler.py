@@ -14,6 +14,7 @@ from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
+from tests.support.audit import audit
 
 SIZE = 4
 
@@ -61,7 +62,7 @@ def run(scheduler: Scheduler, plan: StepPlan, *, accepted: int = 0) -> None:
         else:
             chunk.seq.num_draft_computed = chunk.end
             scheduler.commit(chunk, [], 0)
-    scheduler.audit()
+    audit(scheduler)
 
 
 def shape(plan: StepPlan) -> list[tuple[str, int, int, int]]:
@@ -211,7 +212,7 @@ def test_a_prompt_alone_is_computed_and_nothing_more(length: int) -> None:
     assert chunk.k == 0
     assert chunk.end == length
     scheduler.finish(seq, "length")
-    scheduler.audit()
+    audit(scheduler)
 
 
 def test_a_sequence_that_can_never_fit_still_ends() -> None:
@@ -223,7 +224,7 @@ def test_a_sequence_that_can_never_fit_still_ends() -> None:
         run(scheduler, scheduler.schedule(k_of(4)), accepted=4)
     assert seq.num_tokens == 12
     scheduler.finish(seq, "length")
-    scheduler.audit()
+    audit(scheduler)
     assert scheduler.pool.num_used == 0
 
 
@@ -450,15 +451,15 @@ class Walk:
 
     def operate(self) -> None:
         self.random.choices([self.add, self.abort, self.step], weights=[2, 0.3, 8])[0]()
-        self.scheduler.audit()
+        audit(self.scheduler)
         if len(self.scheduler.waiting) > 12:
             self.step()
-            self.scheduler.audit()
+            audit(self.scheduler)
 
     def drain(self) -> None:
         while self.scheduler.running or self.scheduler.waiting:
             self.step()
-            self.scheduler.audit()
+            audit(self.scheduler)
 
 
 @pytest.mark.parametrize(

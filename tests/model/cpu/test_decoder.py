@@ -21,12 +21,11 @@ from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.runner import ModelOutput, ModelRunner
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.sampler import Sampler
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.draft_forwards import Runner
 from engine.speculation.draft_model import DraftModelProposer
 from tests.support import tiny
 
@@ -115,10 +114,10 @@ class Stepwise:
     def forward(self, segments: list[Segment]) -> ModelOutput:
         return self._runner.forward(segments)
 
-    def keyed_chain(self, *_given: object, **_more: object) -> None:
-        """It cannot either."""
-
     def draws_chains(self, sequences: int) -> bool:
+        return False
+
+    def fits_chain(self, *_given: object) -> bool:
         return False
 
 
@@ -148,11 +147,12 @@ def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path:
     groups: list[list[Sequence]] = []
     for stepwise in (False, True):
         runner = ModelRunner(loaded, KVCache(64, BLOCK_SIZE, "cpu"), "draft")
+        processor = LogitsProcessor([2, 3])
         proposers.append(
             DraftModelProposer(
-                cast("Runner", Stepwise(runner) if stepwise else runner),
-                processor=LogitsProcessor([2, 3]),
-                sampler=Sampler(),
+                cast("ModelRunner", Stepwise(runner) if stepwise else runner),
+                processor=processor,
+                draws=DeviceDraws(processor, runner.vocab_size, torch.device("cpu")),
                 vocab_size=runner.vocab_size,
                 max_step_tokens=64,
             )

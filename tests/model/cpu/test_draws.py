@@ -12,11 +12,13 @@ from engine.cpu.draws import QuickDraws
 from engine.cpu.kernels_filters import MOST_RANKED
 from engine.cpu.kernels_noise import gumbel, mixed
 from engine.messages import SamplingParams
+from engine.sampling.device_draws import best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.noise import gumbel as row_noise
 from engine.sampling.noise import row_key, words_of
 from engine.sampling.plain import UNSURE, Rows
-from engine.sampling.sampler import Sampler
 from engine.scheduling.sequence import Sequence
+from tests.support.long_way import finalize, sample
 
 VOCAB = 1000  # no multiple of the blocks in which rows are read
 ROWS = 12
@@ -57,7 +59,7 @@ def draws(processor: LogitsProcessor) -> QuickDraws:
 
 def long_way(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) -> list[int]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    drawn: list[int] = Sampler().sample(processor.finalize(logits, contexts), contexts).tolist()
+    drawn: list[int] = sample(finalize(processor, logits, contexts), contexts).tolist()
     return drawn
 
 
@@ -113,8 +115,7 @@ def test_a_gap_within_rounding_is_not_told(draws: QuickDraws) -> None:
     """Two tokens whose scores lie closer than the noise is known: nothing is said."""
     seq = sequence()
     logits = torch.full((1, VOCAB), -80.0)
-    noise = Sampler().noise(logits, [(3, 5)])
-    assert noise is not None
+    noise = row_noise([(3, 5)], VOCAB)
     logits[0, 10], logits[0, 20] = 5.0, 5.0 + float(noise[0, 10] - noise[0, 20]) + 2e-5
     assert draws.draw(logits.numpy(), [Rows(seq, 0, 1, 5)]) == [None]
     logits[0, 20] += 0.01
@@ -157,7 +158,7 @@ def test_adjusted_rows_are_drawn_as_the_long_way_draws_them(
         found = draws.draw_adjusted(rows, contexts)
         tokens, _ = draws.guess_adjusted(rows, contexts)
         assert torch.equal(rows, before)
-        wanted = Sampler().sample(processor.finalize(rows, contexts), contexts).tolist()
+        wanted = sample(finalize(processor, rows, contexts), contexts).tolist()
         for mine, guessed, token in zip(found, tokens, wanted, strict=True):
             unsure += mine == UNSURE
             assert mine in (token, UNSURE)
@@ -196,8 +197,7 @@ def test_noise_is_that_of_the_long_way(seed: int) -> None:
     words, key = words_of(VOCAB), row_key(seed, 11)
     low, high = np.uint32(key % 2**32), np.uint32(key >> 32)
     noise = [gumbel(mixed(word, low, high)) for word in words]
-    expected = Sampler().noise(torch.zeros(1, VOCAB), [(seed, 11)])
-    assert expected is not None
+    expected = row_noise([(seed, 11)], VOCAB)
     assert np.abs(np.array(noise, np.float32) - expected.numpy()[0]).max() < 5e-6
 
 
@@ -209,9 +209,9 @@ def test_guessing_draws_with_the_same_noise(draws: QuickDraws) -> None:
     assert told is not None
     tokens, leads = told
     scores = torch.cat([logits[:2] * 2, logits[3:5]])
-    wanted = Sampler().judge(scores, [(8, 5), (8, 6), None, None])
-    assert tokens == wanted[0]
-    assert leads == pytest.approx(wanted[1], abs=1e-4)
+    wanted = best_and_lead(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
+    assert tokens == wanted[0].tolist()
+    assert leads == pytest.approx(wanted[1].tolist(), abs=1e-4)
     nothing = torch.full((1, VOCAB), -torch.inf)
     assert draws.guess(nothing.numpy(), [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
 
@@ -240,8 +240,7 @@ def test_a_row_behind_a_wrong_guess_is_not_drawn(draws: QuickDraws) -> None:
     """Law: it may be too close to call, and nobody has to go the long way for it."""
     seq = sequence()
     close = torch.full((VOCAB,), -80.0)
-    noise = Sampler().noise(close[None], [(3, 6)])
-    assert noise is not None
+    noise = row_noise([(3, 6)], VOCAB)
     close[11], close[20] = 4.0, 4.0 + float(noise[0, 11] - noise[0, 20])
     first = torch.zeros(VOCAB)
     first[7] = 200.0

@@ -1,0 +1,58 @@
+"""How a token is drawn, spelled out: the whole row, one thing after the other. What the engine
+draws in fewer passes is held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from engine.sampling.device_draws import best_and_lead
+from engine.sampling.filters import Bounds, survivors
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.noise import Key, gumbel
+from engine.sampling.plain import Plain, plain_of
+
+
+def finalize(processor: LogitsProcessor, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
+    """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities, up to
+    a constant of the row."""
+    out = processor.adjust(logits, contexts)
+    asked = [plain_of(context.seq.params) for context in contexts]
+    scales = torch.tensor([plain.scale or 1.0 for plain in asked], device=out.device)
+    out = out * scales[:, None]
+    rows = [i for i, plain in enumerate(asked) if plain.is_filtered(logits.shape[1])]
+    if rows:
+        out[rows] = keep_most_likely(out[rows], [asked[row] for row in rows])
+    return out
+
+
+def keep_most_likely(logits: Tensor, asked: Seq[Plain]) -> Tensor:
+    """[rows, vocab] logits after temperature -> the same with what is removed at -inf."""
+    vocab = logits.shape[1]
+    facts = [(min(p.top_k or vocab, vocab), p.top_p, p.floor) for p in asked]
+    sizes, shares, floors = torch.tensor(facts, dtype=torch.float64, device=logits.device).T
+    found = survivors(logits, Bounds(sizes.long(), shares, floors), vocab)
+    kept = torch.full_like(logits, -torch.inf).scatter_(1, found.ids, found.values)
+    finite = logits.amax(dim=1, keepdim=True).isfinite()
+    return kept.where(finite, torch.nan)
+
+
+def sample(log_probs: Tensor, contexts: Seq[RowContext]) -> Tensor:
+    """[rows, vocab] final log-probabilities -> [rows] int64 tokens on the same device: the argmax
+    of log-probability plus keyed Gumbel noise; or NOT_FINITE where a row holds NaN or +inf, or
+    nothing but -inf."""
+    return guess(log_probs, contexts)[0]
+
+
+def guess(log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[Tensor, Tensor]:
+    """As `sample`, and each token's lead, see `best_and_lead`."""
+    keys = [_key(context) for context in contexts]
+    noise = gumbel(keys, log_probs.shape[1], log_probs.device)
+    return best_and_lead(log_probs + noise)
+
+
+def _key(context: RowContext) -> Key | None:
+    params = context.seq.params
+    return (params.seed, context.position) if params.temperature > 0 else None
