@@ -126,9 +126,6 @@ def test_a_variant_learns_costs_but_where_it_goes_by_the_profile(name: str, lear
     before = costs.by_rows(4, 20)[0][20], costs.drafting(4)
     for _ in range(300):
         seen = world.round(controller, controller.choose(Load(world.batch)))
-        if controller.listens:
-            controller.update(seen)
-        elif controller.overhears:
-            controller.overhear(seen.in_short())
+        controller.update(seen)
     after = costs.by_rows(4, 20)[0][20], costs.drafting(4)
     assert (after != before) == learns

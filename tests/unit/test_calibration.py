@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.control.chances import Chances
-from engine.control.confidence import Array, Calibration
+from engine.control.acceptance import Array, Calibration
 
 ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
 
@@ -25,9 +24,7 @@ def learn(calibration: Calibration, slope: float, trials: int, *, scale: float =
 def said(calibration: Calibration, odds: float, confidences: Array) -> Array:
     """Chances of guesses that stand alone, as a round computes them."""
     bases, weight = calibration.line([odds])
-    chances = Chances(1)
-    chances.trust(bases, weight)
-    return np.array(chances.lists([[sure] for sure in confidences.tolist()]))[:, 0]
+    return chance(bases[0] + weight * confidences)
 
 
 def weight_of(calibration: Calibration) -> float:

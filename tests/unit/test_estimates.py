@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.control.estimates import AcceptanceEstimate, Outcome, _rounds
+from engine.control.acceptance import AcceptanceEstimate, Outcome, _rounds
 
 K = 4
 
