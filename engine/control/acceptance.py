@@ -100,23 +100,12 @@ class AcceptanceEstimate:
             self._surprise.restart()
             self.changes += 1
 
-    def agree(self, stretches: Sequence[Sequence[bool]], before: int | None = None) -> None:
-        """Learn from guesses that were found out in hindsight, for positions in a row: what rounds
-        of the longest proposals would have shown there. A single position stands behind a proposal
-        that was all right: it says how the next guess would have fared, where it is known how many
-        those were (`before`)."""
+    def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
+        """Learn from guesses that were compared in hindsight, for positions in a row: what rounds
+        of the longest proposals would have shown there."""
         k = len(self._trials)
-        outcomes = [
-            seen for stretch in stretches if len(stretch) > 1 for seen in _rounds(stretch, k)
-        ]
+        outcomes = [outcome for stretch in stretches for outcome in _rounds(stretch, k)]
         self.update(k, outcomes, len(outcomes))
-        alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
-        wrong = len(alone) - sum(alone)
-        self._pool(len(alone), wrong)
-        if alone and before is not None and before < k:
-            keep = 0.5 ** min(len(alone) / _HALF_LIFE, 1 / _ROUNDS)
-            self._trials[before] = self._trials[before] * keep + len(alone)
-            self._rejections[before] = self._rejections[before] * keep + wrong
 
     def _pool(self, trials: float, wrong: float) -> None:
         if trials:
@@ -220,19 +209,18 @@ def _beyond(counts: list[int]) -> list[int]:
 
 
 SUREST = 12.0  # of a confidence; beyond it all are equally sure
-LOWEST = 40.0  # log-odds against a guess; more is no different
+LOWEST = -40.0  # log-odds of a guess; less is no different
 _START = np.array([0.0, 1.0, 0.5])  # the weights: the prior is right, and confidence tells a little
 _DEVIATION = 0.5  # of the weights about their start
 _MEMORY = 2000.0  # guesses after which information counts half
 _BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
 _KNOWN = 480.0  # guesses, after which the weights hardly move
 _MOST_A_ROUND = 96  # guesses that one round may add
-_PAUSE = 6  # rounds between two steps
 _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
 
 class Calibration:
-    """`line` turns confidences into log-odds; `learn` is told what became of the guesses."""
+    """`line` turns confidences into log-odds; `learn` fits it to what became of guesses."""
 
     def __init__(self) -> None:
         self._weights = _START.copy()
@@ -241,37 +229,27 @@ class Calibration:
         self._odds: list[float] = []
         self._confidences: list[float] = []
         self._hits: list[bool] = []
-        self._pause = 0
 
-    def line(self, odds: Sequence[float]) -> tuple[list[float], float]:
+    def line(self, odds: Array) -> tuple[Array, float]:
         """Bases and a weight: the log-odds of a guess are base + weight * confidence, of which no
         more than `SUREST` counts. A base for each of the `odds`, the log-odds of the priors."""
         w0, w1, w2 = self._weights.tolist()
         weight = w2 / self._variance**0.5
-        return [w0 - weight * self._mean + w1 * each for each in odds], weight
-
-    def wants(self) -> bool:
-        """Asked once a round: whether to learn from it. Not from every one, to save time."""
-        self._pause -= 1
-        return self._pause < 0
+        return w0 - weight * self._mean + w1 * odds, weight
 
     def learn(
         self, odds: Sequence[float], confidences: Sequence[float], hits: Sequence[bool]
     ) -> None:
-        """Of guesses whose fate became known: the log-odds of the priors, how sure their proposer
-        was, and whether they were right. Fits once enough are gathered."""
+        """From guesses whose fate became known: the log-odds of the priors, the confidences, and
+        whether they were right. Fits once enough are gathered."""
         self._odds += odds[:_MOST_A_ROUND]
         self._confidences += confidences[:_MOST_A_ROUND]
         self._hits += hits[:_MOST_A_ROUND]
         if len(self._hits) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
-            self.fit()
-            self._pause = _PAUSE
+            self._fit()
 
-    def fit(self) -> None:
-        """One Newton step with what was gathered. Others call it after a look back, which may have
-        seen another world."""
-        if not self._hits:
-            return
+    def _fit(self) -> None:
+        """One Newton step with what was gathered."""
         confidences = np.minimum(np.array(self._confidences), SUREST)
         self._spread(confidences)
         count = len(confidences)
@@ -304,14 +282,17 @@ class Calibration:
 
 class ProposalModel:
     """All that is known of the main proposer's guesses. `remember` proposals when they are made,
-    `learn` what became of them, `refresh` before a choice. `chances` `[sample, depth]`: that a
-    guess is right, all before it being right."""
+    `add` what became of them and `learn` from several steps, `refresh` before a choice. `chances`
+    `[sample, depth]`: that a guess is right, all before it being right."""
 
     def __init__(self, k_max: int) -> None:
         self.acceptance = AcceptanceEstimate(k_max)
         self.chances = np.zeros((1, k_max))
         self._k_max = k_max
         self._calibration = Calibration()
+        self._k = self.num_added = 0  # of the steps that were added, and these
+        self._outcomes: list[Outcome] = []
+        self._confidences: list[Sequence[float]] = []
         self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN behind a proposal's end
         self._next = self._num_sampled = 0
         self._odds = [0.0] * k_max  # log-odds of the acceptance by depth
@@ -326,28 +307,24 @@ class ProposalModel:
         """Bring `chances` up to date. At each depth the log-odds are shifted until the mean over
         the sample is what outcomes say; where a proposal ended before, that mean stands."""
         self._odds = [log(chance / (1.0 - chance)) for chance in self.acceptance.chances()]
-        bases, self._weight = self._calibration.line(self._odds)
-        sample = np.minimum(self._sample[: max(self._num_sampled, 1)], SUREST)
-        self.chances = np.empty(sample.shape)
-        reached = np.ones(len(sample))
-        self._bases = []
-        for depth, (base, odds) in enumerate(zip(bases, self._odds, strict=True)):
-            said = ~np.isnan(sample[:, depth])
-            z = np.where(said, base + self._weight * sample[:, depth], odds)
-            right = 1.0 / (1.0 + np.exp(-z))
-            weight = np.where(said, reached, 0.0) + 1e-12
-            mean = min(max(float(weight @ right / weight.sum()), 1e-5), 1 - 1e-5)
-            shift = odds - log(mean / (1.0 - mean))
-            self._bases.append(base + shift)
-            reached = reached * right
-            self.chances[:, depth] = 1.0 / (1.0 + np.exp(-np.where(said, z + shift, z)))
+        odds, sample = np.array(self._odds), self._sample[: max(self._num_sampled, 1)]
+        bases, self._weight = self._calibration.line(odds)
+        known = ~np.isnan(sample)
+        z = np.where(known, bases + self._weight * np.minimum(sample, SUREST), odds)
+        right = 1.0 / (1.0 + np.exp(-z))
+        reached = np.cumprod(right, axis=1) / right  # all before it being right
+        weight = np.where(known, reached, 0.0) + 1e-12
+        mean = np.clip((weight * right).sum(0) / weight.sum(0), 1e-5, 1 - 1e-5)
+        shift = odds - np.log(mean / (1.0 - mean))
+        self._bases = (bases + shift).tolist()
+        self.chances = 1.0 / (1.0 + np.exp(-np.where(known, z + shift, z)))
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
         """By depth: the chance that this proposal's guess and all before it are right."""
         alive, found, weight = 1.0, list[float](), self._weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
-            alive /= 1.0 + exp(-z if z > -LOWEST else LOWEST)
+            alive /= 1.0 + exp(-z if z > LOWEST else -LOWEST)
             found.append(alive)
         return found
 
@@ -359,37 +336,35 @@ class ProposalModel:
             self._next = (self._next + 1) % _SAMPLE
             self._num_sampled = min(self._num_sampled + 1, _SAMPLE)
 
-    def learn(
-        self,
-        k: int,
-        outcomes: Sequence[Outcome],
-        confidences: Confidences,
-        agreements: Sequence[Sequence[tuple[float, bool]]],
-    ) -> None:
-        """What became of a step's guesses, and of guesses that were compared in hindsight."""
-        self.acceptance.update(k, outcomes)
-        if agreements:
-            self.acceptance.agree([[hit for _, hit in each] for each in agreements])
-        if not self._calibration.wants() and not any(len(each) > 1 for each in agreements):
-            return
+    def add(self, k: int, outcomes: Sequence[Outcome], confidences: Confidences) -> None:
+        """What became of a step's guesses at `k`, to be learnt from by the next `learn`."""
+        if k != self._k:
+            self.learn()
+        self._k = k
+        self.num_added += 1
+        self._outcomes += outcomes
+        self._confidences += confidences
+
+    def learn(self) -> None:
+        """From all steps that were added since the last time."""
+        outcomes, added = self._outcomes, self._confidences
+        self.acceptance.update(self._k, outcomes, max(self.num_added, 1))
         odds, sure, hits = list[float](), list[float](), list[bool]()
-        for outcome, found in zip(outcomes, confidences, strict=False):
+        for outcome, found in zip(outcomes, added, strict=False):
             tried = min(outcome.tried, len(found), self._k_max)
             odds += self._odds[:tried]
             sure += found[:tried]
             hits += [i < outcome.right for i in range(tried)]
-        for stretch in agreements:
-            odds += self._odds[:1] * len(stretch)
-            sure += [confidence for confidence, _ in stretch]
-            hits += [hit for _, hit in stretch]
-        if hits:
-            self._calibration.learn(odds, sure, hits)
+        self._calibration.learn(odds, sure, hits)
+        self._outcomes, self._confidences, self.num_added = [], [], 0
 
-    def look_back(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
-        """Remember what would have been proposed while K was 0: each position behind a wrong guess
-        would have begun another proposal."""
+    def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
+        """From guesses that were compared with what was generated while K was 0. Each position
+        behind a wrong guess would have begun another proposal."""
+        self.acceptance.agree([[hit for _, hit in stretch] for stretch in agreements])
         for stretch in agreements:
-            starts = [0, *(i + 1 for i, (_, hit) in enumerate(stretch) if not hit)]
-            sure = [confidence for confidence, _ in stretch]
+            sure, hits = [confidence for confidence, _ in stretch], [hit for _, hit in stretch]
+            self._calibration.learn(self._odds[:1] * len(stretch), sure, hits)
+            starts = [0, *(i + 1 for i, hit in enumerate(hits) if not hit)]
             rows = [sure[start : start + self._k_max] for start in starts]
             self.remember([row for row in rows if row])
