@@ -93,7 +93,7 @@ class AdaptiveK:
         0 only probes and trials tell of guesses, and they call for a choice."""
         if self._k:
             least = _DWELL_MANY if self._sequences > _FEW else _DWELL
-            return min(max(least, self._turned // 4), _DWELL_ON)
+            return min(max(least, self._turned // 4, self._every), _DWELL_ON)
         return min(max(_DWELL, self._same // 2), _DWELL_OFF)
 
     def _plan(self, *, changed: bool) -> None:

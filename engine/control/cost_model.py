@@ -29,7 +29,7 @@ _KEEP = 0.97  # what a round-old time still counts
 
 class Line:
     """Seconds as a line over a size, by decayed least squares about a slope that is expected; the
-    more the sizes vary, the less that counts. The slope is never negative. `slack`: seconds
+    more the sizes vary, the less that counts. Neither start nor slope is negative. `slack`: seconds
     beyond three times what was expected, from which on one is cut."""
 
     def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0, slack: float = 1e-4) -> None:
@@ -40,7 +40,7 @@ class Line:
         """Learn from one measurement; outliers are cut."""
         if self._weight > 4.0:
             start, slope = self.line()
-            seconds = min(seconds, 3.0 * max(start + slope * size, 0.0) + self._slack)
+            seconds = min(seconds, 3.0 * (start + slope * size) + self._slack)
         self._weight = self._weight * _KEEP + 1.0
         self._x = self._x * _KEEP + size
         self._y = self._y * _KEEP + seconds
@@ -55,12 +55,7 @@ class Line:
         spread = self._xx / self._weight - x * x
         along = self._xy / self._weight - x * y + self._stiffness * self._expected
         slope = max(0.0, along / (spread + self._stiffness))
-        return y - slope * x, slope
-
-    @property
-    def ratio(self) -> float:
-        """Mean seconds by mean size."""
-        return self._y / self._x
+        return (y - slope * x, slope) if slope * x <= y else (0.0, y / x)
 
 
 class Curve:
@@ -238,8 +233,6 @@ class CostModel:
         """Seconds to begin drafting, and of each step."""
         line, unit = self._draft_line(sequences), self._draft_unit(sequences)
         start, step = line.line()
-        if start < 0.0:
-            start, step = 0.0, line.ratio
         slow, more = exp(self._target.machine), self._more(sequences, 1)
         return slow * unit * start, slow * max(unit * step + more, 0.5 * unit * step)
 

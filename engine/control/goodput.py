@@ -22,9 +22,10 @@ class Goodput:
     """What is expected as of the last `renew`.
 
     `rates` `[k]`: tokens per second of the whole batch at k draft steps. `each` `[k]`: tokens and
-    rows of one sequence then; `trimming` `[k]`: what leaving guesses out gains. `survival` `[depth]`: the chance that so many guesses are accepted
-    when none is left out. `by_row` `[rows]`: seconds of target and host. `present`: tokens per
-    second that the batch makes; 0: not known, then nothing is left out."""
+    rows of one sequence then. `trimming` `[k]`: the part that leaving guesses out adds to the rate.
+    `survival` `[depth]`: the chance that so many guesses are accepted when none is left out.
+    `by_row` `[rows]`: seconds of target and host. `present`: tokens per second that the batch
+    makes; 0: not known, then nothing is left out."""
 
     def __init__(self, k_max: int, guesses: ProposalModel, costs: CostModel) -> None:
         self._k_max, self._guesses, self._costs = k_max, guesses, costs
@@ -60,21 +61,17 @@ class Goodput:
         """Rates where guesses less likely than no, half or one row's cost are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
-        alive = np.cumprod(self._guesses.chances, axis=1)
-        offered = np.array(self._guesses.acceptance.offering())
-        best = whole = None
-        for bar in (0.0, 0.5 * row, row) if self.present else (0.0,):
-            kept = alive > bar
-            tokens = 1.0 + np.cumsum(np.append(0.0, (alive * kept).mean(0) * offered))
-            rows = 1.0 + np.cumsum(np.append(0.0, kept.mean(0) * offered))
-            taken = self._seconds(n * rows) + spent
-            found = np.array([n * tokens / taken, tokens, rows])
-            best = found if best is None else np.where(found[0] > best[0], found, best)
-            whole = found[0] if whole is None else whole
-        assert best is not None
-        self.trimming = (best[0] / whole - 1.0).tolist()
-        self.rates, tokens_, rows_ = best.tolist()
-        self.each = list(zip(tokens_, rows_, strict=True))
+        alive, offered = np.cumprod(self._guesses.chances, axis=1), self._guesses.acceptance.offering()
+        bars = np.array([0.0, 0.5 * row, row] if self.present else [0.0])
+        kept = alive > bars[:, None, None]
+        tokens, rows = np.ones((2, len(bars), self._k_max + 1))
+        tokens[:, 1:] += np.cumsum((alive * kept).mean(1) * offered, axis=1)
+        rows[:, 1:] += np.cumsum(kept.mean(1) * offered, axis=1)
+        rates = n * tokens / (self._seconds(n * rows) + spent)
+        best = rates.argmax(0), np.arange(self._k_max + 1)
+        self.rates = rates[best].tolist()
+        self.trimming = (rates[best] / rates[0] - 1.0).tolist()
+        self.each = list(zip(tokens[best].tolist(), rows[best].tolist(), strict=True))
         self.survival = list(accumulate((alive.mean(0) * offered).tolist(), min))
 
     def prepare_stops(self) -> None:
