@@ -20,8 +20,8 @@ from engine.messages import Estimates, Reason
 _FEW = 12  # sequences, up to which single confidences decide on one more draft step
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
-_DWELL, _DWELL_MANY = 6, 12  # rounds between two choices, at least; with more than _FEW sequences
-_DWELL_ON, _DWELL_OFF = 64, 512  # and at most
+# Rounds between two choices: at least, with more than _FEW sequences, and at most.
+_DWELL, _DWELL_MANY, _DWELL_LAST = 6, 12, 64
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _KNOWN = 24  # rounds after which a regime (K = 0 or above) is known
 _HYSTERESIS, _HYSTERESIS_MANY, _HYSTERESIS_NEW = 1.03, 1.06, 1.02  # speed-ups that turn
@@ -50,7 +50,7 @@ class AdaptiveK:
         self._explore = Exploration()
         self._k = self._played = 0
         self._sequences, self._size = 1, -1
-        self._chosen = self._same = self._turned = 0  # rounds since: a choice, a size, on or off
+        self._chosen = self._turned = 0  # rounds since a choice; since another size, on or off
         self._probes_few = False  # a probe has to catch up, so it asks few
         self._caught_up = True  # the last round proposed for all
         self._trims = True  # leaving guesses out pays
@@ -76,8 +76,7 @@ class AdaptiveK:
         """Draft steps for the step ahead."""
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
-        self._chosen, self._same = self._chosen + 1, self._same + 1
-        self._turned += 1
+        self._chosen, self._turned = self._chosen + 1, self._turned + 1
         anew = size != self._size or self._chosen > _ANEW
         if anew or self._chosen >= self._dwell():
             self._costs.face(load.length() if load.length is not None else None)
@@ -89,12 +88,9 @@ class AdaptiveK:
         return self._played
 
     def _dwell(self) -> int:
-        """Rounds between two choices: the longer all is the same, the less can change. While K is
-        0 only probes and trials tell of guesses, and they call for a choice."""
-        if self._k:
-            least = _DWELL_MANY if self._sequences > _FEW else _DWELL
-            return min(max(least, self._turned // 4, self._every), _DWELL_ON)
-        return min(max(_DWELL, self._same // 2), _DWELL_OFF)
+        """Rounds between two choices: the longer all is the same, the less can change."""
+        least = _DWELL_MANY if self._sequences > _FEW else _DWELL
+        return min(max(least, self._turned // 4, self._every), _DWELL_LAST)
 
     def _plan(self, *, changed: bool) -> None:
         """Choose anew."""
@@ -103,7 +99,7 @@ class AdaptiveK:
         goodput, present = self._goodput, self._goodput.present
         if changed:
             self._explore.restart(self._sequences.bit_length())
-            self._same = self._turned = 0
+            self._turned = 0
             self._measured, present = (0.0, 0.0, 0.0), 0.0
         goodput.renew(self._sequences, present)
         best = self._best(changed=changed)
@@ -238,7 +234,7 @@ class AdaptiveK:
         if seen.agreements:
             self._guesses.learn_in_hindsight(seen.agreements)
         if explore.concludes:
-            self._chosen = max(self._chosen, _DWELL_OFF)
+            self._chosen = max(self._chosen, _DWELL_LAST)
         explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
         if probe and changed:
             explore.suspect()
@@ -250,9 +246,8 @@ class AdaptiveK:
         self._guesses.learn()
         if acceptance.changes == changes:
             return False
-        self._same = self._turned = 0
-        self._measured = (0.0, 0.0, 0.0)
-        self._chosen = max(self._chosen, _DWELL_OFF)
+        self._turned, self._measured = 0, (0.0, 0.0, 0.0)
+        self._chosen = max(self._chosen, _DWELL_LAST)
         return True
 
     def _lost(self, seen: StepObservation) -> float:
