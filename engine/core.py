@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from engine.config import EngineConfig
-from engine.control.configured import build_controller
 from engine.control.controller import Load
-from engine.control.modes import Modes
+from engine.control.modes import Modes, build_controller
 from engine.grammar.compiler import Compiling
 from engine.messages import (
     Mode,
@@ -256,30 +255,22 @@ class Engine:
     def _adapt(
         self, plan: StepPlan, sampled: list[Sampled], metrics: StepMetrics, lap: Stopwatch
     ) -> None:
-        speculates, listens = metrics.num_proposed > 0, self._controller.listens
-        if listens:
-            main = self._allowance.learn(sampled)
-            agreed = self._proposer.agreements if self._controller.looks_back else ()
-            overhead = self._overhead.seconds(len(plan.chunks), speculates=speculates)
-            told = observation(plan, sampled, metrics.seconds, main, agreed, overhead)
-            for heard in self._allowance.overheard():
-                self._controller.overhear(heard)
-            self._controller.update(told)
-            for item in sampled:
-                if item.finish is not None:
-                    self._allowance.forget(item.chunk.seq)
-        elif self._controller.overhears and plan.num_positions == len(sampled):
-            overhead = self._overhead.seconds(len(plan.chunks), speculates=speculates)
-            self._allowance.overhear(sampled, metrics, overhead)
-        settled = self._controller.reason == "pays" if speculates else not listens
-        goes_on, size = self.has_work, len(plan.chunks)
+        speculates, size = metrics.num_proposed > 0, len(plan.chunks)
+        main = self._allowance.learn(sampled)
+        agreed = self._proposer.agreements if self._controller.uses_hindsight else ()
+        overhead = self._overhead.seconds(size, speculates=speculates)
+        self._controller.update(observation(plan, sampled, metrics.seconds, main, agreed, overhead))
+        for item in sampled:
+            if item.finish is not None:
+                self._allowance.forget(item.chunk.seq)
+        settled = self._controller.reason in ("pays", "off", "fixed")
         self._overhead.end(
-            lap, size, speculates=speculates, settled=settled, heard=listens, goes_on=goes_on
+            lap, size, speculates=speculates, settled=settled, heard=False, goes_on=self.has_work
         )
 
     def _hears(self) -> bool:
         """Whether anybody is told what the drafter finds out in hindsight."""
-        return self._controller.looks_back or self._recorder.is_open
+        return self._controller.uses_hindsight or self._recorder.is_open
 
     def _leave(self, seq: Sequence) -> None:
         self._allowance.forget(seq)

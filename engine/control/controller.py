@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from engine.control.estimates import Outcome
+from engine.control.acceptance import Confidences, Outcome
 from engine.control.profile import Profile
 from engine.messages import Estimates, Reason
-
-NEVER = 2.0  # of KController.least: no chance is as large
-Confidences = Sequence[Sequence[float]]  # by sequence, one for each of its guesses in order
 
 _LIKELIER_THAN_NOT = 0.5
 _SMALL = 4  # one row of a prompt in so many rows hardly shows
@@ -28,29 +25,6 @@ class Load:
 
     num_sequences: int
     length: Callable[[], float] | None = None
-
-
-class Overheard(NamedTuple):
-    """What is kept of a step of decoding of which `update` is not told. `k`, `outcomes`,
-    `num_drafting`, `context`: as in an observation. `steps`: that it drafted; 0: the time of
-    drafting says nothing."""
-
-    k: int
-    outcomes: Sequence[Outcome]
-    num_sequences: int
-    num_drafting: int
-    rows: int
-    steps: int
-    tokens: int
-    draft_seconds: float
-    target_seconds: float
-    host_seconds: float
-    context: int | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole step."""
-        return self.draft_seconds + self.target_seconds + self.host_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +60,6 @@ class StepObservation:
         """Of the whole step."""
         return self.draft_seconds + self.target_seconds + self.host_seconds
 
-    def in_short(self) -> Overheard:
-        """What of it is overheard, had nobody been told of it."""
-        size = self.num_sequences
-        steps = max((outcome.offered for outcome in self.outcomes), default=0)
-        return Overheard(
-            k=self.k,
-            outcomes=self.outcomes if self.k else (),
-            num_sequences=size,
-            num_drafting=size if self.num_drafting is None else self.num_drafting,
-            rows=self.rows,
-            steps=0 if self.num_drafting == 0 else steps,
-            tokens=self.tokens,
-            draft_seconds=self.draft_seconds,
-            target_seconds=self.target_seconds,
-            host_seconds=self.host_seconds,
-            context=self.context,
-        )
-
     @property
     def is_decode(self) -> bool:
         """Whether prompts are so small a part of it that it costs what its rows cost."""
@@ -111,7 +67,9 @@ class StepObservation:
 
 
 class KController(Protocol):
-    """Chooses one K for the batch before each step, and learns after it."""
+    """Chooses one K for the batch before each step, and learns after it. Six questions: `choose`,
+    `goes_on`, `keep`, `worth`, `plain_seconds`, `estimates`; `profile`, `resume` and `update` tell
+    it something."""
 
     name: str
     k_max: int
@@ -122,19 +80,8 @@ class KController(Protocol):
         ...
 
     @property
-    def listens(self) -> bool:
-        """Whether `update` is to be told of the step that follows the last choice: not of each,
-        since to be told takes time."""
-        ...
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether it is to be told of that step's `agreements`, too."""
-        ...
-
-    @property
-    def overhears(self) -> bool:
-        """Whether `overhear` is to be told of that step, if `update` is not."""
+    def uses_hindsight(self) -> bool:
+        """Whether `update` needs `agreements`."""
         ...
 
     @property
@@ -146,12 +93,12 @@ class KController(Protocol):
         """What steps are to be believed to cost until they say so themselves."""
         ...
 
-    def choose(self, load: Load) -> int:
-        """K for the step ahead: draft steps of the main proposer."""
+    def resume(self) -> None:
+        """It is obeyed again after others chose."""
         ...
 
-    def resume(self) -> None:
-        """It is obeyed again after a spell in which others chose."""
+    def choose(self, load: Load) -> int:
+        """K for the step ahead: draft steps of the main proposer."""
         ...
 
     def goes_on(self, confidences: Confidences) -> bool:
@@ -166,12 +113,8 @@ class KController(Protocol):
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """How many guesses that cost nothing to make pay, for one sequence of the step, given for
-        each its chance to be kept with all before it. 0 also where the main proposer is the better
-        choice, if it may be asked `instead`."""
-        ...
-
-    def least(self, *, instead: bool) -> float:
-        """A chance: where the first guess has less, `worth` is 0 whatever follows it."""
+        each its chance to be accepted with all before it. 0 also where the main proposer is the
+        better choice, if it may be asked `instead`."""
         ...
 
     def plain_seconds(self, sequences: int, context: int) -> float:
@@ -179,16 +122,12 @@ class KController(Protocol):
         token each without a guess, at the present costs; 0 where these are not known."""
         ...
 
-    def update(self, observation: StepObservation) -> None:
-        """Learn from the step that the last choice led to, if it `listens`."""
-        ...
-
-    def overhear(self, heard: Overheard) -> None:
-        """Such a step in short; told some time after it, before the next `update`."""
-        ...
-
     def estimates(self) -> Estimates:
         """What it believed at the last choice, for the front end."""
+        ...
+
+    def update(self, observation: StepObservation) -> None:
+        """Learn from the step that the last choice led to."""
         ...
 
 
@@ -197,7 +136,7 @@ class FixedK:
     costs: free guesses go before the main proposer's where the first is likelier right than not."""
 
     name = "fixed"
-    listens = looks_back = overhears = False
+    uses_hindsight = False
     max_speculating: int | None = None
 
     def __init__(self, k: int) -> None:
@@ -207,11 +146,11 @@ class FixedK:
     def profile(self, measured: Profile) -> None:
         return None
 
-    def choose(self, load: Load) -> int:
-        return self.k_max
-
     def resume(self) -> None:
         return None
+
+    def choose(self, load: Load) -> int:
+        return self.k_max
 
     def goes_on(self, confidences: Confidences) -> bool:
         return True
@@ -220,23 +159,15 @@ class FixedK:
         return [len(sure) for sure in confidences]
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
-        if survival and survival[0] < self.least(instead=instead):
+        if instead and survival and survival[0] < _LIKELIER_THAN_NOT:
             return 0
         return min(len(survival), self.k_max)
-
-    def least(self, *, instead: bool) -> float:
-        if not self.k_max:
-            return NEVER
-        return _LIKELIER_THAN_NOT if instead else 0.0
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         return 0.0
 
-    def update(self, observation: StepObservation) -> None:
-        return None
-
-    def overhear(self, heard: Overheard) -> None:
-        return None
-
     def estimates(self) -> Estimates:
         return Estimates(k=self.k_max, reason=self.reason)
+
+    def update(self, observation: StepObservation) -> None:
+        return None

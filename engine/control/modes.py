@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
+from engine.config import SpeculationConfig
+from engine.control.acceptance import Confidences
+from engine.control.adaptive import AdaptiveK
 from engine.control.controller import (
-    Confidences,
     FixedK,
     KController,
     Load,
-    Overheard,
     StepObservation,
 )
 from engine.control.profile import Profile
@@ -40,7 +41,8 @@ class Modes:
         self._before: tuple[Mode, int, Reason] | None = None
         self._num_sequences = 0
         self._unasked = _LOOK  # steps since the last question
-        self.listens = self.looks_back = True
+        self.uses_hindsight = configured.uses_hindsight
+        self._asked = True  # the configured controller, for this step
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """From the next choice on. Raises ConfigError for a K that is not allowed."""
@@ -61,10 +63,6 @@ class Modes:
         return self._present.reason
 
     @property
-    def overhears(self) -> bool:
-        return self._mode == "auto" and self._configured.overhears
-
-    @property
     def max_speculating(self) -> int | None:
         return self._present.max_speculating
 
@@ -75,15 +73,13 @@ class Modes:
         self._num_sequences = load.num_sequences
         if self._mode == "auto":
             self._before = None
-            chosen = self._configured.choose(load)
-            self.listens, self.looks_back = self._configured.listens, self._configured.looks_back
-            return chosen
+            self._asked, self.uses_hindsight = True, self._configured.uses_hindsight
+            return self._configured.choose(load)
         self._unasked += 1
-        self.listens, self.looks_back = self._unasked >= _LOOK, False
-        if self.listens:
+        self._asked = self.uses_hindsight = self._unasked >= _LOOK
+        if self._asked:
             self._unasked = 0
             self._configured.choose(load)
-            self.looks_back = self._configured.looks_back
         return self._present.choose(load)
 
     def resume(self) -> None:
@@ -95,28 +91,24 @@ class Modes:
     def keep(self, confidences: Confidences) -> list[int]:
         if self._mode == "auto":
             return self._configured.keep(confidences)
-        if self.listens:
+        if self._asked:
             self._configured.keep(confidences)
         return self._present.keep(confidences)
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         return self._present.worth(survival, instead=instead)
 
-    def least(self, *, instead: bool) -> float:
-        return self._present.least(instead=instead)
-
     def plain_seconds(self, sequences: int, context: int) -> float:
         return self._configured.plain_seconds(sequences, context)
 
     def update(self, observation: StepObservation) -> None:
+        if not self._asked:
+            return
         if self._mode != "auto":
             # A single one stands behind a proposal whose length the configured did not choose.
             stretches = [each for each in observation.agreements if len(each) > 1]
             observation = replace(observation, agreements=stretches)
         self._configured.update(observation)
-
-    def overhear(self, heard: Overheard) -> None:
-        self._configured.overhear(heard)
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played, in which mode, and why."""
@@ -130,3 +122,11 @@ class Modes:
             said.mode, said.k, said.reason, rates = mode, k, reason, said.rates
             said.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
         return said
+
+
+def build_controller(config: SpeculationConfig, *, stops: bool = True) -> KController:
+    """The controller that the configuration names. Without a proposer there is nothing to choose.
+    `stops`: whether the drafter asks between its steps."""
+    if config.k_max == 0 or config.controller.kind == "fixed":
+        return FixedK(config.k_max)
+    return AdaptiveK(config.k_max, stops=stops)

@@ -9,21 +9,18 @@ unbounded by their request. Numbers only; who is asked, and in which order, is t
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.control.controller import NEVER, KController, Load, Overheard
-from engine.control.estimates import Outcome
-from engine.messages import StepMetrics
+from engine.control.acceptance import Outcome
+from engine.control.controller import KController, Load
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal
 from engine.speculation.proposer import FreeProposer
 
-_KEPT = 32  # steps that are kept until somebody is told of one
 _FIRST_PAUSE = 4  # tokens that go by after the first look that found nothing
 
 
@@ -68,7 +65,6 @@ class Allowance:
         self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
         self._k, self._num_sequences = 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
-        self._overheard = deque[Overheard](maxlen=_KEPT)
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
@@ -145,34 +141,6 @@ class Allowance:
             confidences.append(made.confidences[: outcome.tried])
         return MainOutcomes(k, outcomes, confidences, 0 if self._late else drafting)
 
-    def overhear(self, walked: Seq[Walked], metrics: StepMetrics, overhead: float) -> None:
-        """Keep of a step of decoding, of which nobody is told, what may be asked for later: not its
-        parts, since what the next steps need is then where none of it is in the caches."""
-        k, told, drafting = self._of_main(walked)
-        outcomes = [_outcome(item, self.made(item)) for item in told]
-        steps = max((outcome.offered for outcome in outcomes), default=0)
-        size, s = metrics.num_sampling, metrics.seconds
-        self._overheard.append(
-            Overheard(
-                k=k,
-                outcomes=outcomes if k else (),
-                num_sequences=size,
-                num_drafting=size if drafting is None else drafting,
-                rows=size + metrics.num_proposed,
-                steps=0 if self._late else steps,
-                tokens=metrics.num_generated_tokens,
-                draft_seconds=s.propose,
-                target_seconds=s.verify,
-                host_seconds=overhead + s.schedule + s.accept + s.commit + s.emit,
-                context=sum([item.chunk.start for item in walked]),
-            )
-        )
-
-    def overheard(self) -> Iterator[Overheard]:
-        """Steps kept since the last call."""
-        while self._overheard:
-            yield self._overheard.popleft()
-
     def _of_main(self, walked: Seq[Walked]) -> tuple[int, Seq[Walked], int | None]:
         """The largest K asked of the main proposer, what tells of it, and for how many sequences it
         drafted, None being all of them."""
@@ -215,14 +183,13 @@ class Allowance:
         controller, bound = self._controller, seq.max_draft
         most = controller.k_max if bound is None else min(controller.k_max, bound)
         instead = bound != 0 and self._main in seq.sources
-        least = controller.least(instead=instead)
         found: dict[str, int] = {}
-        if least >= NEVER or not most:
+        if not most:
             return found
         for name in seq.sources:
             if name == self._main:
                 continue
-            chances = self._free[name].forecast(seq, most, least)
+            chances = self._free[name].forecast(seq, most)
             if chances and (length := controller.worth(chances, instead=instead)):
                 found[name] = length
         return found

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.control.controller import FixedK, Load
+from engine.control.controller import FixedK, Load, StepObservation
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
@@ -202,14 +202,17 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
     assert engine.gauges().blocks_used == 0
 
 
-def test_what_is_overheard_has_the_rows_that_were_computed(
-    config: EngineConfig, pair: Pair
-) -> None:
+def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, pair: Pair) -> None:
     """Bug: of sequences that start over after a preemption, what they had generated counted as no
-    rows: a step of 16 of them in which nobody sampled was overheard as one of none."""
+    rows: a step of 16 of them in which nobody sampled was observed as one of none."""
 
-    class Unheard(FixedK):
-        overhears = True
+    class Observed(FixedK):
+        """It keeps the rows that it is told of."""
+
+        rows: ClassVar[list[int]] = []
+
+        def update(self, observation: StepObservation) -> None:
+            self.rows.append(observation.rows)
 
     class Counted:
         """The engine's own runner, which counts rows."""
@@ -229,18 +232,16 @@ def test_what_is_overheard_has_the_rows_that_were_computed(
 
     small = {"cache": {"block_size": 4, "num_blocks": 64}, "schedule": {"max_step_tokens": 16}}
     engine = Engine(EngineConfig.model_validate({**config.model_dump(), **small}), pair=pair)
-    engine._controller._configured = engine._controller._present = Unheard(1)
+    engine._controller._configured = engine._controller._present = Observed(1)
     runner = engine._rounds._runner = Counted()  # type: ignore[assignment]
     for name in "abcd":
         engine.add(Submit(name, [1, 2, 3], params(max_tokens=100), 0.0))
-    heard = preempted = 0
+    preempted = 0
     while engine.has_work:
         preempted += engine.step().metrics.preemptions
-        for step in engine._allowance.overheard():
-            assert step.rows == runner.rows
-            heard += 1
+        assert Observed.rows[-1] == runner.rows
     assert preempted > 0
-    assert heard > 20
+    assert len(Observed.rows) > 20
 
 
 def test_modes_switched_while_it_runs_change_no_text(config: EngineConfig, pair: Pair) -> None:

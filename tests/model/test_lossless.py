@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from engine.config import EngineConfig
-from engine.control.controller import Confidences, FixedK, KController, Load
+from engine.control.acceptance import Confidences
+from engine.control.controller import FixedK, KController, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
 from engine.model.pair import Pair, load_pair

@@ -75,7 +75,7 @@ def test_a_trace_does_not_change_what_the_controller_is_told(
     update = controller.update
 
     def listen(observation: StepObservation) -> None:
-        told.append((controller.looks_back, bool(observation.agreements)))
+        told.append((controller.uses_hindsight, bool(observation.agreements)))
         update(observation)
 
     controller.update = listen  # type: ignore[method-assign]

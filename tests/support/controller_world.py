@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from engine.control.acceptance import Outcome
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import KController, Load, StepObservation
-from engine.control.estimates import Outcome
 from engine.control.profile import Profile
 
 K_MAX = 8
@@ -91,7 +91,7 @@ class World:
             target_seconds=self.target(rows) * jitter,
             host_seconds=self.host,
             confidences=self._told(made, outcomes),
-            agreements=agreements if controller.looks_back else (),
+            agreements=agreements if controller.uses_hindsight else (),
         )
 
     def _catch_up(self, asked: int) -> list[list[Guess]]:
@@ -160,16 +160,13 @@ class Trace:
         return sum(a != b for a, b in zip(self.ks, self.ks[1:], strict=False))
 
 
-def play(controller: KController, world: World, rounds: int, *, all_told: bool = False) -> Trace:
+def play(controller: KController, world: World, rounds: int) -> Trace:
     """As the engine does, or with every round told, listened to or not."""
     trace = Trace()
     for _ in range(rounds):
         k = controller.choose(Load(num_sequences=world.batch))
         seen = world.round(controller, k)
-        if controller.listens or all_told:
-            controller.update(seen)
-        elif controller.overhears:
-            controller.overhear(seen.in_short())
+        controller.update(seen)
         trace.ks.append(k)
         trace.depths.append(max(outcome.offered for outcome in seen.outcomes))
         trace.tokens += seen.tokens

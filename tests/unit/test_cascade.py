@@ -9,8 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.control.controller import Confidences, FixedK, KController, Load
-from engine.messages import SamplingParams, Speculation, StepMetrics, StepSeconds
+from engine.control.acceptance import Confidences
+from engine.control.controller import FixedK, KController, Load
+from engine.messages import SamplingParams, Speculation
 from engine.scheduling.constraint import Bits
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -219,34 +220,6 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2), (4, 1, 0)], 3)
 
 
-def test_a_step_that_nobody_is_told_of_is_overheard_in_short() -> None:
-    """Law: as evidence it is what it would have been if told; a look-up's guesses are none."""
-    plain, looked = sequence("a", None), sequence("b", ("ngram", "draft_model"))
-    allowance = wanted(FixedK(4), plain)
-    step = [walked(plain, 4, "draft_model", 4, 2)]
-    seconds = StepSeconds(1e-5, 2e-4, 3e-3, 4e-5, 5e-5, 6e-5)
-    one = StepMetrics(seconds=seconds, num_sampling=1, num_proposed=4, num_generated_tokens=3)
-    allowance.overhear(step, one, 1e-3)
-    told = allowance.learn(step)
-    allowance.begin(Load(2))
-    for seq in (plain, looked):
-        allowance.want(seq)
-    two = StepMetrics(seconds=seconds, num_sampling=2, num_proposed=8, num_generated_tokens=10)
-    step = [walked(plain, 4, "draft_model", 4, 4), walked(looked, 4, "ngram", 4, 4)]
-    allowance.overhear(step, two, 0.0)
-    first, second = allowance.overheard()
-    assert (first.k, first.outcomes) == (told.k, told.outcomes) == (4, [(4, 3, 2)])
-    assert (first.num_sequences, first.rows, first.steps, first.tokens) == (1, 5, 4, 3)
-    assert (first.draft_seconds, first.target_seconds) == (2e-4, 3e-3)
-    assert first.host_seconds == pytest.approx(1e-3 + 16e-5)
-    assert first.context == step[0].chunk.start
-    told = allowance.learn(step)
-    assert (second.outcomes, second.num_drafting) == (told.outcomes, told.num_drafting)
-    assert (second.outcomes, second.num_drafting) == ([(4, 4, 4)], 1)
-    assert (second.num_sequences, second.rows, second.steps) == (2, 10, 4)
-    assert not list(allowance.overheard())
-
-
 def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
     """A draft that comes after rounds served by others first runs what it missed. Bug: rounds that
     the controller did not listen to were not counted."""
@@ -403,9 +376,6 @@ def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
     assert [allowance.made(item) for item in walked] == made
     main = allowance.learn(walked)
     assert main.outcomes == [(4, 2, 2), (4, 2, 1), (2, 1, 0)]
-    allowance.overhear(walked, StepMetrics(num_sampling=3, num_proposed=4), 0.0)
-    [heard] = allowance.overheard()
-    assert (heard.outcomes, heard.rows, heard.steps) == (main.outcomes, 7, 4)
     assert main.confidences == [[0.5, 0.4], [0.5, 0.4], []]
 
 

@@ -8,14 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from engine.control.acceptance import Outcome, ProposalModel
 from engine.control.adaptive import AdaptiveK
-from engine.control.chances import FEW
 from engine.control.controller import Load
-from engine.control.estimates import Outcome
-from engine.control.experience import Experience
-from engine.control.forecast import Forecast
+from engine.control.cost_model import CostModel
+from engine.control.goodput import Goodput
 from engine.control.profile import Profile
-from engine.control.step_costs import StepCosts
 from tests.support.controller_world import K_MAX, World, adaptive, play
 
 
@@ -30,11 +28,12 @@ def trained(batch: int, *, row: float = 4e-4, draft: float = 1e-4, rounds: int =
 
 def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[int]) -> float:
     """Expected tokens of these lengths, less the price of their rows."""
-    alive = controller._guesses.chances.lists(confidences)
-    controller._guesses.chances.restart()
+    alive = [controller._guesses.survival(sure) for sure in confidences]
     tokens = sum(sum(row[:n]) for row, n in zip(alive, lengths, strict=True))
-    seconds, begin = controller._ahead.seconds, len(confidences)
-    return tokens - controller._price * float(seconds[begin + sum(lengths)] - seconds[begin])
+    seconds, begin = controller._goodput.by_row, len(confidences)
+    return tokens - controller._goodput.present * float(
+        seconds[begin + sum(lengths)] - seconds[begin]
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
@@ -52,14 +51,6 @@ def test_kept_lengths_are_the_best_of_all(batch: int) -> None:
         assert value(controller, confidences, kept) == pytest.approx(best, abs=1e-9)
         distinct.add(tuple(kept))
     assert len(distinct) > 2
-
-
-def test_one_sequence_is_judged_like_one_among_none() -> None:
-    """Law: the way without arrays says what the way with arrays says."""
-    controller, rng = trained(1), random.Random(5)
-    for _ in range(200):
-        sure = [rng.gauss(2.5, 1.5) for _ in range(rng.randint(1, K_MAX))]
-        assert controller.keep([sure]) == controller.keep([sure, *[[]] * FEW])[:1]
 
 
 def test_a_sure_guess_is_kept_where_a_doubtful_one_is_not() -> None:
@@ -113,8 +104,8 @@ def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) 
     """Law: a confidence that says nothing is soon ignored, and nothing is lost by it."""
     world = World(alpha=alpha, batch=batch, row=2e-4, free=8, informed=0.0)
     controller = adaptive(world, stops=stops)
-    trace = play(controller, world, 800, all_told=True)
-    assert controller._guesses.chances.weight < 0.25
+    trace = play(controller, world, 800)
+    assert controller._guesses.confidence_weight < 0.25
     assert trace.rate > 0.93 * world.best_rate
 
 
@@ -207,9 +198,9 @@ def test_survival_is_a_chance_at_every_depth() -> None:
 def test_more_guesses_are_never_likelier_kept_than_fewer() -> None:
     """Bug: what is offered at depths that were not asked of late was of another time, and
     `GET /speculation` told that eight guesses in a row are kept more often than seven."""
-    guesses = Experience(K_MAX)
+    guesses = ProposalModel(K_MAX)
     for _ in range(20):
         guesses.acceptance.update(2, [Outcome(0, 0, 0)] * 8)
-    ahead = Forecast(K_MAX, guesses, StepCosts())
-    ahead.renew(4, 0.0)
-    assert ahead.survival == sorted(ahead.survival, reverse=True)
+    goodput = Goodput(K_MAX, guesses, CostModel())
+    goodput.renew(4, 0.0)
+    assert goodput.survival == sorted(goodput.survival, reverse=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engine.control.acceptance import Outcome
 from engine.control.controller import FixedK, StepObservation
-from engine.control.estimates import Outcome
 from engine.lab import simulate
 from engine.lab.replay.costs import Roofline
 from engine.lab.replay.references import Clairvoyant
@@ -24,7 +24,7 @@ HITS = [True, True, True, False, True, False, False, True, True, True, True, Tru
 class Script(FixedK):
     """A controller that does as it is told, and writes down what it was told."""
 
-    listens = looks_back = True
+    uses_hindsight = True
 
     ks: list[int] = field(default_factory=list)
     stop_at: int = 99

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 
 from engine.config import AdaptiveConfig, FixedConfig, SpeculationConfig
-from engine.control.configured import build_controller
 from engine.control.controller import KController
+from engine.control.modes import build_controller
 from engine.errors import ConfigError
 
 ALLOWED = "adaptive, fixed:K (0 to 16), or module:callable, which is called with k_max"

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.control.acceptance import Outcome
 from engine.control.controller import KController, Load, StepObservation
-from engine.control.estimates import Outcome
 from engine.lab.replay.costs import Costs
 from engine.lab.replay.streams import Live, Workload
 
@@ -152,13 +152,10 @@ class Player:
             host_seconds=host + self._charge * timed.seconds,
             prompt_rows=prompt,
             confidences=confidences,
-            agreements=drafted.agreements if getattr(controller, "looks_back", True) else (),
+            agreements=drafted.agreements if getattr(controller, "uses_hindsight", True) else (),
             context=context,
         )
-        if getattr(controller, "listens", True):
-            timed(controller.update, observation)
-        elif not prompt and getattr(controller, "overhears", False):
-            timed(controller.overhear, observation.in_short())
+        timed(controller.update, observation)
         return Round(
             begin=begin,
             k=k,

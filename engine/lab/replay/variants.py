@@ -5,18 +5,16 @@ None of them serves anybody. Each is the controller but for a few lines, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from engine.control.acceptance import Confidences, Surprise
 from engine.control.adaptive import AdaptiveK
-from engine.control.confidence import Array
-from engine.control.controller import Confidences, KController, Load, Overheard, StepObservation
-from engine.control.exploration import Exploration, Round, Slow
-from engine.control.forecast import Forecast
-from engine.control.observation_schedule import ObservationSchedule
-from engine.control.pending_observations import PendingObservations
-from engine.control.step_costs import StepCosts
+from engine.control.controller import KController, StepObservation
+from engine.control.cost_model import CostModel
+from engine.control.exploration import Exploration, Round
+from engine.control.goodput import Goodput
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
 
@@ -64,7 +62,7 @@ class NoChangeTest(AdaptiveK):
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
-        self._guesses.acceptance.changes_matter = False
+        self._guesses.acceptance.surprise = _NoSurprise()
 
 
 class NoHindsight(AdaptiveK):
@@ -75,11 +73,10 @@ class NoHindsight(AdaptiveK):
 
 
 class _OtherCosts(AdaptiveK):
-    def __init__(self, k_max: int, costs: StepCosts, *, stops: bool) -> None:
+    def __init__(self, k_max: int, costs: CostModel, *, stops: bool) -> None:
         super().__init__(k_max, stops=stops)
         self._costs = costs
-        self._ahead = Forecast(k_max, self._guesses, costs)
-        self._lessons = PendingObservations(self._guesses, costs, stops=stops)
+        self._goodput = Goodput(k_max, self._guesses, costs)
 
 
 class ProfileOnly(_OtherCosts):
@@ -95,7 +92,6 @@ class NoExploration(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Never()
-        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
 
 
 class OnlyProbes(AdaptiveK):
@@ -104,99 +100,18 @@ class OnlyProbes(AdaptiveK):
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
         self._explore = _Probes()
-        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
 
 
-class NoOptimism(_OtherCosts):
-    """Sizes that were hardly seen cost what is expected of them."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, _Sober(), stops=stops)
-
-
-class EveryRound(AdaptiveK):
-    """Chooses in every round and observes each step."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._hearing = _HearsAll(self._spells, self._explore, stops=stops)
-
-    def _rest(self, k: int) -> None:
-        self._drafted = self._drafted and k > 0
-        self._now = None if k else 0
-        self._rests.begin(k, 0)
-
-
-class FullObservationsOnly(AdaptiveK):
-    """Learns nothing from steps of which only a short observation is kept."""
-
-    def choose(self, load: Load) -> int:
-        k = super().choose(load)
-        self.overhears = False
-        return k
-
-    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
-        most = super().worth(survival, instead=instead)
-        self.overhears = False
-        return most
-
-
-class NoLongBaselines(AdaptiveK):
-    """K = 0 costs what short baselines say."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._explore = _ShortBaselines()
-        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
-
-
-class NoStretches(_OtherCosts):
-    """Contexts of all lengths are one class of costs."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, _OneStretch(), stops=stops)
-
-
-class NoNeighbours(AdaptiveK):
-    """Plays no K one off."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._explore = _NoNeighbours()
-        self._hearing = ObservationSchedule(self._spells, self._explore, stops=stops)
-
-
-class _HearsAll(ObservationSchedule):
-    def wants(self, sequences: int) -> bool:
-        return True
-
-
-class _ShortBaselines(Exploration):
-    def while_on(
-        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
-    ) -> Round:
-        return super().while_on(seconds, gain=gain, varies=varies)
-
-
-class _NoNeighbours(Exploration):
-    def while_on(
-        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
-    ) -> Round:
-        return super().while_on(seconds, gain=gain, varies=True, slow=slow)
-
-
-class _OneStretch(StepCosts):
-    def stretch(self, sequences: int, held: int) -> int:
-        return 0
+class _NoSurprise(Surprise):
+    def add(self, found: float, expected: float, variance: float, outcomes: int) -> bool:
+        return False
 
 
 class _Never(Exploration):
     def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         return "usual"
 
-    def while_on(
-        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
-    ) -> Round:
+    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
         return "usual"
 
 
@@ -207,26 +122,20 @@ class _Probes(Exploration):
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(
-        self, seconds: float, *, gain: float, varies: bool, slow: Slow = (1.0, 1.0)
-    ) -> Round:
+    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
         return "usual"
 
 
-class _Profiled(StepCosts):
-    def learn(
-        self, seen: StepObservation, *, fresh: bool, rounds: float = 1, cold: bool = False
-    ) -> None:
-        self.reach(seen)
-
-    def overhear(self, heard: Iterable[Overheard], rounds: float) -> None:
+class _Profiled(CostModel):
+    def learn(self, seen: StepObservation, *, caught_up: bool) -> None:
         pass
 
 
-class _Sober(StepCosts):
-    def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
-        seconds, _ = super().by_rows(sequences, most)
-        return seconds, seconds
+class NoHysteresis(AdaptiveK):
+    """Chooses the best rate, however often that changes."""
+
+    def _best(self, *, changed: bool) -> int:
+        return super()._best(changed=True)
 
 
 WHOLE = "the whole controller"
@@ -243,11 +152,6 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "profile only": ProfileOnly,
         "no exploration": NoExploration,
         "only probes": OnlyProbes,
-        "no optimism": NoOptimism,
-        "every round": EveryRound,
-        "full observations only": FullObservationsOnly,
-        "no long baselines": NoLongBaselines,
-        "no classes of context": NoStretches,
-        "no neighbours": NoNeighbours,
+        "no hysteresis": NoHysteresis,
     }
 )
