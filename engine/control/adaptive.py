@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.control.acceptance import Confidences, ProposalModel
-from engine.control.controller import Load, StepObservation
+from engine.control.controller import Load
 from engine.control.cost_model import CostModel
 from engine.control.exploration import Exploration
 from engine.control.goodput import Goodput
 from engine.control.profile import Profile
+from engine.control.step_record import StepRecord
 from engine.messages import Estimates, Reason
 
 _FEW = 12  # sequences, up to which single confidences decide on one more draft step
@@ -195,9 +196,9 @@ class AdaptiveK:
 
     # -- afterwards --------------------------------------------------------------------------------
 
-    def update(self, observation: StepObservation) -> None:
+    def update(self, record: StepRecord) -> None:
         """Learn from the step that the last choice led to."""
-        seen, explore = observation, self._explore
+        seen, explore = record, self._explore
         outcomes = seen.outcomes
         if explore.looks and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
@@ -228,7 +229,7 @@ class AdaptiveK:
         if probe and changed:
             explore.suspect()
 
-    def _lost(self, seen: StepObservation) -> float:
+    def _lost(self, seen: StepRecord) -> float:
         """Seconds that the step took beyond those in which its tokens come in usual steps."""
         if self._explore.round == "usual" or not self._goodput.price:
             return 0.0

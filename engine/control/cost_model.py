@@ -14,8 +14,8 @@ from math import exp, log, log2
 import numpy as np
 
 from engine.control.acceptance import Array
-from engine.control.controller import StepObservation
 from engine.control.profile import CONTEXT, Points, Profile
+from engine.control.step_record import StepRecord
 
 # Variances of log-seconds: of one measurement; before any was seen of a size, of a batch size and
 # of the machine; what the machine's factor does in a round.
@@ -317,11 +317,10 @@ class CostModel:
         self._length = before
         return float(known[-1])
 
-    def learn(self, seen: StepObservation, *, caught_up: bool) -> None:
+    def learn(self, seen: StepRecord, *, caught_up: bool) -> None:
         """From a step of decoding; `caught_up`: the drafter had nothing to catch up with."""
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
-        if seen.context is not None:
-            self._length = seen.context / sequences
+        self._length = seen.context / sequences
         self._target.update(seen.rows, sequences, seen.target_seconds, self._more(sequences))
         if seen.prompt_rows:
             return
@@ -329,7 +328,7 @@ class CostModel:
         drafted = steps > 0 or seen.rows > sequences
         line = self._host.setdefault((sequences.bit_length(), drafted), Line(_ROW, stiffness=0.25))
         line.update(seen.rows / sequences, slow * seen.host_seconds / sequences)
-        drafting = sequences if seen.num_drafting is None else seen.num_drafting
+        drafting = seen.num_drafting
         if steps and caught_up and drafting:
             more = self._of_context(drafting)[1] * drafting * (self._length - CONTEXT) * steps
             seconds = max(slow * seen.draft_seconds - more, 0.0)

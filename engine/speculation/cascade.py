@@ -14,37 +14,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
+from engine.control.step_record import Agreement
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.grammar import trimmed
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Agreement, Proposer
+from engine.speculation.proposer import Proposer
 
 Limits = Callable[[Sequence], Mapping[str, int] | None]
 
 
 class Cascade:
     """A Proposer. `limits` says how many guesses each proposer may make for a sequence, by the
-    names in `Sequence.sources`, which must all be known here; None: it is left to the main one.
-    `leave` is told of each that comes to the main one because those before it, though they might
-    guess, had nothing to say."""
+    names in `Sequence.sources`, which must all be known here; None: it is left to the main one."""
 
-    def __init__(
-        self,
-        main: Proposer,
-        free: Seq[Proposer],
-        *,
-        limits: Limits,
-        leave: Callable[[Sequence], None],
-    ) -> None:
+    def __init__(self, main: Proposer, free: Seq[Proposer], *, limits: Limits) -> None:
         self.name = main.name
         self.follows_grammar = main.follows_grammar
-        self.forward_seconds = 0.0
+        self.forward_seconds, self.catch_up_rows = 0.0, 0
         self.agreements: Seq[Agreement] = ()
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
         self._limits = limits
-        self._leave = leave
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,17 +44,18 @@ class Cascade:
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """As proposer.Proposer."""
-        self.forward_seconds, self.agreements = 0.0, ()
+        self.forward_seconds, self.catch_up_rows, self.agreements = 0.0, 0, ()
         if not any(chunk.k for chunk in chunks):
             return [EMPTY] * len(chunks)
         if any(self._limits(chunk.seq) is not None for chunk in chunks):
             return self._each(chunks)
         return self._ask(chunks)
 
-    def hear(self) -> None:
+    def take_over(self) -> None:
         """Take over what the main proposer found out when it was asked past this."""
-        self.forward_seconds = self._main.forward_seconds
-        self.agreements = self._main.agreements
+        main = self._main
+        self.forward_seconds, self.catch_up_rows = main.forward_seconds, main.catch_up_rows
+        self.agreements = main.agreements
 
     def forget(self, seq: Sequence) -> None:
         self._main.forget(seq)
@@ -90,7 +82,7 @@ class Cascade:
 
     def _ask(self, chunks: Seq[Chunk]) -> list[Proposal]:
         proposals = self._main.propose(chunks)
-        self.hear()
+        self.take_over()
         return proposals
 
     def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:
@@ -98,12 +90,9 @@ class Cascade:
         limits = self._limits(chunk.seq)
         if limits is None:
             return EMPTY, chunk.k
-        silent = False
         for name in chunk.seq.sources or ():
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
-                if silent:
-                    self._leave(chunk.seq)
                 return EMPTY, k
             if k:
                 [proposal] = self._free[name].propose([_asking(chunk, k)])
@@ -111,7 +100,6 @@ class Cascade:
                     proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
-                silent = True
         return EMPTY, 0
 
 

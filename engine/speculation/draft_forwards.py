@@ -69,7 +69,7 @@ class Runner(Protocol):
 
 class DraftForwards:
     """`vocab_size` is the target's; rows of the draft beyond it are cut off. `seconds` since they
-    were last set to 0. `hears`: as DraftModelProposer's."""
+    were last set to 0; `catch_up_rows` of the last `catch_up`. `hears`: as DraftModelProposer's."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DraftForwards:
     ) -> None:
         assert max_step_tokens > 0
         self._hears = hears
-        self.seconds = 0.0
+        self.seconds, self.catch_up_rows = 0.0, 0
         self._runner = runner
         self._vocab_size = vocab_size
         self._max_step_tokens = max_step_tokens
@@ -95,9 +95,11 @@ class DraftForwards:
         room = self._max_step_tokens
         counts: list[int] = []
         judges = self._hears is None or self._hears()
+        self.catch_up_rows = 0
         for draft in drafts:
             seq, end = draft.seq, len(draft.seq.tokens)
             start = min(seq.num_draft_computed, end - 1)
+            self.catch_up_rows += end - 1 - start
             judged = judges and not draft.tokens
             counts.append(rows_to_judge(seq, start, draft.plain, len(drafts)) if judged else 0)
             tokens = seq.tokens[start:] + draft.tokens

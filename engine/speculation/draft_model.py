@@ -25,6 +25,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
+from engine.control.step_record import Agreement
 from engine.model.chain_graphs import Found, read_chains
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput
@@ -39,7 +40,6 @@ from engine.speculation.draft_forwards import DraftForwards, Runner
 from engine.speculation.drafts import Draft, chain_keys, drafts_of, noise_keys, starts_of
 from engine.speculation.hindsight import agreements, judge, parts
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class DraftModelProposer:
         draws: Draws | None = None,
     ) -> None:
         self.forward_seconds = 0.0
+        self.catch_up_rows = 0
         self.agreements: Seq[Agreement] = ()
         self._runner = runner
         self._processor = processor
@@ -96,7 +97,8 @@ class DraftModelProposer:
         """One chain per sampling chunk with k > 0; shorter than k where it ends in a token that
         would stop the sequence, where nothing could be drawn, and where `goes_on` says that more
         do not pay. Blocks for `num_tokens + k` positions must be reserved."""
-        self.agreements, self._forwards.seconds = (), 0.0
+        forwards = self._forwards
+        self.agreements, forwards.seconds, forwards.catch_up_rows = (), 0.0, 0
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
             if draft.seq.constraint is not None:
@@ -114,7 +116,7 @@ class DraftModelProposer:
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
                 break
             self._draw(live, self._forwards.extend(live))
-        self.forward_seconds = self._forwards.seconds
+        self.forward_seconds, self.catch_up_rows = forwards.seconds, forwards.catch_up_rows
         return [
             drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
@@ -153,6 +155,7 @@ class DraftModelProposer:
         table = np.array(told[-1]).reshape(2, flight.steps, len(flight.drafts))
         self._take_chains(flight.drafts, read_chains(table.tolist()))
         self.forward_seconds = self._forwards.seconds
+        self.catch_up_rows = self._forwards.catch_up_rows
         return [draft.proposal(self.name) for draft in flight.drafts]
 
     def _judge(self, drafts: list[Draft], output: ModelOutput, counts: list[int]) -> Seq[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from engine.control.step_record import Agreement
 from engine.scheduling.constraint import Constraint, has_bit
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
-from engine.speculation.proposer import Agreement
 
 
 class GrammarProposer:
@@ -22,6 +22,7 @@ class GrammarProposer:
     name = GRAMMAR
     follows_grammar = False
     forward_seconds = 0.0
+    catch_up_rows = 0
     agreements: Seq[Agreement] = ()
     pause = 0
 

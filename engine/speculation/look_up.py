@@ -8,10 +8,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from engine.control.step_record import Agreement
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement
 
 
 class Follower(Protocol):
@@ -35,6 +35,7 @@ class LookUp:
 
     follows_grammar = False
     forward_seconds = 0.0
+    catch_up_rows = 0
     agreements: Seq[Agreement] = ()
 
     def __init__(self, name: str, begin: Callable[[Sequence], Follower], *, pause: int) -> None:

@@ -1,12 +1,14 @@
-"""A trace: what steps did, without what was said. JSON lines: a header, then a line for each step.
+"""A trace: the StepRecord of each step, as the engine writes it where the operator asked for one.
+JSON lines: a header, then a line for each step.
 
-No token, no text, no name: sizes, seconds, the chosen K, and for each generated position whether a
-guess was right and how sure it was. Requests are numbers in order of arrival. Every line is
-complete once written; a reader takes this version and no other.
+No token, no text, no name: sizes, seconds, and for each generated position whether a guess was
+right and how sure it was. Every line is complete once written; a reader takes this version and no
+other.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +16,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from engine.control.profile import Profile
+from engine.config import EngineConfig
+from engine.control.profile import Points, Profile
+from engine.control.step_record import Part, StepRecord
 from engine.errors import TraceError
+from engine.messages import Ready
 
-Points = list[tuple[int, float]]
+logger = logging.getLogger(__name__)
 
-FORMAT, VERSION = "foredraft trace", 1
+FORMAT, VERSION = "foredraft trace", 2
 LONGEST = 1e6  # seconds of anything
 DEEPEST = 256  # guesses in a row
 _MOST_SURE = 1e6  # a confidence
@@ -42,14 +48,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     max_step_tokens: int
     stops: bool = True
-    target_profile: Points = []
-    draft_profile: Points = []
-    batch_profiles: dict[int, Points] = {}
+    target_profile: list[tuple[int, float]] = []
+    draft_profile: list[tuple[int, float]] = []
+    batch_profiles: dict[int, list[tuple[int, float]]] = {}
     padded: tuple[int, ...] = ()
 
     @property
     def profile(self) -> Profile:
-        """As the engine's controller was told, but for the host and the contexts."""
+        """As the engine's controller got it, but for the host and the contexts."""
         return Profile(
             target=self.target_profile,
             draft=self.draft_profile,
@@ -58,63 +64,18 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence in a step. `begin` tokens had been generated for it, of `context` in all;
-    `rows` committed positions were computed. `asked`: guesses that were allowed; `drafted` of them
-    were made and `verified` kept for the target's forward; `accepted` and one more became `tokens`.
-    `tried`: of the drafted, those whose fate became known, up to the first wrong one; `right` of
-    these were right. `own`: they were the main proposer's. Confidences are of the tried ones."""
-
-    request: int
-    begin: int
-    context: int
-    rows: int
-    asked: int = 0
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    tokens: int = 0
-    tried: int = 0
-    right: int = 0
-    finish: str = ""
-    own: bool = True
-    confidences: list[float] = []
-
-
-class Agreed(msgspec.Struct, frozen=True, array_like=True):
-    """Guesses found out without being verified, from generated position `begin` on."""
-
-    request: int
-    begin: int
-    hits: list[int]
-    confidences: list[float]
-
-
-class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One step: the K chosen for it and why, seconds of drafting, of the target's forward and of
-    the rest, and the queue behind it."""
-
-    k: int
-    reason: str
-    draft: float
-    target: float
-    host: float
-    waiting: int
-    parts: list[Part]
-    agreed: list[Agreed] = []
-
-
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A trace in memory."""
 
     header: Header
-    steps: list[Step]
+    steps: list[StepRecord]
 
 
 class Writer:
     """Appends to a new file; an existing one is left alone, the next free number is taken. Ends by
-    itself at `max_bytes` or when the file cannot be written. Raises TraceError when opened."""
+    itself at `max_bytes` or when the file cannot be written, with one line in the log. Raises
+    TraceError when opened."""
 
     def __init__(self, path: str, header: Header, *, max_bytes: int) -> None:
         self.path = _create(Path(path))
@@ -125,17 +86,20 @@ class Writer:
         self._add(self._encode(header))
         self.flush()
 
-    def write(self, step: Step) -> None:
-        """One more step, on disk after the next flush."""
+    def write(self, record: StepRecord) -> None:
+        """One more step; on disk at the latest when no sequence is left."""
         if self.ended:
             return
-        line = self._encode(step)
+        line = self._encode(_rounded(record))
         if len(line) + 1 > self._left:
             self.close("it has reached its size limit")
-            return
-        self._add(line)
-        if len(self._pending) >= _FLUSH_BYTES:
-            self.flush()
+        else:
+            self._add(line)
+            idle = not record.num_waiting and all(part.finish for part in record.parts)
+            if idle or len(self._pending) >= _FLUSH_BYTES:
+                self.flush()
+        if self.ended:
+            logger.warning("no more steps are recorded in %s: %s", self.path, self.ended)
 
     def flush(self) -> None:
         """Hand what is pending to the system."""
@@ -156,6 +120,61 @@ class Writer:
         self._pending += line
         self._pending += b"\n"
         self._left -= len(line) + 1
+
+
+def open_trace(
+    config: EngineConfig, ready: Ready, measured: Profile, *, stops: bool
+) -> Writer | None:
+    """The writer, if `speculation.trace` names a file. `measured`: at start; `stops`: as in Header.
+    Raises TraceError."""
+    said = config.speculation
+    if said.trace is None:
+        return None
+    header = Header(
+        k_max=ready.k_max,
+        proposer=ready.proposer,
+        controller=ready.controller,
+        device=ready.device,
+        dtype=ready.dtype,
+        max_step_tokens=config.schedule.max_step_tokens,
+        stops=stops,
+        target_profile=_points(measured.target),
+        draft_profile=_points(measured.draft),
+        batch_profiles={n: _points(own) for n, own in measured.batches.items()},
+        padded=tuple(measured.padded),
+    )
+    writer = Writer(said.trace, header, max_bytes=int(said.trace_mib * (1 << 20)))
+    logger.info("recording steps in %s", writer.path)
+    return writer
+
+
+def _points(points: Points) -> list[tuple[int, float]]:
+    return [(size, _short(seconds)) for size, seconds in points]
+
+
+def _short(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")
+
+
+def _rounded(record: StepRecord) -> StepRecord:
+    return replace(
+        record,
+        draft_seconds=_short(record.draft_seconds),
+        target_seconds=_short(record.target_seconds),
+        host_seconds=_short(record.host_seconds),
+        overhead_seconds=_short(record.overhead_seconds),
+        parts=[
+            replace(part, confidences=[_short(sure) for sure in part.confidences])
+            if part.confidences
+            else part
+            for part in record.parts
+        ],
+        hindsight=[
+            replace(found, guesses=[(_short(sure), hit) for sure, hit in found.guesses])
+            for found in record.hindsight
+        ],
+    )
 
 
 def _create(path: Path) -> Path:
@@ -229,8 +248,8 @@ def _wrong(header: Header) -> str:
     return ""
 
 
-def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[Step]:
-    decoder = msgspec.json.Decoder(Step)
+def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[StepRecord]:
+    decoder = msgspec.json.Decoder(StepRecord)
     for number, line in enumerate(lines, start=2):
         try:
             step = decoder.decode(line)
@@ -241,28 +260,27 @@ def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[Step]:
         yield step
 
 
-def _consistent(step: Step, most: int) -> bool:
+def _consistent(step: StepRecord, most: int) -> bool:
     """Whether counts fit each other, as those of a recorded step do; `most` rows were allowed,
     besides one for each sequence."""
-    seconds = (step.draft, step.target, step.host)
-    rows = sum(part.rows + part.verified for part in step.parts)
+    seconds = (step.draft_seconds, step.target_seconds, step.host_seconds)
     return (
         all(0 <= each <= LONGEST for each in seconds)
-        and rows <= most + len(step.parts)
+        and abs(step.overhead_seconds) <= LONGEST
+        and 0 <= step.catch_up_rows <= _MOST_ROWS * DEEPEST
+        and step.rows <= most + len(step.parts)
         and all(_possible(part) for part in step.parts)
         and all(
-            found.begin >= 0
-            and len(found.hits) == len(found.confidences)
-            and _are_sure(found.confidences)
-            for found in step.agreed
+            found.position >= 0 and _are_sure([sure for sure, _ in found.guesses])
+            for found in step.hindsight
         )
     )
 
 
 def _possible(part: Part) -> bool:
     return (
-        min(part.begin, part.context, part.rows, part.right) >= 0
-        and 0 <= part.accepted <= part.verified <= part.drafted <= DEEPEST
+        min(part.position, part.context, part.rows, part.right, part.k) >= 0
+        and 0 <= part.accepted <= part.proposed <= part.drafted <= DEEPEST
         and part.right <= part.tried <= part.tokens <= part.accepted + 1
         and (not part.confidences or len(part.confidences) >= part.tried)
         and _are_sure(part.confidences)

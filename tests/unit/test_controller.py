@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from engine.config import SpeculationConfig
-from engine.control.acceptance import Outcome
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import FixedK, KController, Load, StepObservation
+from engine.control.controller import FixedK, KController, Load
 from engine.control.modes import build_controller
 from engine.control.profile import CONTEXT, Profile
+from engine.control.step_record import Agreement, Part, StepRecord
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
 
 
@@ -187,7 +188,8 @@ def test_short_proposals_are_no_evidence_against_depth() -> None:
     """Censoring: guesses that were never made were not rejected."""
     controller = AdaptiveK(4, stops=False)
     for _ in range(100):
-        controller.update(StepObservation(1, 3, 4, 3, [Outcome(2, 2, 2)], 1e-4, 1e-3, 1e-4))
+        part = Part(0, 0, 0, k=4, drafted=2, proposed=2, accepted=2, tokens=3, tried=2, right=2)
+        controller.update(StepRecord([part], "pays", 1e-4, 1e-3, 1e-4))
     assert controller.estimates().acceptance > 0.95
 
 
@@ -369,7 +371,7 @@ class Restless(World):
 
     slowness: float = 1.0
 
-    def round(self, controller: KController, k: int) -> StepObservation:
+    def round(self, controller: KController, k: int) -> StepRecord:
         seen = super().round(controller, k)
         if self.random.random() < 1 / 30:
             self.slowness = self.random.choice([1.0, 1.2, 1.5, 1.8])
@@ -395,7 +397,7 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
     """Bug: what the drafter would have guessed is looked at only in rounds that are told of, and
     judging it takes time: told of no others, a crowd's drafting looked a quarter too dear. Bug:
     where all rounds are judged for a trace, none said what drafting costs."""
-    for agreements in ([[(1.0, True)]], []):
+    for agreements in ([Agreement(0, 0, [(1.0, True)])], []):
         controller = AdaptiveK(4, stops=False)
         controller.profile(Profile([(1, 4e-3), (64, 5e-3)], [(1, 1e-4), (64, 1e-4)]))
         looked = 0
@@ -403,9 +405,11 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
             k = controller.choose(Load(16))
             looked += controller.uses_hindsight
             took = 5e-3 if controller.uses_hindsight else 2e-3
-            outcomes = [Outcome(k, k, k)] * 16
-            seen = StepObservation(16, 16 * (k + 1), k, 16 * (k + 1), outcomes, took, 4e-3, 0.0)
-            controller.update(replace(seen, agreements=agreements))
+            part = Part(
+                0, 0, 0, k=k, drafted=k, proposed=k, accepted=k, tokens=k + 1, tried=k, right=k
+            )
+            seen = StepRecord([part] * 16, "pays", took, 4e-3, hindsight=agreements)
+            controller.update(seen)
         begin, step = controller._costs.drafting(16)
         assert looked > 4
         assert 1.5e-3 < begin + 4 * step < 2.5e-3

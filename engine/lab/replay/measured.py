@@ -14,7 +14,8 @@ from math import exp, log, log2
 from statistics import fmean, median
 
 from engine.control.profile import Points
-from engine.step.trace import Part, Step, Trace
+from engine.control.step_record import StepRecord
+from engine.step.trace import Trace
 
 _PROMPT = -1  # the group of steps with prompt rows
 _WIDTH = 0.2  # octaves over which measurements are smoothed
@@ -81,9 +82,9 @@ class MeasuredCosts:
 
     def __init__(self, trace: Trace) -> None:
         header, steps = trace.header, [step for step in trace.steps if step.parts]
-        sizes = [(_group(step), sum(p.rows + p.verified for p in step.parts)) for step in steps]
-        targets = [(*size, step.target) for size, step in zip(sizes, steps, strict=True)]
-        hosts = [(*size, step.host) for size, step in zip(sizes, steps, strict=True)]
+        sizes = [(_group(step), step.rows) for step in steps]
+        targets = [(*size, step.target_seconds) for size, step in zip(sizes, steps, strict=True)]
+        hosts = [(*size, step.host_seconds - step.overhead_seconds) for size, step in zip(sizes, steps, strict=True)]
         own = {n.bit_length(): points for n, points in header.batch_profiles.items()}
         self._target = Curve(header.target_profile, targets, own)
         self._host = Curve([], hosts)
@@ -120,21 +121,18 @@ class MeasuredCosts:
         return self._draft(rows - extra, 0) + extra * self._row
 
 
-def _group(step: Step) -> int:
+def _group(step: StepRecord) -> int:
     prompts = any(part.rows > 1 or not part.tokens for part in step.parts)
     return _PROMPT if prompts else len(step.parts).bit_length()
 
 
-def _drafts(steps: Sequence[Step]) -> list[tuple[int, int, int, float]]:
+def _drafts(steps: Sequence[StepRecord]) -> list[tuple[int, int, int, float]]:
     """Of steps that drafted: sequences, forwards, rows to catch up with, seconds."""
     found = []
-    behind: dict[int, int] = {}
     for step in steps:
-        asked = [part for part in step.parts if part.own and part.drafted]
-        late = sum(_late(part, behind) for part in step.parts)
-        if asked:
-            depth = max(part.drafted for part in asked)
-            found.append((len(asked), depth, late, step.draft))
+        depths = [part.drafted for part in step.parts if part.drafted and not part.source]
+        if depths:
+            found.append((len(depths), max(depths), step.catch_up_rows, step.draft_seconds))
     return found
 
 
@@ -149,16 +147,6 @@ def _begins(drafts: Sequence[tuple[int, int, float]]) -> dict[int, float]:
         for group, by_depth in groups.items()
         if len(by_depth) > 1
     }
-
-
-def _late(part: Part, behind: dict[int, int]) -> int:
-    """Rows that its drafter must catch up with in this step, besides the newest."""
-    late = behind.get(part.request, 0) + part.rows - 1
-    if part.own and part.drafted:
-        behind[part.request] = int(part.accepted == part.drafted)
-        return late
-    behind[part.request] = late + part.tokens
-    return 0
 
 
 def _bin(size: int) -> int:

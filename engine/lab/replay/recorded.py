@@ -15,7 +15,8 @@ import numpy as np
 
 from engine.errors import TraceError
 from engine.lab.replay.streams import Live, Request
-from engine.step.trace import Part, Step, Trace
+from engine.control.step_record import Part, StepRecord
+from engine.step.trace import Trace
 
 Bit = tuple[bool, float]  # was a guess right, and its confidence
 
@@ -76,20 +77,20 @@ class _Story:
 
     def add(self, part: Part) -> None:
         """Its next step. Raises TraceError where one is missing or told twice."""
-        if part.begin != self.length or self.finish:
+        if part.position != self.length or self.finish:
             raise TraceError(
                 f"this trace contradicts itself: request {self.number} goes on at its token"
-                f" {part.begin}, but is at {self.length}"
+                f" {part.position}, but is at {self.length}"
             )
-        if not part.begin:
+        if not part.position:
             self.prompt += part.rows
-            self.context = part.context
-        self.length = part.begin + part.tokens
+            self.context = part.context + part.rows
+        self.length = part.position + part.tokens
         self.finish = part.finish
-        if part.own:
+        if not part.source:
             confidences = part.confidences or [0.0] * part.tried
             for i in range(part.tried):
-                self.bits[part.begin + i] = (i < part.right, confidences[i])
+                self.bits[part.position + i] = (i < part.right, confidences[i])
 
     def request(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
         """With draws from what is known of all for the positions that nobody guessed."""
@@ -128,28 +129,27 @@ def recorded(trace: Trace) -> Recorded:
         begins=begins,
         sizes=sizes,
         tokens=tokens,
-        seconds=sum(step.draft + step.target + step.host for step in trace.steps),
+        seconds=sum(step.seconds - step.overhead_seconds for step in trace.steps),
         known=len(known) / tokens,
     )
 
 
-def _stories(steps: Sequence[Step]) -> tuple[list[_Story], int]:
+def _stories(steps: Sequence[StepRecord]) -> tuple[list[_Story], int]:
     """By request in order of arrival, and the tokens of all."""
     stories: dict[int, _Story] = {}
     tokens = 0
     for step in steps:
         for part in step.parts:
             stories.setdefault(part.request, _Story(part.request, tokens)).add(part)
-        for agreed in step.agreed:
-            if agreed.request in stories:
-                pairs = zip(agreed.hits, agreed.confidences, strict=True)
-                for i, (hit, confidence) in enumerate(pairs, start=agreed.begin):
-                    stories[agreed.request].bits.setdefault(i, (bool(hit), confidence))
-        tokens += sum(part.tokens for part in step.parts)
+        for found in step.hindsight:
+            if found.request in stories:
+                for i, (confidence, hit) in enumerate(found.guesses, start=found.position):
+                    stories[found.request].bits.setdefault(i, (hit, confidence))
+        tokens += step.tokens
     return list(stories.values()), tokens
 
 
-def _phases(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
+def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
     """Runs of steps whose batch is of one power of two."""
     runs: list[tuple[int, int, list[int]]] = []  # power, tokens before, batches
     tokens = 0
@@ -160,5 +160,5 @@ def _phases(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
             if not runs or (power != runs[-1][0] and len(runs[-1][2]) >= _SHORTEST_PHASE):
                 runs.append((power, tokens, []))
             runs[-1][2].append(batch)
-        tokens += sum(part.tokens for part in step.parts)
+        tokens += step.tokens
     return [begin for _, begin, _ in runs], [sum(b) / len(b) for _, _, b in runs]

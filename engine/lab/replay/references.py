@@ -9,7 +9,8 @@ from engine.control.controller import FixedK
 from engine.lab.replay.costs import Costs
 from engine.lab.replay.run import Drafted, Player
 from engine.lab.replay.streams import Live
-from engine.step.trace import Part, Step, Trace
+from engine.control.step_record import Part, StepRecord
+from engine.step.trace import Trace
 
 
 class Clairvoyant(Player):
@@ -57,13 +58,13 @@ class Repeat(Player):
     def __init__(self, costs: Costs, trace: Trace) -> None:
         super().__init__(FixedK(0), costs, budget=trace.header.max_step_tokens)
         self.same = self.other = 0
-        self._steps: dict[int, deque[Step]] = defaultdict(deque)
+        self._steps: dict[int, deque[StepRecord]] = defaultdict(deque)
         self._parts: dict[int, Part] = {}  # of the present step, by request
         tokens = 0
         for step in trace.steps:
             if step.parts:
                 self._steps[tokens].append(step)
-            tokens += sum(part.tokens for part in step.parts)
+            tokens += step.tokens
 
     def plan(self, batch: list[Live], k: int, begin: int) -> tuple[list[Live], int]:
         """The rows of prompts that were computed then."""
@@ -89,9 +90,9 @@ class Repeat(Player):
         made, kept, rows = [], [], []
         for live in batch:
             part = parts.get(live.request.number)
-            own = part is not None and part.own
+            own = part is not None and not part.source
             made.append(live.room(part.drafted) if part and own else 0)
-            kept.append(live.room(part.verified) if part and own else 0)
+            kept.append(live.room(part.proposed) if part and own else 0)
             accepted = min(kept[-1], live.request.runs[live.position])
             expected = part.accepted if part and own else 0
             if parts:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.control.acceptance import Outcome
-from engine.control.controller import KController, Load, StepObservation
+from engine.control.controller import KController, Load
+from engine.control.step_record import Agreement, Part, StepRecord
 from engine.lab.replay.costs import Costs
 from engine.lab.replay.streams import Live, Workload
 
@@ -85,7 +85,8 @@ class Drafted:
     kept: list[int]
     depth: int = 0
     seconds: float = 0.0
-    agreements: list[list[tuple[float, bool]]] = field(default_factory=list)
+    catch_up_rows: int = 0
+    hindsight: list[Agreement] = field(default_factory=list)
 
 
 class Player:
@@ -139,23 +140,18 @@ class Player:
         rows = len(sampling) + prompt + sum(drafted.kept)
         target = costs.target(rows, len(batch), context, prompt)
         host = costs.host(rows, len(batch), prompt)
-        outcomes, confidences, tokens = _verify(sampling, drafted)
+        parts = _verify(sampling, drafted, k)
         noise = self._noise
-        observation = StepObservation(
-            num_sequences=len(batch),
-            rows=rows,
-            k=k,
-            tokens=tokens,
-            outcomes=outcomes,
+        rest = [Part(live.request.number, 0, 0, 0) for live in batch if live not in sampling]
+        record = StepRecord(
+            [*parts, *rest],
             draft_seconds=drafted.seconds * noise() if drafted.depth else 0.0,
             target_seconds=target * noise(),
             host_seconds=host + self._charge * timed.seconds,
-            prompt_rows=prompt,
-            confidences=confidences,
-            agreements=drafted.agreements if getattr(controller, "uses_hindsight", True) else (),
-            context=context,
+            catch_up_rows=drafted.catch_up_rows,
+            hindsight=drafted.hindsight if getattr(controller, "uses_hindsight", True) else (),
         )
-        timed(controller.update, observation)
+        timed(controller.update, record)
         return Round(
             begin=begin,
             k=k,
@@ -164,8 +160,8 @@ class Player:
             sequences=len(batch),
             rows=rows,
             proposed=sum(drafted.kept),
-            accepted=sum(map(_accepted, outcomes, drafted.kept)),
-            tokens=tokens,
+            accepted=sum(part.accepted for part in parts),
+            tokens=record.tokens,
             seconds=host + self._charge * timed.seconds + drafted.seconds + target,
             controller_seconds=timed.seconds,
         )
@@ -187,9 +183,10 @@ class Player:
         for live, want in zip(asked, wants, strict=True):
             if want:
                 rows += live.position - live.scored + 1 + live.behind
+                drafted.catch_up_rows += live.position - live.scored + live.behind
                 live.behind = 0
                 if live.scored < live.position:
-                    drafted.agreements.append(_agreements(live))
+                    drafted.hindsight.append(_agreement(live))
         drafted.seconds = self.costs.begin(len(asked)) + self.costs.draft(rows)
         drafted.depth = depth = self._stop(asked, wants, drafted)
         made = [min(want, depth) for want in wants]
@@ -244,38 +241,37 @@ def _prompts(batch: list[Live], budget: int, k: int) -> tuple[list[Live], int]:
     return sampling, rows
 
 
-def _agreements(live: Live) -> list[tuple[float, bool]]:
+def _agreement(live: Live) -> Agreement:
     """Of the positions that the drafter is now run over, the latest: whether it guesses them."""
     span = slice(max(live.scored, live.position - MOST_JUDGED), live.position)
     request = live.request
-    return list(zip(request.confidences[span], request.hits[span], strict=True))
+    guesses = list(zip(request.confidences[span], request.hits[span], strict=True))
+    return Agreement(request.number, span.start, guesses)
 
 
-def _verify(
-    batch: list[Live], drafted: Drafted
-) -> tuple[list[Outcome], list[Sequence[float]], int]:
-    """Walk the guesses and move on: outcomes and confidences of each sequence, and the tokens
-    generated. A guess that was dropped is compared with the token that came instead."""
-    outcomes: list[Outcome] = []
-    confidences: list[Sequence[float]] = []
-    tokens = 0
+def _verify(batch: list[Live], drafted: Drafted, k: int) -> list[Part]:
+    """Walk the guesses and move on. A guess that was dropped is compared with the token that came
+    instead."""
+    parts = []
     for live, made, kept in zip(batch, drafted.made, drafted.kept, strict=True):
         request, begin = live.request, live.position
         accepted = min(kept, request.runs[begin])
         tried = min(made, accepted + 1, request.length - begin)
-        outcomes.append(Outcome(made, tried, min(tried, request.runs[begin])))
-        confidences.append(request.confidences[begin : begin + tried])
         end = begin + accepted
         if made:
             live.scored = end + (accepted < made)
         live.position = min(end + 1, request.length)
         live.scored = min(live.scored, live.position)
-        tokens += live.position - begin
-    return outcomes, confidences, tokens
-
-
-def _accepted(outcome: Outcome, kept: int) -> int:
-    return min(outcome.right, kept)
+        right = min(tried, request.runs[begin])
+        parts.append(
+            Part(
+                request.number, begin, request.context + begin, k=live.room(k) if made else 0,
+                drafted=made, proposed=kept, accepted=min(right, kept),
+                tokens=live.position - begin, tried=tried, right=right,
+                confidences=list(request.confidences[begin : begin + tried]),
+            )
+        )  # fmt: skip
+    return parts
 
 
 def _exact() -> float:
