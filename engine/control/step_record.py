@@ -81,7 +81,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     overhead_seconds: float = 0.0
     catch_up_rows: int = 0
     num_waiting: int = 0
-    hindsight: Sequence[Agreement] = ()
+    hindsight: Sequence[Agreement] = []
 
     @property
     def num_sequences(self) -> int:

@@ -124,8 +124,8 @@ class World:
         tried = min(len(made), accepted + 1)
         sure = [] if self.informed is None else [confidence for confidence, _ in made[:tried]]
         return Part(
-            0, 0, CONTEXT, k=k, drafted=len(made), proposed=kept, accepted=accepted, tokens=accepted + 1,
-            tried=tried, right=min(hits, tried), confidences=sure,
+            0, 0, CONTEXT, k=k, drafted=len(made), proposed=kept, accepted=accepted,
+            tokens=accepted + 1, tried=tried, right=min(hits, tried), confidences=sure,
         )  # fmt: skip
 
     def profile(self, controller: KController, *, wrong_by: float = 1.1) -> None:
