@@ -11,11 +11,9 @@ the last proposals stands for the next ones. Pure arithmetic over numbers that a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, islice
-from math import exp, log
-from operator import mul
+from itertools import islice
+from math import exp
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +33,16 @@ _WINDOW = 12.0  # outcomes after which a surprise counts half
 _CHANGE = 3.5  # standard deviations of a surprise that is no chance any more
 _APART = 8.0  # sequences of a batch that count as independent, at most: texts begin together
 _AFTER_CHANGE = 4.0  # trials that the past weighs after a change
+
+SUREST = 12.0  # of a confidence; beyond it all are equally sure
+LOWEST = -40.0  # log-odds of a guess; less is no different
+_START = np.array([0.0, 1.0, 0.5])  # the weights: the prior is right, and confidence tells a little
+_DEVIATION = 0.5  # of the weights about their start
+_MEMORY = 2000.0  # guesses after which information counts half
+_BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
+_KNOWN = 480.0  # guesses, after which the weights hardly move
+_MOST_A_ROUND = 96  # guesses that one round may add
+_SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
 
 class Outcome(NamedTuple):
@@ -57,13 +65,11 @@ class AcceptanceEstimate:
     """
 
     def __init__(self, k_max: int) -> None:
-        # Lists: for so few numbers they are quicker than arrays.
-        self._trials = [0.0] * k_max  # guesses tried at this depth
-        self._rejections = [0.0] * k_max
-        self._reached = [1.0] * k_max  # all guesses before this depth were right, k allowing
-        self._there = [1.0] * k_max  # of these, a guess was offered
-        self._asked = [1.0] * k_max  # k allowed a guess at this depth
-        self._offered = [1.0] * k_max
+        self._depths = np.arange(k_max)
+        # By depth, fading: guesses tried, and the wrong ones; sequences whose guesses before were
+        # all right, and of these who was offered one; whom k allowed one, and who was offered one.
+        self._trials, self._wrong = np.zeros((2, k_max))
+        self._reached, self._there, self._asked, self._offered = np.ones((4, k_max))
         self.rejection = _PRIOR_REJECTION  # pooled over depths
         self._weight = _PRIOR_TRIALS
         self._surprise = _Surprise()
@@ -72,51 +78,38 @@ class AcceptanceEstimate:
 
     def update(self, k: int, outcomes: Sequence[Outcome], rounds: int = 1) -> None:
         """Learn from the outcomes of so many rounds at `k`."""
-        k = min(k, len(self._trials))
-        if not k or not outcomes:
+        k, n, depths = min(k, len(self._depths)), len(outcomes), self._depths[:, None]
+        if not k or not n:
             return
-        offered, reached, there, tried, wrong = _counts(k, outcomes)
-        keep = 0.5 ** min(len(outcomes) / _HALF_LIFE, rounds / _ROUNDS)
-        expected = spread = 0.0
-        for j in range(k):
-            if tried[j]:
-                hazard = self.hazard(j)
-                expected += tried[j] * hazard
-                spread += tried[j] * hazard * (1.0 - hazard)
-            self._trials[j] = self._trials[j] * keep + tried[j]
-            self._rejections[j] = self._rejections[j] * keep + wrong[j]
-            self._asked[j] = self._asked[j] * keep + len(outcomes)
-            self._offered[j] = self._offered[j] * keep + offered[j]
-            if reached[j]:  # else both would fade to nothing, and their ratio with them
-                self._reached[j] = self._reached[j] * keep + reached[j]
-                self._there[j] = self._there[j] * keep + there[j]
-        found = sum(wrong)
-        self._pool(sum(tried), found)
-        alike = max(1.0, len(outcomes) / rounds / _APART)
-        seen = self._surprise.seen(found, expected, alike * spread, len(outcomes))
-        if seen and self.changes_matter:
+        given, known, right = np.minimum(np.array(outcomes).T, k)
+        tried, wrong = (known > depths).sum(1), ((right == depths) & (known > depths)).sum(1)
+        before = (right >= depths) & (depths < k)
+        reached, there = before.sum(1), (before & (given > depths)).sum(1)
+        hazards = 1.0 - self.chances()
+        expected = float(tried @ hazards)
+        variance = float(tried @ (hazards * (1.0 - hazards)))
+        keep = 0.5 ** min(n / _HALF_LIFE, rounds / _ROUNDS)
+        fade = np.where(self._depths < k, keep, 1.0)
+        self._trials, self._wrong = self._trials * fade + tried, self._wrong * fade + wrong
+        self._asked = self._asked * fade + n * (self._depths < k)
+        self._offered = self._offered * fade + (given > depths).sum(1)
+        fade = np.where(reached > 0, keep, 1.0)  # else both would fade, and their ratio with them
+        self._reached, self._there = self._reached * fade + reached, self._there * fade + there
+        self._pool(float(tried.sum()), float(wrong.sum()))
+        variance *= max(1.0, n / rounds / _APART)
+        surprised = self._surprise.add(float(wrong.sum()), expected, variance, n)
+        if surprised and self.changes_matter:
             self.doubt(_AFTER_CHANGE)
             self.rejection = min(max(self.rejection * self._surprise.ratio, 0.01), 0.95)
-            self._surprise.restart()
+            self._surprise = _Surprise()
             self.changes += 1
 
-    def agree(self, stretches: Sequence[Sequence[bool]], before: int | None = None) -> None:
-        """Learn from guesses that were found out in hindsight, for positions in a row: what rounds
-        of the longest proposals would have shown there. A single position stands behind a proposal
-        that was all right: it says how the next guess would have fared, where it is known how many
-        those were (`before`)."""
-        k = len(self._trials)
-        outcomes = [
-            seen for stretch in stretches if len(stretch) > 1 for seen in _rounds(stretch, k)
-        ]
+    def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
+        """Learn from guesses that were compared in hindsight, for positions in a row: what rounds
+        of the longest proposals would have shown there."""
+        k = len(self._depths)
+        outcomes = [outcome for stretch in stretches for outcome in _rounds(stretch, k)]
         self.update(k, outcomes, len(outcomes))
-        alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
-        wrong = len(alone) - sum(alone)
-        self._pool(len(alone), wrong)
-        if alone and before is not None and before < k:
-            keep = 0.5 ** min(len(alone) / _HALF_LIFE, 1 / _ROUNDS)
-            self._trials[before] = self._trials[before] * keep + len(alone)
-            self._rejections[before] = self._rejections[before] * keep + wrong
 
     def _pool(self, trials: float, wrong: float) -> None:
         if trials:
@@ -127,59 +120,51 @@ class AcceptanceEstimate:
     def doubt(self, trials: float) -> None:
         """Let the past weigh at most this many trials per depth, so that news can overturn it."""
         for count, total in (
-            (self._rejections, self._trials),
+            (self._wrong, self._trials),
             (self._there, self._reached),
             (self._offered, self._asked),
         ):
-            for j, present in enumerate(total):
-                if present > trials:
-                    count[j] *= trials / present
-                    total[j] = trials
+            count *= trials / np.maximum(total, trials)
+            np.minimum(total, trials, out=total)
         self._weight = min(self._weight, trials)
 
-    def hazard(self, j: int) -> float:
-        """The chance that a guess at depth j + 1 is wrong, all before it being right."""
-        pooled = _POOL_WEIGHT * self.rejection
-        hazard = (self._rejections[j] + pooled) / (self._trials[j] + _POOL_WEIGHT)
-        return min(max(hazard, 0.005), 0.98)
-
-    def chances(self) -> list[float]:
+    def chances(self) -> Array:
         """For each depth: the chance that a guess there is right, all before it being right."""
-        return [1.0 - self.hazard(j) for j in range(len(self._trials))]
+        pooled = _POOL_WEIGHT * self.rejection
+        hazards = (self._wrong + pooled) / (self._trials + _POOL_WEIGHT)
+        found: Array = 1.0 - np.clip(hazards, 0.005, 0.98)
+        return found
 
-    def offering(self) -> list[float]:
+    def offering(self) -> Array:
         """For each depth: the chance that a guess is offered there."""
-        return [some / all_ for some, all_ in zip(self._offered, self._asked, strict=True)]
+        found: Array = self._offered / self._asked
+        return found
 
-    def survival(self) -> list[float]:
+    def survival(self) -> Array:
         """For each depth: the chance that a guess is offered there and it and all before it are
         right."""
-        steps = zip(self.chances(), self._there, self._reached, strict=True)
-        return list(accumulate((c * there / reached for c, there, reached in steps), mul))
+        found: Array = np.cumprod(self.chances() * self._there / self._reached)
+        return found
 
 
 class _Surprise:
     """Wrong guesses of the last rounds against the expected number of them."""
 
     def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self._found, self._expected, self._spread = 0.0, 0.0, 0.0
+        self._found, self._expected, self._variance = 0.0, 0.0, 0.0
 
     @property
     def ratio(self) -> float:
         return self._found / max(self._expected, 1e-9)
 
-    def seen(self, found: float, expected: float, spread: float, outcomes: int) -> bool:
-        """Take in wrong guesses `found` and `expected` among so many outcomes, and the variance
-        (`spread`) of the latter. Whether they differ by more than chance."""
+    def add(self, found: float, expected: float, variance: float, outcomes: int) -> bool:
+        """Wrong guesses `found` and `expected` among so many outcomes, with the latter's variance.
+        Whether they differ by more than chance."""
         keep = 0.5 ** (outcomes / _WINDOW)
         self._found = self._found * keep + found
         self._expected = self._expected * keep + expected
-        self._spread = self._spread * keep * keep + spread
-        chance: float = (self._spread + 0.5) ** 0.5
-        return abs(self._found - self._expected) > _CHANGE * chance
+        self._variance = self._variance * keep * keep + variance
+        return abs(self._found - self._expected) > _CHANGE * (self._variance + 0.5) ** 0.5
 
 
 def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
@@ -197,42 +182,8 @@ def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
     return [*found, Outcome(k, right, right)] if right else found
 
 
-def _counts(k: int, outcomes: Sequence[Outcome]) -> list[list[int]]:
-    """Per depth, sequences: offered a guess; all before right; both; guess tried; wrong."""
-    offered, reached, there, tried, wrong = ([0] * (k + 1) for _ in range(5))
-    for (given, known, right), times in Counter(outcomes).items():
-        offered[min(given, k)] += times
-        reached[min(right + 1, k)] += times
-        there[min(right + 1, given, k)] += times
-        tried[min(known, k)] += times
-        if right < min(known, k):
-            wrong[right] += times
-    return [*(_beyond(counts) for counts in (offered, reached, there, tried)), wrong[:k]]
-
-
-def _beyond(counts: list[int]) -> list[int]:
-    """From how many ended at each number to how many went beyond it."""
-    left, answer = 0, [0] * (len(counts) - 1)
-    for i in range(len(counts) - 1, 0, -1):
-        left += counts[i]
-        answer[i - 1] = left
-    return answer
-
-
-SUREST = 12.0  # of a confidence; beyond it all are equally sure
-LOWEST = 40.0  # log-odds against a guess; more is no different
-_START = np.array([0.0, 1.0, 0.5])  # the weights: the prior is right, and confidence tells a little
-_DEVIATION = 0.5  # of the weights about their start
-_MEMORY = 2000.0  # guesses after which information counts half
-_BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
-_KNOWN = 480.0  # guesses, after which the weights hardly move
-_MOST_A_ROUND = 96  # guesses that one round may add
-_PAUSE = 6  # rounds between two steps
-_SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
-
-
 class Calibration:
-    """`line` turns confidences into log-odds; `learn` is told what became of the guesses."""
+    """`line` turns confidences into log-odds; `learn` fits it to what became of guesses."""
 
     def __init__(self) -> None:
         self._weights = _START.copy()
@@ -241,37 +192,27 @@ class Calibration:
         self._odds: list[float] = []
         self._confidences: list[float] = []
         self._hits: list[bool] = []
-        self._pause = 0
 
-    def line(self, odds: Sequence[float]) -> tuple[list[float], float]:
+    def line(self, odds: Array) -> tuple[Array, float]:
         """Bases and a weight: the log-odds of a guess are base + weight * confidence, of which no
         more than `SUREST` counts. A base for each of the `odds`, the log-odds of the priors."""
         w0, w1, w2 = self._weights.tolist()
         weight = w2 / self._variance**0.5
-        return [w0 - weight * self._mean + w1 * each for each in odds], weight
-
-    def wants(self) -> bool:
-        """Asked once a round: whether to learn from it. Not from every one, to save time."""
-        self._pause -= 1
-        return self._pause < 0
+        return w0 - weight * self._mean + w1 * odds, weight
 
     def learn(
         self, odds: Sequence[float], confidences: Sequence[float], hits: Sequence[bool]
     ) -> None:
-        """Of guesses whose fate became known: the log-odds of the priors, how sure their proposer
-        was, and whether they were right. Fits once enough are gathered."""
+        """From guesses whose fate became known: the log-odds of the priors, the confidences, and
+        whether they were right. Fits once enough are gathered."""
         self._odds += odds[:_MOST_A_ROUND]
         self._confidences += confidences[:_MOST_A_ROUND]
         self._hits += hits[:_MOST_A_ROUND]
         if len(self._hits) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
-            self.fit()
-            self._pause = _PAUSE
+            self._fit()
 
-    def fit(self) -> None:
-        """One Newton step with what was gathered. Others call it after a look back, which may have
-        seen another world."""
-        if not self._hits:
-            return
+    def _fit(self) -> None:
+        """One Newton step with what was gathered."""
         confidences = np.minimum(np.array(self._confidences), SUREST)
         self._spread(confidences)
         count = len(confidences)
@@ -304,14 +245,17 @@ class Calibration:
 
 class ProposalModel:
     """All that is known of the main proposer's guesses. `remember` proposals when they are made,
-    `learn` what became of them, `refresh` before a choice. `chances` `[sample, depth]`: that a
-    guess is right, all before it being right."""
+    `add` what became of them and `learn` from several steps, `refresh` before a choice. `chances`
+    `[sample, depth]`: that a guess is right, all before it being right."""
 
     def __init__(self, k_max: int) -> None:
         self.acceptance = AcceptanceEstimate(k_max)
         self.chances = np.zeros((1, k_max))
         self._k_max = k_max
         self._calibration = Calibration()
+        self._k = self.num_added = 0  # of the steps that were added, and these
+        self._outcomes: list[Outcome] = []
+        self._confidences: list[Sequence[float]] = []
         self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN behind a proposal's end
         self._next = self._num_sampled = 0
         self._odds = [0.0] * k_max  # log-odds of the acceptance by depth
@@ -325,29 +269,26 @@ class ProposalModel:
     def refresh(self) -> None:
         """Bring `chances` up to date. At each depth the log-odds are shifted until the mean over
         the sample is what outcomes say; where a proposal ended before, that mean stands."""
-        self._odds = [log(chance / (1.0 - chance)) for chance in self.acceptance.chances()]
-        bases, self._weight = self._calibration.line(self._odds)
-        sample = np.minimum(self._sample[: max(self._num_sampled, 1)], SUREST)
-        self.chances = np.empty(sample.shape)
-        reached = np.ones(len(sample))
-        self._bases = []
-        for depth, (base, odds) in enumerate(zip(bases, self._odds, strict=True)):
-            said = ~np.isnan(sample[:, depth])
-            z = np.where(said, base + self._weight * sample[:, depth], odds)
-            right = 1.0 / (1.0 + np.exp(-z))
-            weight = np.where(said, reached, 0.0) + 1e-12
-            mean = min(max(float(weight @ right / weight.sum()), 1e-5), 1 - 1e-5)
-            shift = odds - log(mean / (1.0 - mean))
-            self._bases.append(base + shift)
-            reached = reached * right
-            self.chances[:, depth] = 1.0 / (1.0 + np.exp(-np.where(said, z + shift, z)))
+        chances = self.acceptance.chances()
+        odds, sample = np.log(chances / (1.0 - chances)), self._sample[: max(self._num_sampled, 1)]
+        self._odds = odds.tolist()
+        bases, self._weight = self._calibration.line(odds)
+        known = ~np.isnan(sample)
+        z = np.where(known, bases + self._weight * np.minimum(sample, SUREST), odds)
+        right = 1.0 / (1.0 + np.exp(-z))
+        reached = np.cumprod(right, axis=1) / right  # all before it being right
+        weight = np.where(known, reached, 0.0) + 1e-12
+        mean = np.clip((weight * right).sum(0) / weight.sum(0), 1e-5, 1 - 1e-5)
+        shift = odds - np.log(mean / (1.0 - mean))
+        self._bases = (bases + shift).tolist()
+        self.chances = 1.0 / (1.0 + np.exp(-np.where(known, z + shift, z)))
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
         """By depth: the chance that this proposal's guess and all before it are right."""
         alive, found, weight = 1.0, list[float](), self._weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
-            alive /= 1.0 + exp(-z if z > -LOWEST else LOWEST)
+            alive /= 1.0 + exp(-z if z > LOWEST else -LOWEST)
             found.append(alive)
         return found
 
@@ -359,37 +300,35 @@ class ProposalModel:
             self._next = (self._next + 1) % _SAMPLE
             self._num_sampled = min(self._num_sampled + 1, _SAMPLE)
 
-    def learn(
-        self,
-        k: int,
-        outcomes: Sequence[Outcome],
-        confidences: Confidences,
-        agreements: Sequence[Sequence[tuple[float, bool]]],
-    ) -> None:
-        """What became of a step's guesses, and of guesses that were compared in hindsight."""
-        self.acceptance.update(k, outcomes)
-        if agreements:
-            self.acceptance.agree([[hit for _, hit in each] for each in agreements])
-        if not self._calibration.wants() and not any(len(each) > 1 for each in agreements):
-            return
+    def add(self, k: int, outcomes: Sequence[Outcome], confidences: Confidences) -> None:
+        """What became of a step's guesses at `k`, to be learnt from by the next `learn`."""
+        if k != self._k:
+            self.learn()
+        self._k = k
+        self.num_added += 1
+        self._outcomes += outcomes
+        self._confidences += confidences
+
+    def learn(self) -> None:
+        """From all steps that were added since the last time."""
+        outcomes, added = self._outcomes, self._confidences
+        self.acceptance.update(self._k, outcomes, max(self.num_added, 1))
         odds, sure, hits = list[float](), list[float](), list[bool]()
-        for outcome, found in zip(outcomes, confidences, strict=False):
+        for outcome, found in zip(outcomes, added, strict=False):
             tried = min(outcome.tried, len(found), self._k_max)
             odds += self._odds[:tried]
             sure += found[:tried]
             hits += [i < outcome.right for i in range(tried)]
-        for stretch in agreements:
-            odds += self._odds[:1] * len(stretch)
-            sure += [confidence for confidence, _ in stretch]
-            hits += [hit for _, hit in stretch]
-        if hits:
-            self._calibration.learn(odds, sure, hits)
+        self._calibration.learn(odds, sure, hits)
+        self._outcomes, self._confidences, self.num_added = [], [], 0
 
-    def look_back(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
-        """Remember what would have been proposed while K was 0: each position behind a wrong guess
-        would have begun another proposal."""
+    def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
+        """From guesses that were compared with what was generated while K was 0. Each position
+        behind a wrong guess would have begun another proposal."""
+        self.acceptance.agree([[hit for _, hit in stretch] for stretch in agreements])
         for stretch in agreements:
-            starts = [0, *(i + 1 for i, (_, hit) in enumerate(stretch) if not hit)]
-            sure = [confidence for confidence, _ in stretch]
+            sure, hits = [confidence for confidence, _ in stretch], [hit for _, hit in stretch]
+            self._calibration.learn(self._odds[:1] * len(stretch), sure, hits)
+            starts = [0, *(i + 1 for i, hit in enumerate(hits) if not hit)]
             rows = [sure[start : start + self._k_max] for start in starts]
             self.remember([row for row in rows if row])

@@ -1,7 +1,7 @@
 """AdaptiveK: the K, and of each proposal the length, with the most expected tokens per second.
 
 It multiplies how many guesses will be accepted (`acceptance`) by what a step costs (`cost_model`)
-into goodput for each K (`goodput`), and tries now and then what it does not believe in
+into goodput for each K (`goodput`), and plays now and then what it does not believe in
 (`exploration`). K = 0 is an ordinary answer. A minimal dwell time and hysteresis keep K steady.
 """
 
@@ -26,14 +26,17 @@ _DWELL_ON, _DWELL_OFF = 64, 512  # and at most
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _KNOWN = 24  # rounds after which a regime (K = 0 or above) is known
 _HYSTERESIS, _HYSTERESIS_MANY, _HYSTERESIS_NEW = 1.03, 1.06, 1.02  # speed-ups that turn
-_KEEP, _TRUST = 0.5 ** (1 / 32), 16.0  # of seen throughput: fading, and rounds worth a prediction
+_KEEP, _TRUST = 0.5 ** (1 / 32), 16.0  # of measured goodput: fading, and rounds worth a prediction
+_TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
+# Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
+# time, so that of short steps one in `_RAREST` is learnt from, at least.
+_LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 16
 
 
 class AdaptiveK:
     """It chooses anew now and then, and when the batch changes by a power of two."""
 
     name = "adaptive"
-    uses_hindsight = True
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         """`k_max`: at least 1. `stops`: whether the drafter asks `goes_on`."""
@@ -41,6 +44,7 @@ class AdaptiveK:
             raise ValueError(f"there is nothing to choose up to K = {k_max}")
         self.k_max, self._stops = k_max, stops
         self.reason: Reason = "off"
+        self.uses_hindsight = True
         self._guesses = ProposalModel(k_max)
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
@@ -50,8 +54,10 @@ class AdaptiveK:
         self._chosen = self._same = self._turned = 0  # rounds since: a choice, a size, on or off
         self._probes_few = False  # a probe has to catch up, so it asks few
         self._caught_up = True  # the last round proposed for all
+        self._trims = True  # leaving guesses out pays
         self._usual = 0.0  # seconds of a usual round
-        self._seen = (0.0, 0.0, 0.0)  # fading tokens, seconds and rounds at K > 0
+        self._measured = (0.0, 0.0, 0.0)  # fading tokens, seconds and rounds at K > 0
+        self._learns, self._every = True, 1  # from this round; one round in so many
 
     def profile(self, measured: Profile) -> None:
         """Start-up costs. Without draft points there is nothing to forward."""
@@ -75,39 +81,43 @@ class AdaptiveK:
         self._turned += 1
         anew = size != self._size or self._chosen > _ANEW
         if anew or self._chosen >= self._dwell():
-            if load.length is not None and (length := load.length()):
-                self._costs.face(length)
+            self._costs.face(load.length() if load.length is not None else None)
             self._plan(changed=anew)
             self._size = size
         self._played = self._while_on() if self._k else self._while_off()
+        self._learns = self._explore.round != "usual" or self._guesses.num_added + 1 >= self._every
+        self.uses_hindsight = self._played > 0 and not self._caught_up
         return self._played
 
     def _dwell(self) -> int:
         """Rounds between two choices: the longer all is the same, the less can change. While K is
-        0 only looks tell of guesses, and they call for a choice."""
+        0 only probes and trials tell of guesses, and they call for a choice."""
         if self._k:
             least = _DWELL_MANY if self._sequences > _FEW else _DWELL
-            return min(max(least, self._turned // 4), _DWELL_ON)
+            return min(max(least, self._turned // 4, self._every), _DWELL_ON)
         return min(max(_DWELL, self._same // 2), _DWELL_OFF)
 
     def _plan(self, *, changed: bool) -> None:
         """Choose anew."""
         self._chosen = 0
-        goodput = self._goodput
-        price = goodput.price
+        self._learn_guesses()
+        goodput, present = self._goodput, self._goodput.present
         if changed:
             self._explore.restart(self._sequences.bit_length())
             self._same = self._turned = 0
-            self._seen, price = (0.0, 0.0, 0.0), 0.0
-        goodput.renew(self._sequences, price, on=self._k > 0)
+            self._measured, present = (0.0, 0.0, 0.0), 0.0
+        goodput.renew(self._sequences, present)
         best = self._best(changed=changed)
         if (best > 0) != (self._k > 0):
-            self._explore.turned(on=best > 0)
-            self._turned, self._seen = 0, (0.0, 0.0, 0.0)
+            self._explore.turned(back=best > 0 and not changed)
+            self._turned, self._measured = 0, (0.0, 0.0, 0.0)
         self._k = best
         rate = goodput.rates[best]
         self._usual = self._sequences * goodput.each[best][0] / rate if rate else 0.0
-        goodput.prepare_stops(max(goodput.rates[0], self._throughput(rate) if best else 0.0))
+        goodput.present = max(goodput.rates[0], self._blended(rate) if best else 0.0)
+        self._trims = self._stops or changed or goodput.trimming[best] > _TRIMS
+        if self._stops:
+            goodput.prepare_stops()
 
     def _best(self, *, changed: bool) -> int:
         """The K of the best rate, with hysteresis between K = 0 and above."""
@@ -123,9 +133,9 @@ class AdaptiveK:
             return above if rates[0] < _HYSTERESIS_NEW * rates[above] else 0
         return best
 
-    def _throughput(self, predicted: float) -> float:
-        """Tokens per second: the predicted, blended with what was seen of late."""
-        tokens, seconds, rounds = self._seen
+    def _blended(self, predicted: float) -> float:
+        """Tokens per second: the predicted, blended with what was measured of late."""
+        tokens, seconds, rounds = self._measured
         if not seconds:
             return predicted
         share = rounds / (rounds + _TRUST)
@@ -148,11 +158,11 @@ class AdaptiveK:
 
     def _while_off(self) -> int:
         promise, rates = self._goodput.promise, self._goodput.rates
-        look = self._explore.while_off(self._usual, alone=self._sequences == 1, promise=promise)
-        if look == "probe":
+        kind = self._explore.while_off(self._usual, alone=self._sequences == 1, promise=promise)
+        if kind == "probe":
             self.reason = "probe"
             return 1
-        if look == "trial":
+        if kind == "trial":
             self.reason = "trial"
             return max(range(1, len(rates)), key=rates.__getitem__)
         self.reason = "off"
@@ -176,13 +186,13 @@ class AdaptiveK:
         return self._goodput.draft_pays(survivals, depth)
 
     def keep(self, confidences: Confidences) -> list[int]:
-        """The rows with the most expected tokens at the present price."""
-        if self._explore.round != "probe":
+        """The rows with the most expected tokens at the present goodput."""
+        if self._learns and self._explore.round != "probe":
             self._guesses.remember(confidences)
-        if self._explore.round == "trial":
+        if self._explore.round == "trial" or not self._trims:
             return [len(sure) for sure in confidences]
         survivals = [self._guesses.survival(sure) for sure in confidences]
-        return self._goodput.keep(survivals, self._sequences)
+        return self._goodput.keep(survivals)
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """Free guesses that pay for one sequence; the others do as last chosen."""
@@ -197,45 +207,62 @@ class AdaptiveK:
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, record: StepRecord) -> None:
-        """Learn from the step that the last choice led to."""
-        seen, explore = record, self._explore
-        outcomes = seen.outcomes
-        if explore.looks and seen.k:
-            self._guesses.acceptance.doubt(_DOUBT)
-        if explore.round == "probe" and self._probes_few:
-            outcomes = [asked for asked in outcomes if asked.offered]
+        """Learn from the step that the last choice led to: of the outcomes of all, once several are
+        known; of the rest, from one step in so many."""
+        seen, probe = record, self._explore.round == "probe"
+        outcomes, confidences = seen.outcomes, seen.confidences
+        if probe and self._probes_few:
+            asked = [i for i, outcome in enumerate(outcomes) if outcome.offered]
+            outcomes = [outcomes[i] for i in asked]
+            confidences = [confidences[i] for i in asked] if confidences else ()
+        self._guesses.add(seen.k, outcomes, confidences)
         decode = seen.is_decode and seen.num_sequences > 0
-        if decode:
-            self._costs.learn(seen, caught_up=self._caught_up and not explore.looks)
-        changes = self._guesses.acceptance.changes
-        self._guesses.learn(seen.k, outcomes, seen.confidences, seen.agreements)
-        changed = self._guesses.acceptance.changes > changes
-        if explore.looks:
-            self._guesses.look_back(seen.agreements)
-        if changed:
-            self._same = self._turned = 0
-            self._seen = (0.0, 0.0, 0.0)
-        if changed or explore.concludes:
-            self._chosen = _DWELL_OFF
         if decode and seen.k:
-            tokens, seconds, rounds = self._seen
-            self._seen = (
+            tokens, seconds, rounds = self._measured
+            self._measured = (
                 _KEEP * tokens + seen.tokens, _KEEP * seconds + seen.seconds, _KEEP * rounds + 1.0
             )  # fmt: skip
+        if self._learns:
+            self._learn(seen, decode=decode)
         if seen.outcomes:
-            self._caught_up = seen.k > 0 and explore.round != "probe"
-        probe = explore.round == "probe"
+            self._caught_up = seen.k > 0 and not probe
+
+    def _learn(self, seen: StepRecord, *, decode: bool) -> None:
+        explore, probe = self._explore, self._explore.round == "probe"
+        if explore.probes and seen.k:
+            self._guesses.acceptance.doubt(_DOUBT)
+        if decode:
+            self._costs.learn(seen, caught_up=self._caught_up)
+            takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
+            self._every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
+        changed = self._learn_guesses()
+        if seen.agreements:
+            self._guesses.learn_in_hindsight(seen.agreements)
+        if explore.concludes:
+            self._chosen = max(self._chosen, _DWELL_OFF)
         explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
         if probe and changed:
             explore.suspect()
 
+    def _learn_guesses(self) -> bool:
+        """Whether they were found to fare in another way: then a choice is due."""
+        acceptance = self._guesses.acceptance
+        changes = acceptance.changes
+        self._guesses.learn()
+        if acceptance.changes == changes:
+            return False
+        self._same = self._turned = 0
+        self._measured = (0.0, 0.0, 0.0)
+        self._chosen = max(self._chosen, _DWELL_OFF)
+        return True
+
     def _lost(self, seen: StepRecord) -> float:
         """Seconds that the step took beyond those in which its tokens come in usual steps."""
-        if self._explore.round == "usual" or not self._goodput.price:
+        if self._explore.round == "usual" or not self._goodput.present:
             return 0.0
         if not seen.is_decode:
             return seen.draft_seconds
-        return seen.seconds - seen.tokens / self._goodput.price
+        return seen.seconds - seen.tokens / self._goodput.present
 
     def estimates(self) -> Estimates:
         """As of the last choice; before the first there are no rates."""

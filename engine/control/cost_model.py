@@ -1,15 +1,15 @@
 """Cost model: seconds of the target by rows, of drafting by steps, and of the host.
 
-A profile measured at start says what to expect; every step of decoding corrects it. The correction
-is a factor for the machine, one for each batch size and one for each number of rows in it, learnt
-by a Kalman filter without the covariance. Pure arithmetic over numbers that are passed in.
+A profile measured at start says what to expect; steps of decoding correct it. The correction is a
+factor for the machine, one for each batch size and one for each number of rows in it, learnt by a
+Kalman filter without the covariance. Pure arithmetic over numbers that are passed in.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from math import exp, log, log2
+from math import exp, log
 
 import numpy as np
 
@@ -23,31 +23,29 @@ _NOISE, _NEW, _NEW_BATCH, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
 _DRIFT, _MOST_DRIFT = 3e-4, 5e-2
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 _MEMORY = 24  # rounds whose mean is the machine's factor at which seconds are predicted
-_OPTIMISM = 0.5  # standard deviations by which sizes that are little known are taken to be cheaper
 _ROW = 5e-6  # seconds of the host for a row more, until it is seen
-
 _KEEP = 0.97  # what a round-old time still counts
 
 
 class Line:
     """Seconds as a line over a size, by decayed least squares about a slope that is expected; the
-    more the sizes vary, the less that counts. The slope is never negative. `slack`: seconds
+    more the sizes vary, the less that counts. Neither start nor slope is negative. `slack`: seconds
     beyond three times what was expected, from which on one is cut."""
 
     def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0, slack: float = 1e-4) -> None:
         self._expected, self._stiffness, self._slack = slope, stiffness, slack
         self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
 
-    def update(self, size: float, seconds: float, weight: float = 1.0) -> None:
+    def update(self, size: float, seconds: float) -> None:
         """Learn from one measurement; outliers are cut."""
         if self._weight > 4.0:
-            seconds = min(seconds, 3.0 * self.predict(size) + self._slack)
-        keep = _KEEP**weight
-        self._weight = self._weight * keep + weight
-        self._x = self._x * keep + weight * size
-        self._y = self._y * keep + weight * seconds
-        self._xx = self._xx * keep + weight * size * size
-        self._xy = self._xy * keep + weight * size * seconds
+            start, slope = self.line()
+            seconds = min(seconds, 3.0 * (start + slope * size) + self._slack)
+        self._weight = self._weight * _KEEP + 1.0
+        self._x = self._x * _KEEP + size
+        self._y = self._y * _KEEP + seconds
+        self._xx = self._xx * _KEEP + size * size
+        self._xy = self._xy * _KEEP + size * seconds
 
     def line(self) -> tuple[float, float]:
         """Seconds at size 0, and more for each."""
@@ -57,20 +55,7 @@ class Line:
         spread = self._xx / self._weight - x * x
         along = self._xy / self._weight - x * y + self._stiffness * self._expected
         slope = max(0.0, along / (spread + self._stiffness))
-        return y - slope * x, slope
-
-    @property
-    def is_known(self) -> bool:
-        return self._weight > 0.0
-
-    @property
-    def ratio(self) -> float:
-        """Mean seconds by mean size."""
-        return self._y / self._x
-
-    def predict(self, size: float) -> float:
-        start, slope = self.line()
-        return max(start + slope * size, 0.0)
+        return (y - slope * x, slope) if slope * x <= y else (0.0, y / x)
 
 
 class Curve:
@@ -82,7 +67,6 @@ class Curve:
             table.append((table[0][0] + 1, table[0][1]))
         self._sizes = np.array([float(size) for size, _ in table])
         self._seconds = np.array([seconds for _, seconds in table])
-        self._points = self._sizes.tolist(), self._seconds.tolist()
 
     def at(self, sizes: Array) -> Array:
         x, y = self._sizes, self._seconds
@@ -91,13 +75,6 @@ class Curve:
         found -= np.maximum(x[0] - sizes, 0.0) * (y[1] - y[0]) / (x[1] - x[0])
         answer: Array = np.maximum(found, 0.5 * y[0])
         return answer
-
-    def at_one(self, size: float) -> float:
-        """`at` for a single size, without arrays."""
-        x, y = self._points
-        i = min(max(bisect_right(x, size), 1), len(x) - 1)
-        slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
-        return float(max(y[i] + slope * (size - x[i]), 0.5 * y[0]))
 
 
 class TargetCost:
@@ -111,16 +88,16 @@ class TargetCost:
     ) -> None:
         """Start over. `batches`: own curves by number of sequences; `padded`: rows forwards run."""
         self._padded = np.array(padded, dtype=float)
-        self._curve = Curve(self._run_points(points))
-        usable = {n: own for n, own in batches.items() if len(own) > 1}
-        self._curves = {n: Curve(self._run_points(own)) for n, own in sorted(usable.items())}
+        usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1} or {1: points}
+        self._curves = {n: Curve(self._run_points(own)) for n, own in usable.items()}
         self.machine = self.now = 0.0  # logarithms: of late, and as of the last measurement
-        self._doubt = _NEW_MACHINE
-        self._count = 0
-        self._batches: dict[int, tuple[float, float]] = {}  # logarithm and variance
-        self._sizes: dict[int, dict[int, tuple[float, float]]] = {}  # the same by place
+        self._variance, self._count = _NEW_MACHINE, 0
+        # Logarithm and variance: by bit length of the batch; and the same by place in it.
+        self._batches: dict[int, tuple[float, float]] = {}
+        self._sizes: dict[int, dict[int, tuple[float, float]]] = {}
 
     def _run(self, rows: Array) -> Array:
+        """Rows that a forward of so many runs."""
         if not len(self._padded):
             return rows
         at = np.minimum(np.searchsorted(self._padded, rows), len(self._padded) - 1)
@@ -135,10 +112,9 @@ class TargetCost:
 
     def profiled(self, rows: Array, batch: int) -> Array:
         """What the profile says; between two batch sizes, the mean by rows of a sequence."""
-        rows = self._run(rows)
-        known = list(self._curves)
+        rows, known = self._run(rows), list(self._curves)
         if len(known) < 2:
-            return (self._curves[known[0]] if known else self._curve).at(rows)
+            return self._curves[known[0]].at(rows)
         above = min(max(bisect_right(known, batch), 1), len(known) - 1)
         low, high = known[above - 1], known[above]
         share = (batch - low) / (high - low)
@@ -147,98 +123,54 @@ class TargetCost:
         answer: Array = np.maximum(found, 0.5 * few[0])
         return answer
 
-    def _profiled_one(self, rows: float, batch: int) -> float:
-        """`profiled` for one number of rows, without arrays."""
-        if len(self._padded):
-            rows = float(self._run(np.array([rows]))[0])
-        known = list(self._curves)
-        if len(known) < 2:
-            return (self._curves[known[0]] if known else self._curve).at_one(rows)
-        above = min(max(bisect_right(known, batch), 1), len(known) - 1)
-        low, high = known[above - 1], known[above]
-        share = (batch - low) / (high - low)
-        few = self._curves[low].at_one(rows * low / batch)
-        many = self._curves[high].at_one(rows * high / batch)
-        return max((1 - share) * few + share * many, 0.5 * few)
-
-    def level(self, batch: int) -> float:
-        """The logarithm of the factor of all sizes of a batch."""
-        return self.machine + self._batches.get(batch.bit_length(), (0.0, 0.0))[0]
-
-    def seconds(self, rows: Array, batch: int, more: float) -> tuple[Array, Array]:
-        """As far as is known, and optimistically. `more`: for context beyond the profile's."""
-        base = self.profiled(rows, batch)
-        found = np.maximum(base + more, 0.5 * base) * exp(self.level(batch))
-        known = sorted(self._sizes.get(batch.bit_length(), {}).items())
-        if not known:
-            return found, found * exp(-_OPTIMISM * _NEW**0.5)
-        places = _places(rows, batch)
-        at = np.array([float(place) for place, _ in known])
-        found = found * np.exp(np.interp(places, at, [factor for _, (factor, _) in known]))
-        doubts = np.full(len(rows), _NEW)
-        rounded = np.rint(places)
-        for place, (_, doubt) in known:
-            doubts[rounded == place] = doubt
-        return found, found * np.exp(-_OPTIMISM * np.sqrt(doubts))
+    def seconds(self, rows: Array, batch: int, more: float) -> Array:
+        """`more`: for context beyond the profile's."""
+        base, group = self.profiled(rows, batch), batch.bit_length()
+        level = self.machine + self._batches.get(group, (0.0, 0.0))[0]
+        found: Array = np.maximum(base + more, 0.5 * base) * exp(level)
+        if known := sorted(self._sizes.get(group, {}).items()):
+            at, factors = [place for place, _ in known], [factor for _, (factor, _) in known]
+            found *= np.exp(np.interp(_places(rows, batch), at, factors))
+        return found
 
     def update(self, rows: int, batch: int, seconds: float, more: float) -> None:
         """Share the error out among size, batch size and machine by how little each is known."""
-        group, own = batch.bit_length(), self._sizes.setdefault(batch.bit_length(), {})
-        base, exact = self._profiled_one(rows, batch), _place(rows, batch)
-        usual = max(base + more, 0.5 * base) * exp(self.level(batch) + _interpolated(own, exact))
-        place = round(exact)
+        group, at = batch.bit_length(), np.array([float(rows)])
+        own = self._sizes.setdefault(group, {})
+        usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
         error = log(max(seconds, 1e-7) / max(usual, 1e-9)) + self.machine - self.now
         nearest = own[min(own, key=lambda key: abs(key - place))][0] if own else 0.0
-        factor, doubt = own.get(place, (nearest, _NEW))
-        level, level_doubt = self._batches.get(group, (0.0, _NEW_BATCH))
-        machine = max(min(self._doubt + _DRIFT, _MOST_DRIFT), self._doubt)
-        if doubt < _NEW and self._count > _MEMORY:
+        factor, variance = own.get(place, (nearest, _NEW))
+        level, level_variance = self._batches.get(group, (0.0, _NEW_BATCH))
+        machine = max(min(self._variance + _DRIFT, _MOST_DRIFT), self._variance)
+        if variance < _NEW and self._count > _MEMORY:
             error = min(max(error, -_OUTLIER), _OUTLIER)
-        share = 1.0 / (doubt + level_doubt + machine + _NOISE)
-        own[place] = factor + doubt * share * error, max(doubt * (1 - doubt * share), 2e-5)
-        doubt_left = level_doubt * (1 - level_doubt * share)
-        self._batches[group] = level + level_doubt * share * error, doubt_left
-        self._doubt = machine * (1 - machine * share)
+        share = 1.0 / (variance + level_variance + machine + _NOISE)
+        own[place] = factor + variance * share * error, max(variance * (1 - variance * share), 2e-5)
+        left = level_variance * (1 - level_variance * share)
+        self._batches[group] = level + level_variance * share * error, left
+        self._variance = machine * (1 - machine * share)
         self.now += machine * share * error
         self._count += 1
         self.machine += (self.now - self.machine) / min(self._count, _MEMORY)
-
-
-def _place(rows: float, batch: int) -> float:
-    """`_places` for one number of rows, without arrays."""
-    smallest = 1 << batch.bit_length() - 1
-    place, plain = (
-        size if size <= 8 else 8.0 + 2.0 * log2(size / 8.0)
-        for size in (rows * smallest / batch, smallest)
-    )
-    return max(place, plain + 1.0) if rows > batch else place
-
-
-def _interpolated(table: Mapping[int, tuple[float, float]], place: float) -> float:
-    """The logarithm at `place`, between its neighbours', or the nearest one's."""
-    below = max((known for known in table if known <= place), default=None)
-    above = min((known for known in table if known >= place), default=None)
-    if below is None or above is None:
-        nearest = above if below is None else below
-        return 0.0 if nearest is None else table[nearest][0]
-    share = (place - below) / (above - below) if above > below else 0.0
-    return table[below][0] + share * (table[above][0] - table[below][0])
 
 
 def _places(rows: Array, batch: int) -> Array:
     """Where sizes stand among those that have a factor: each up to 8, then two per octave; as many
     rows a sequence have one place within a batch size. A row more than one for each is another."""
     smallest = 1 << batch.bit_length() - 1
-    scaled = rows * smallest / batch
-    places = np.where(scaled <= 8, scaled, 8.0 + 2.0 * np.log2(np.maximum(scaled, 8.0) / 8.0))
-    plain = smallest if smallest <= 8 else 8.0 + 2.0 * log2(smallest / 8.0)
+    scaled, plain = rows * smallest / batch, np.array([float(smallest)])
+    places, plain = (
+        np.where(sizes <= 8, sizes, 8.0 + 2.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
+        for sizes in (scaled, plain)
+    )
     found: Array = np.where(rows > batch, np.maximum(places, plain + 1.0), places)
     return found
 
 
 class CostModel:
     """Seconds of steps. What the host and drafting take is learnt at the speed of the profile and
-    told at the machine's present one, so that speed is part of no comparison of two K."""
+    predicted at the machine's present one, so that speed is part of no comparison of two K."""
 
     def __init__(self) -> None:
         self._target = TargetCost()
@@ -248,6 +180,8 @@ class CostModel:
         self._host_start = 0.0
         self._tokens: list[tuple[int, tuple[float, float]]] = []
         self._length = float(CONTEXT)
+        # As of the last `face`, by sequences: seconds without guesses, and for a token of context.
+        self._plain: dict[int, tuple[float, float]] = {}
 
     def set_profile(self, measured: Profile) -> None:
         """As KController.profile."""
@@ -258,27 +192,31 @@ class CostModel:
         self._host_start = measured.host
         self._tokens = sorted(measured.token_seconds.items())
 
-    def face(self, length: float) -> None:
-        """Tokens of context of each sequence in the step ahead, on average."""
-        self._length = length
+    def face(self, length: float | None) -> None:
+        """Tokens of context of each sequence in the steps ahead, on average, if that is known."""
+        self._length = length or self._length
+        self._plain.clear()
 
     def _of_context(self, sequences: int) -> tuple[float, float]:
         """Seconds that a further token of context takes, of the target and of a draft step."""
         if not self._tokens:
             return 0.0, 0.0
-        return min(self._tokens, key=lambda known: abs(log(known[0] / sequences)))[1]
+        sizes = [log(size) for size, _ in self._tokens]
+        target, draft = zip(*(seconds for _, seconds in self._tokens), strict=True)
+        at = log(sequences)
+        return float(np.interp(at, sizes, target)), float(np.interp(at, sizes, draft))
 
-    def _more(self, sequences: int) -> float:
-        return self._of_context(sequences)[0] * sequences * (self._length - CONTEXT)
+    def _more(self, sequences: int, part: int) -> float:
+        """Seconds for context beyond the profile's, of the target (0) or of a draft step (1)."""
+        return self._of_context(sequences)[part] * sequences * (self._length - CONTEXT)
 
-    def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
-        """Seconds of target and host for 0 to `most` rows, as far as is known and optimistically;
-        more rows never cost less."""
+    def by_rows(self, sequences: int, most: int) -> Array:
+        """Seconds of target and host for 0 to `most` rows; more rows never cost less."""
         rows = np.arange(most + 1.0)
-        known, hope = self._target.seconds(rows, sequences, self._more(sequences))
+        target = self._target.seconds(rows, sequences, self._more(sequences, 0))
         plain, guessing = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
-        host = np.where(rows <= sequences, plain, guessing)
-        return np.maximum.accumulate(known + host), np.maximum.accumulate(hope + host)
+        found: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, guessing))
+        return found
 
     def _host_seconds(self, rows: Array, sequences: int, *, drafted: bool) -> Array:
         group = sequences.bit_length()
@@ -295,14 +233,11 @@ class CostModel:
         """Seconds to begin drafting, and of each step."""
         line, unit = self._draft_line(sequences), self._draft_unit(sequences)
         start, step = line.line()
-        if start < 0.0:
-            start, step = 0.0, line.ratio
-        slow = exp(self._target.machine)
-        more = self._of_context(sequences)[1] * sequences * (self._length - CONTEXT)
+        slow, more = exp(self._target.machine), self._more(sequences, 1)
         return slow * unit * start, slow * max(unit * step + more, 0.5 * unit * step)
 
     def _draft_unit(self, sequences: int) -> float:
-        return self._draft_profile.at_one(float(sequences))
+        return float(self._draft_profile.at(np.array([float(sequences)]))[0])
 
     def _draft_line(self, sequences: int) -> Line:
         group = sequences.bit_length()
@@ -311,25 +246,30 @@ class CostModel:
         return self._draft[group]
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """Of a step of so many sequences without guesses, with so many tokens of context."""
-        before, self._length = self._length, context / sequences
-        known, _ = self.by_rows(sequences, sequences)
-        self._length = before
-        return float(known[-1])
+        """Of a step of so many sequences without guesses, with so many tokens of context, at the
+        costs as of the last `face`."""
+        if sequences not in self._plain:
+            token = self._of_context(sequences)[0]
+            known = float(self.by_rows(sequences, sequences)[-1])
+            self._plain[sequences] = known - token * sequences * self._length, token
+        start, token = self._plain[sequences]
+        return max(start + token * context, 0.0)
 
     def learn(self, seen: StepRecord, *, caught_up: bool) -> None:
         """From a step of decoding; `caught_up`: the drafter had nothing to catch up with."""
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         self._length = seen.context / sequences
-        self._target.update(seen.rows, sequences, seen.target_seconds, self._more(sequences))
-        if seen.prompt_rows:
-            return
-        slow = exp(-self._target.now)
-        drafted = steps > 0 or seen.rows > sequences
+        self._target.update(seen.rows, sequences, seen.target_seconds, self._more(sequences, 0))
+        if not seen.prompt_rows:
+            self._learn_host(seen, drafted=steps > 0 or seen.rows > sequences)
+            drafting = seen.num_drafting
+            if steps and caught_up and drafting:
+                seconds = exp(-self._target.now) * seen.draft_seconds
+                seconds = max(seconds - steps * self._more(drafting, 1), 0.0)
+                self._draft_line(drafting).update(steps, seconds / self._draft_unit(drafting))
+
+    def _learn_host(self, seen: StepRecord, *, drafted: bool) -> None:
+        sequences = seen.num_sequences
         line = self._host.setdefault((sequences.bit_length(), drafted), Line(_ROW, stiffness=0.25))
-        line.update(seen.rows / sequences, slow * seen.host_seconds / sequences)
-        drafting = seen.num_drafting
-        if steps and caught_up and drafting:
-            more = self._of_context(drafting)[1] * drafting * (self._length - CONTEXT) * steps
-            seconds = max(slow * seen.draft_seconds - more, 0.0)
-            self._draft_line(drafting).update(steps, seconds / self._draft_unit(drafting))
+        seconds = exp(-self._target.now) * seen.host_seconds
+        line.update(seen.rows / sequences, seconds / sequences)

@@ -117,16 +117,16 @@ def test_a_folder_without_traces_is_one_sentence(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "learns"), [("no optimism", True), ("profile only", False)])
+@pytest.mark.parametrize(("name", "learns"), [("no hysteresis", True), ("profile only", False)])
 def test_a_variant_learns_costs_but_where_it_goes_by_the_profile(name: str, learns: bool) -> None:
     """Bug: what "no optimism" was told was learnt for costs that it did not ask, and "profile only"
     learnt from the rounds that were overheard."""
     world, controller = World(alpha=0.8, batch=4), VARIANTS[name](K_MAX, stops=False)
     world.profile(controller, wrong_by=1.5)
     costs = controller._costs  # type: ignore[attr-defined]
-    before = costs.by_rows(4, 20)[0][20], costs.drafting(4)
+    before = costs.by_rows(4, 20)[20], costs.drafting(4)
     for _ in range(300):
         seen = world.round(controller, controller.choose(Load(world.batch)))
         controller.update(seen)
-    after = costs.by_rows(4, 20)[0][20], costs.drafting(4)
+    after = costs.by_rows(4, 20)[20], costs.drafting(4)
     assert (after != before) == learns

@@ -28,7 +28,7 @@ def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[i
     alive = [controller._guesses.survival(sure) for sure in confidences]
     tokens = sum(sum(row[:n]) for row, n in zip(alive, lengths, strict=True))
     seconds, begin = controller._goodput.by_row, len(confidences)
-    return tokens - controller._goodput.price * float(
+    return tokens - controller._goodput.present * float(
         seconds[begin + sum(lengths)] - seconds[begin]
     )
 

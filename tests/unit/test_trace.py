@@ -38,7 +38,7 @@ def bits(request: int) -> list[bool]:
 
 
 def confidence(request: int, position: int) -> float:
-    return request + position / 100
+    return round(request + position / 100, 2)
 
 
 def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -> Trace:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from engine.control.acceptance import Array, Confidences
+from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import KController
 from engine.control.cost_model import CostModel
@@ -108,13 +108,6 @@ class OnlyProbes(AdaptiveK):
         self._explore = _Probes()
 
 
-class NoOptimism(_OtherCosts):
-    """Sizes that were hardly seen cost what is expected of them."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, _Sober(), stops=stops)
-
-
 class _Never(Exploration):
     def while_off(self, seconds: float, *, alone: bool, promise: float) -> Round:
         return "usual"
@@ -139,12 +132,6 @@ class _Profiled(CostModel):
         pass
 
 
-class _Sober(CostModel):
-    def by_rows(self, sequences: int, most: int) -> tuple[Array, Array]:
-        seconds, _ = super().by_rows(sequences, most)
-        return seconds, seconds.copy()
-
-
 class NoHysteresis(AdaptiveK):
     """Chooses the best rate, however often that changes."""
 
@@ -166,7 +153,6 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "profile only": ProfileOnly,
         "no exploration": NoExploration,
         "only probes": OnlyProbes,
-        "no optimism": NoOptimism,
         "no hysteresis": NoHysteresis,
     }
 )
