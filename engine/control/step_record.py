@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from engine.control.acceptance import Outcome
 
 _SMALL = 4  # one row of a prompt in so many rows hardly shows
+
+# Bounds of what is read from a file; what is made is not checked.
+Count = Annotated[int, Meta(ge=0, le=1 << 20)]  # tokens, rows or sequences
+Depth = Annotated[int, Meta(ge=0, le=256)]  # guesses in a row
+Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
+Sureness = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -31,23 +39,23 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     put in, and how many of them were accepted. `depths`: of the proposed, where they are a tree."""
 
     request: int
-    position: int
-    context: int
-    rows: int = 1
-    prompt: int = 0
-    k: int = 0
-    drafted: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    tokens: int = 0
-    tried: int = 0
-    right: int = 0
+    position: Count
+    context: Count
+    rows: Count = 1
+    prompt: Count = 0
+    k: Depth = 0
+    drafted: Depth = 0
+    proposed: Depth = 0
+    accepted: Depth = 0
+    tokens: Count = 0
+    tried: Depth = 0
+    right: Depth = 0
     finish: str = ""
     source: str = ""
     bounded: bool = False
-    confidences: list[float] = []
-    forced: tuple[int, int] = (0, 0)
-    depths: list[int] = []
+    confidences: list[Sureness] = []
+    forced: tuple[Depth, Depth] = (0, 0)
+    depths: list[Depth] = []
 
     @property
     def samples(self) -> bool:
@@ -60,8 +68,8 @@ class Agreement(msgspec.Struct, frozen=True, array_like=True):
     the drafter would have guessed from the generated position `position` on."""
 
     request: int
-    position: int
-    guesses: list[tuple[float, bool]]
+    position: Count
+    guesses: list[tuple[Sureness, bool]]
 
     @property
     def hits(self) -> list[bool]:
@@ -75,11 +83,11 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     parts: list[Part]
     reason: str = ""
-    draft_seconds: float = 0.0
-    target_seconds: float = 0.0
+    draft_seconds: Seconds = 0.0
+    target_seconds: Seconds = 0.0
     host_seconds: float = 0.0
     overhead_seconds: float = 0.0
-    catch_up_rows: int = 0
+    catch_up_rows: Count = 0
     num_waiting: int = 0
     hindsight: Sequence[Agreement] = []
 
