@@ -33,10 +33,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     the controller. `source`: who guessed instead of the main proposer.
 
     `drafted`: guesses made; `proposed` of them were verified; `accepted` of these and one more
-    became `tokens`. `tried`: of the drafted, those whose fate became known, up to the first wrong
-    one (it may not have been verified: the token that came instead tells); `right` of these were
-    right. `confidences`: of the tried, or none. `forced`: of the proposed, those that the grammar
-    put in, and how many of them were accepted. `depths`: of the proposed, where they are a tree."""
+    became `tokens`; a part without tokens and `finish` does not sample. `tried`: of the drafted,
+    those whose fate became known, up to the first wrong one (it may not have been verified: the
+    token that came instead tells); `right` of these were right. `confidences`: of the tried, or
+    none. `forced`: of the proposed, those that the grammar put in, and how many of them were
+    accepted. `depths`: of the proposed, where they are a tree."""
 
     request: int
     position: Count
@@ -56,11 +57,6 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     confidences: list[Sureness] = []
     forced: tuple[Depth, Depth] = (0, 0)
     depths: list[Depth] = []
-
-    @property
-    def samples(self) -> bool:
-        """Whether it got a token, or ended without one."""
-        return self.tokens > 0 or self.finish != ""
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
@@ -95,22 +91,22 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def num_sequences(self) -> int:
         return len(self.parts)
 
-    @cached_property
+    @property
     def rows(self) -> int:
         """Positions that the target computed."""
         return sum([part.rows + part.proposed for part in self.parts])
 
-    @cached_property
+    @property
     def prompt_rows(self) -> int:
         """Committed rows beyond the one of each sequence that samples."""
         return sum([part.rows for part in self.parts]) - len(self.parts)
 
-    @cached_property
+    @property
     def tokens(self) -> int:
         """Generated in it."""
         return sum([part.tokens for part in self.parts])
 
-    @cached_property
+    @property
     def context(self) -> int:
         """Tokens of all sequences before these rows."""
         return sum([part.context for part in self.parts])
@@ -144,7 +140,9 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return [
             part
             for part in self.parts
-            if not part.source and (not part.bounded or 0 < part.k == self.k) and part.samples
+            if not part.source
+            and (not part.bounded or 0 < part.k == self.k)
+            and (part.tokens or part.finish)
         ]
 
     @cached_property
@@ -157,7 +155,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """For each of the outcomes, those of its tried guesses."""
         return [part.confidences for part in self._evidence]
 
-    @cached_property
+    @property
     def agreements(self) -> list[list[tuple[float, bool]]]:
         """(confidence, right) at positions in a row, of guesses found out in hindsight."""
         return [found.guesses for found in self.hindsight]

@@ -27,7 +27,7 @@ class Allowance:
         self._main = main
         self._free = {proposer.name: proposer for proposer in free}
         self._limits: dict[Sequence, dict[str, int]] = {}
-        self._drafted: dict[Sequence, Proposal] = {}  # of this step, before any were cut
+        self.cut: dict[Sequence, Proposal] = {}  # of this step, proposals before `keep` cut them
         self._k, self._num_sequences = 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
 
@@ -41,7 +41,7 @@ class Allowance:
             asked.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
             self._probed = set(asked[:most])
         self._limits.clear()
-        self._drafted.clear()
+        self.cut.clear()
 
     def want(self, seq: Sequence) -> int:
         """How many guesses about `seq` may be verified: so many rows are to be kept for them."""
@@ -78,13 +78,9 @@ class Allowance:
         lengths = self._controller.keep([proposals[i].confidences for i in sure])
         for i, length in zip(sure, lengths, strict=True):
             if length < len(proposals[i]):
-                self._drafted[chunks[i].seq] = proposals[i]
+                self.cut[chunks[i].seq] = proposals[i]
                 kept[i] = proposals[i].trim(length) if length else EMPTY
         return kept
-
-    def made(self, seq: Sequence, proposal: Proposal) -> Proposal:
-        """Its proposal before guesses were left out of it by `keep`."""
-        return self._drafted.get(seq, proposal)
 
     def is_open(self, seq: Sequence) -> bool:
         """Whether the main proposer may make as many guesses as it is asked for."""

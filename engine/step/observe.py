@@ -52,23 +52,37 @@ def observe(
 def _prompt_part(chunk: Chunk) -> Part:
     """Of a chunk that does not sample."""
     seq, start, length, _ = chunk
-    prompt = min(length, max(seq.num_prompt - start, 0))
-    return Part(seq.number, len(seq.tokens) - seq.num_prompt, start, length, prompt)
+    return Part(seq.number, len(seq.tokens) - seq.num_prompt, start, length, _of_prompt(chunk))
+
+
+def _of_prompt(chunk: Chunk) -> int:
+    """Its rows that are the prompt's."""
+    left = chunk.seq.num_prompt - chunk.start
+    return 0 if left <= 0 else min(chunk.length, left)
 
 
 def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     chunk, proposal, num_tokens = item.chunk, item.proposal, len(item.tokens)
-    seq, start, length, _ = chunk
-    made = allowance.made(seq, proposal)
+    seq, start, length, k = chunk
+    made = allowance.cut.get(seq, proposal)
+    source = "" if made.source in (main, EMPTY.source) else made.source
+    bounded = False
+    if seq.sources is not None:
+        k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
+    begin, prompt = len(seq.tokens) - seq.num_prompt - num_tokens, _of_prompt(chunk)
+    if not made.tokens:
+        return Part(
+            seq.number, begin, start, length, prompt, k,
+            tokens=num_tokens, finish=item.finish or "", bounded=bounded,
+        )  # fmt: skip
     tried, right = _compare(made, item)
-    source = made.source if made.source not in (main, EMPTY.source) else ""
     return Part(
         request=seq.number,
-        position=len(seq.tokens) - seq.num_prompt - num_tokens,
+        position=begin,
         context=start,
         rows=length,
-        prompt=min(length, max(seq.num_prompt - start, 0)),
-        k=0 if source else allowance.asked(chunk),
+        prompt=prompt,
+        k=k,
         drafted=len(made.tokens),
         proposed=proposal.num_candidates,
         accepted=item.num_accepted,
@@ -77,7 +91,7 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
         right=right,
         finish=item.finish or "",
         source=source,
-        bounded=not allowance.is_open(seq),
+        bounded=bounded,
         confidences=made.confidences[:tried],
         forced=_forced(item) if proposal.forced else (0, 0),
         depths=[] if proposal.is_chain else proposal.depths()[: proposal.num_candidates],
@@ -114,7 +128,7 @@ def measure(
 ) -> StepMetrics:
     """`gauges` with this step's sums filled in. `main`: the main proposer's name; `plain_seconds`:
     see KController."""
-    sampling = [part for part in record.parts if part.samples]
+    sampling = [part for part in record.parts if part.tokens or part.finish]
     size = len(sampling)
     gauges.seconds = seconds
     gauges.num_prompt_tokens = sum([part.prompt for part in record.parts])
