@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from engine.config import EngineConfig
 from engine.control.controller import Load
 from engine.control.modes import Modes, build_controller
+from engine.control.step_record import StepRecord
 from engine.grammar.compiler import Compiling
 from engine.messages import (
     Mode,
@@ -42,11 +43,11 @@ from engine.speculation.proposal import GRAMMAR
 from engine.speculation.proposer import Proposer
 from engine.step.acceptance import Acceptor, Sampled
 from engine.step.clock import Overhead, Stopwatch
-from engine.step.metrics import measure, observation
+from engine.step.observe import measure, observe
 from engine.step.profiling import profile_at_start
-from engine.step.recording import Recorder
 from engine.step.report import ending, introduction, report
 from engine.step.rounds import Rounds
+from engine.step.trace import open_trace
 
 
 class Engine:
@@ -97,15 +98,14 @@ class Engine:
         self._max_sequences = config.schedule.max_sequences
         free = build_free()
         self._allowance = Allowance(self._controller, main.name, free)
-        limits, leave = self._allowance.limits, self._allowance.leave
-        self._proposer = Cascade(main, free, limits=limits, leave=leave)
+        self._proposer = Cascade(main, free, limits=self._allowance.limits)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(measured)
         self._compiling = Compiling(
             lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
         )
-        self._num_steps = 0
+        self._num_steps = self._num_added = 0
         self._overhead = Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
         self.ready = introduction(
@@ -117,7 +117,7 @@ class Engine:
             k_max=self._controller.k_max,
             proposers=self._proposer.names,
         )
-        self._recorder = Recorder(config, self.ready, measured, stops=stops)
+        self._trace = open_trace(config, self.ready, measured, stops=stops)
 
     # -- between steps -----------------------------------------------------------------------
 
@@ -140,10 +140,12 @@ class Engine:
             params=submit.params,
             tokens=list(submit.prompt),
             num_prompt=len(submit.prompt),
+            number=self._num_added,
             arrival=submit.arrival,
             sources=self._sources(submit.params),
             follows_grammar=GRAMMAR in proposers_of(submit.params, self.ready),
         )
+        self._num_added += 1
         if submit.params.grammar is None:
             self._scheduler.add(seq)
         else:
@@ -197,11 +199,8 @@ class Engine:
         items = self._emit(sampled)
         seconds.emit = lap()
         self._num_steps += 1
-        plain = self._controller.plain_seconds
-        metrics = measure(plan, sampled, seconds, self.gauges(), plain)
-        agreed = self._proposer.agreements
-        self._recorder.take(plan, sampled, metrics, agreed, self._allowance.made)
-        self._adapt(plan, sampled, metrics, lap)
+        record, metrics = self._observe(plan, sampled, seconds)
+        self._adapt(record, lap)
         return Outputs(items, metrics)
 
     def _admit(self) -> None:
@@ -223,7 +222,6 @@ class Engine:
         plan = self._scheduler.schedule(self._allowance.want)
         for seq in plan.preempted:
             self._proposer.forget(seq)
-            self._allowance.forget(seq)
         seconds.schedule += lap()
         return plan
 
@@ -235,15 +233,13 @@ class Engine:
                 self._scheduler.commit(chunk, [], 0)
                 continue
             seq, item = chunk.seq, next(items)
-            proposal, accepted = item.proposal, item.num_accepted
-            seq.rounds += bool(item.tokens)
-            seq.proposed += proposal.num_candidates
-            seq.accepted += accepted
-            if proposal.source == PREDICTION:
-                seq.predicted += proposal.num_candidates
+            proposed, accepted = item.proposal.num_candidates, item.num_accepted
+            predicted = proposed if item.proposal.source == PREDICTION else 0
             if item.tokens:
                 self._cache.straighten(seq.blocks, seq.num_tokens, item.path[:accepted])
-                self._scheduler.commit(chunk, item.tokens, accepted)
+                self._scheduler.commit(
+                    chunk, item.tokens, accepted, num_proposed=proposed, num_predicted=predicted
+                )
         for item in sampled:
             if item.finish is not None:
                 self._scheduler.finish(item.chunk.seq, item.finish)
@@ -252,28 +248,36 @@ class Engine:
     def _emit(self, sampled: list[Sampled]) -> list[Output]:
         return self._take_pending() + [report(item) for item in sampled]
 
-    def _adapt(
-        self, plan: StepPlan, sampled: list[Sampled], metrics: StepMetrics, lap: Stopwatch
-    ) -> None:
-        speculates, size = metrics.num_proposed > 0, len(plan.chunks)
-        main = self._allowance.learn(sampled)
-        agreed = self._proposer.agreements if self._controller.uses_hindsight else ()
-        overhead = self._overhead.seconds(size, speculates=speculates)
-        self._controller.update(observation(plan, sampled, metrics.seconds, main, agreed, overhead))
-        for item in sampled:
-            if item.finish is not None:
-                self._allowance.forget(item.chunk.seq)
-        settled = self._controller.reason in ("pays", "off", "fixed")
-        self._overhead.end(
-            lap, size, speculates=speculates, settled=settled, heard=False, goes_on=self.has_work
+    def _observe(
+        self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds
+    ) -> tuple[StepRecord, StepMetrics]:
+        controller = self._controller
+        record = observe(
+            plan,
+            sampled,
+            seconds,
+            reason=controller.reason,
+            num_waiting=len(self._scheduler.waiting),
+            proposer=self._proposer,
+            allowance=self._allowance,
+            overhead=self._overhead,
         )
+        main, plain = self._proposer.name, controller.plain_seconds
+        metrics = measure(record, plan, seconds, self.gauges(), main=main, plain_seconds=plain)
+        return record, metrics
+
+    def _adapt(self, record: StepRecord, lap: Stopwatch) -> None:
+        self._controller.update(record)
+        if self._trace is not None:
+            self._trace.write(record)
+        usual = self._controller.reason in ("pays", "off", "fixed")
+        self._overhead.end(lap, usual=usual, more=self.has_work)
 
     def _hears(self) -> bool:
-        """Whether anybody is told what the drafter finds out in hindsight."""
-        return self._controller.uses_hindsight or self._recorder.is_open
+        """Whether anybody wants to know what the drafter finds out in hindsight."""
+        return self._controller.uses_hindsight or self._trace is not None
 
     def _leave(self, seq: Sequence) -> None:
-        self._allowance.forget(seq)
         self._proposer.forget(seq)
         self._processor.forget(seq)
         self._ids.discard(seq.id)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.control.acceptance import Confidences, ProposalModel
-from engine.control.controller import Load, StepObservation
+from engine.control.controller import Load
 from engine.control.cost_model import CostModel
 from engine.control.exploration import Exploration
 from engine.control.goodput import Goodput
 from engine.control.profile import Profile
+from engine.control.step_record import StepRecord
 from engine.messages import Estimates, Reason
 
 _FEW = 12  # sequences, up to which single confidences decide on one more draft step
@@ -201,10 +202,10 @@ class AdaptiveK:
 
     # -- afterwards --------------------------------------------------------------------------------
 
-    def update(self, observation: StepObservation) -> None:
+    def update(self, record: StepRecord) -> None:
         """Learn from the step that the last choice led to: of the outcomes of all, once several are
         known; of the rest, from one step in so many."""
-        seen, probe = observation, self._explore.round == "probe"
+        seen, probe = record, self._explore.round == "probe"
         outcomes, confidences = seen.outcomes, seen.confidences
         if probe and self._probes_few:
             asked = [i for i, outcome in enumerate(outcomes) if outcome.offered]
@@ -222,7 +223,7 @@ class AdaptiveK:
         if seen.outcomes:
             self._caught_up = seen.k > 0 and not probe
 
-    def _learn(self, seen: StepObservation, *, decode: bool) -> None:
+    def _learn(self, seen: StepRecord, *, decode: bool) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if explore.probes and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
@@ -250,7 +251,7 @@ class AdaptiveK:
         self._chosen = max(self._chosen, _DWELL_LAST)
         return True
 
-    def _lost(self, seen: StepObservation) -> float:
+    def _lost(self, seen: StepRecord) -> float:
         """Seconds that the step took beyond those in which its tokens come in usual steps."""
         if self._explore.round == "usual" or not self._goodput.present:
             return 0.0

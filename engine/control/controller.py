@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.control.acceptance import Confidences, Outcome
+from engine.control.acceptance import Confidences
 from engine.control.profile import Profile
+from engine.control.step_record import StepRecord
 from engine.messages import Estimates, Reason
 
 _LIKELIER_THAN_NOT = 0.5
-_SMALL = 4  # one row of a prompt in so many rows hardly shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,45 +25,6 @@ class Load:
 
     num_sequences: int
     length: Callable[[], float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepObservation:
-    """What one step did and took. `rows`: positions that the target computed; `tokens`: that were
-    generated; `prompt_rows`: of the rows, those of prompts beyond the one that samples; `context`:
-    tokens of all sequences before these rows, if that is known. The three times are disjoint parts
-    of the step.
-
-    The rest is of the main proposer alone, and of sequences that no look-up served. `k`: the
-    largest asked of it. `outcomes`: one for each of them. `confidences`: for each, those of its
-    tried guesses (empty: the proposer tells none). `agreements`: for each of some sequences,
-    (confidence, right) at positions in a row, of guesses that it would have made there, found out
-    in hindsight. `num_drafting`: sequences that it drafted for; None: all of them; 0: the time of
-    drafting says nothing, since some had to catch up."""
-
-    num_sequences: int
-    rows: int
-    k: int
-    tokens: int
-    outcomes: Sequence[Outcome]
-    draft_seconds: float
-    target_seconds: float
-    host_seconds: float
-    prompt_rows: int = 0
-    num_drafting: int | None = None
-    confidences: Confidences = ()
-    agreements: Sequence[Sequence[tuple[float, bool]]] = ()
-    context: int | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole step."""
-        return self.draft_seconds + self.target_seconds + self.host_seconds
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether prompts are so small a part of it that it costs what its rows cost."""
-        return _SMALL * self.prompt_rows <= self.rows
 
 
 class KController(Protocol):
@@ -126,7 +87,7 @@ class KController(Protocol):
         """What it believed at the last choice, for the front end."""
         ...
 
-    def update(self, observation: StepObservation) -> None:
+    def update(self, record: StepRecord) -> None:
         """Learn from the step that the last choice led to."""
         ...
 
@@ -169,5 +130,5 @@ class FixedK:
     def estimates(self) -> Estimates:
         return Estimates(k=self.k_max, reason=self.reason)
 
-    def update(self, observation: StepObservation) -> None:
+    def update(self, record: StepRecord) -> None:
         return None

@@ -14,8 +14,8 @@ from math import exp, log
 import numpy as np
 
 from engine.control.acceptance import Array
-from engine.control.controller import StepObservation
 from engine.control.profile import CONTEXT, Points, Profile
+from engine.control.step_record import StepRecord
 
 # Variances of log-seconds: of one measurement; before any was seen of a size, of a batch size and
 # of the machine; what the machine's factor does in a round.
@@ -259,21 +259,20 @@ class CostModel:
         start, token = self._plain[sequences]
         return max(start + token * context, 0.0)
 
-    def learn(self, seen: StepObservation, *, caught_up: bool) -> None:
+    def learn(self, seen: StepRecord, *, caught_up: bool) -> None:
         """From a step of decoding; `caught_up`: the drafter had nothing to catch up with."""
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
-        if seen.context is not None:
-            self._length = seen.context / sequences
+        self._length = seen.context / sequences
         self._target.update(seen.rows, sequences, seen.target_seconds, self._more(sequences, 0))
         if not seen.prompt_rows:
             self._learn_host(seen, drafted=steps > 0 or seen.rows > sequences)
-            drafting = sequences if seen.num_drafting is None else seen.num_drafting
+            drafting = seen.num_drafting
             if steps and caught_up and drafting:
                 seconds = exp(-self._target.now) * seen.draft_seconds
                 seconds = max(seconds - steps * self._more(drafting, 1), 0.0)
                 self._draft_line(drafting).update(steps, seconds / self._draft_unit(drafting))
 
-    def _learn_host(self, seen: StepObservation, *, drafted: bool) -> None:
+    def _learn_host(self, seen: StepRecord, *, drafted: bool) -> None:
         sequences = seen.num_sequences
         line = self._host.setdefault((sequences.bit_length(), drafted), Line(_ROW, stiffness=0.25))
         seconds = exp(-self._target.now) * seen.host_seconds

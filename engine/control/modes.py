@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from engine.config import SpeculationConfig
 from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import (
-    FixedK,
-    KController,
-    Load,
-    StepObservation,
-)
+from engine.control.controller import FixedK, KController, Load
 from engine.control.profile import Profile
+from engine.control.step_record import StepRecord
 from engine.errors import ConfigError
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
 
@@ -101,14 +98,13 @@ class Modes:
     def plain_seconds(self, sequences: int, context: int) -> float:
         return self._configured.plain_seconds(sequences, context)
 
-    def update(self, observation: StepObservation) -> None:
+    def update(self, record: StepRecord) -> None:
         if not self._asked:
             return
         if self._mode != "auto":
             # A single one stands behind a proposal whose length the configured did not choose.
-            stretches = [each for each in observation.agreements if len(each) > 1]
-            observation = replace(observation, agreements=stretches)
-        self._configured.update(observation)
+            record = replace(record, hindsight=[a for a in record.hindsight if len(a.guesses) > 1])
+        self._configured.update(record)
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played, in which mode, and why."""

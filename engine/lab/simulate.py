@@ -12,7 +12,6 @@ from 5000 on are the test: look at them once, after the last change.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
 from collections.abc import Sequence
@@ -22,32 +21,29 @@ from pathlib import Path
 from statistics import median
 
 from engine.arguments import Parser, exit_code, number, show, whole
-from engine.lab.files import writable, write_text
-from engine.lab.replay.policies import ALLOWED, build_policy
-from engine.lab.replay.reactions import after_drop, back_from_off
-from engine.lab.replay.run import MOST_CHARGE, geometric_mean
-from engine.lab.replay.scores import References, Score, play, references
-from engine.lab.replay.worlds import random_world
+from engine.control.controller import FixedK
+from engine.lab.files import writable, write_json
+from engine.lab.replay.play import MOST_CHARGE, Noise, Player
+from engine.lab.replay.scores import (
+    ALLOWED,
+    Score,
+    best_of,
+    build_policy,
+    geometric_mean,
+    oracle_of,
+)
+from engine.lab.replay.worlds import NOISE, random_world
 
 _SLOWER = 1.02  # than K = 0: what a world may not be
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is played in each world."""
-
-    policies: tuple[str, ...]
-    k_max: int
-    charge: float
-
-
 @dataclass(slots=True)
 class Played:
-    """One world."""
+    """One world: every fixed K, and each policy with what its rounds took it: batch, seconds."""
 
     number: int
-    known: References
-    scores: dict[str, Score]
+    fixed: list[Score]
+    policies: list[tuple[Score, list[tuple[int, float]]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,21 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(parsed: argparse.Namespace) -> str:
     """The text to print; figures are written on the way. Raises EngineError."""
-    policies = tuple(dict.fromkeys(parsed.policy or ["adaptive"]))
-    task = Task(policies, parsed.k_max, parsed.charge)
+    names = list(dict.fromkeys(parsed.policy or ["adaptive"]))
     writable({"--json": parsed.json})
-    for name in policies:
-        build_policy(name, task.k_max)
+    for name in names:
+        build_policy(name, parsed.k_max)
     numbers = range(parsed.first, parsed.first + parsed.worlds)
+    task = partial(play_world, names=names, k_max=parsed.k_max, charge=parsed.charge)
     with multiprocessing.Pool(parsed.processes) as pool:
-        played = pool.map(partial(play_world, task=task), numbers, chunksize=1)
-        lines = table(played, task)
-        if parsed.each:
-            lines += each(played)
-        if parsed.reactions:
-            lines += pool.starmap(reaction, [(task, name, parsed.reactions) for name in policies])
+        played = pool.map(task, numbers, chunksize=1)
+    charged = f"its own time counted {parsed.charge:g} times" if parsed.charge else "own time free"
+    lines = [
+        f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; {charged}",
+        *table(played),
+    ]
+    if parsed.each:
+        lines += each(played)
     if parsed.json:
-        write_text(parsed.json, json.dumps(as_json(played)) + "\n")
+        write_json(parsed.json, as_json(played))
     return "\n".join(lines)
 
 
@@ -95,10 +93,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--charge", type=number(0, MOST_CHARGE), default=0.0, metavar="TIMES",
         help="count the controller's own measured time so many times in the worlds' clock (0)",
     )  # fmt: skip
-    parser.add_argument(
-        "--reactions", type=whole(0, 10**6), default=20, metavar="SEEDS",
-        help="runs of each of the two changes that a policy must react to (20; 0: none)",
-    )  # fmt: skip
     parser.add_argument("--each", action="store_true", help="a line for each world as well")
     parser.add_argument(
         "--processes", type=whole(1, 1024), default=2, metavar="N", help="worlds at a time (2)"
@@ -107,68 +101,55 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def play_world(number: int, task: Task) -> Played:
-    """All policies and references in one world."""
+def play_world(number: int, names: Sequence[str], k_max: int, charge: float) -> Played:
+    """All policies and every fixed K in one world."""
     world = random_world(number)
-    scores = {
-        name: play(world, build_policy(name, task.k_max), charge=task.charge)
-        for name in task.policies
-    }
-    return Played(number, references(world, task.k_max), scores)
+    fixed = [world.score(f"K={k}", Player(FixedK(k), world.machine)) for k in range(k_max + 1)]
+    policies = []
+    for name in names:
+        controller = build_policy(name, k_max)
+        controller.profile(world.profiled.profile())
+        noise = Noise(NOISE, world.seed)
+        player = Player(controller, world.machine, noise=noise, charge=charge)
+        policies.append((world.score(name, player), player.took))
+    return Played(number, fixed, policies)
 
 
-def table(played: Sequence[Played], task: Task) -> list[str]:
+def table(played: Sequence[Played]) -> list[str]:
     """A line for each policy and reference."""
-    numbers = f"{played[0].number} to {played[-1].number}"
-    charged = f"its own time counted {task.charge:g} times" if task.charge else "its own time free"
     lines = [
-        f"{len(played)} worlds, {numbers}; K up to {task.k_max}; {charged}",
         "time relative to a reference: geometric mean (worst world); negative is faster",
         f"{'policy':28s} {'vs K=0':>18s} {'vs best fixed K':>18s} {'vs phase oracle':>18s}"
-        f" {'vs clairvoyant':>18s} {'>2% slower':>10s} {'switches/1k':>12s}"
-        f" {'us, B=1':>9s} {'us, B=32':>9s}",
+        f" {'>2% slower':>10s} {'switches/1k':>12s} {'us, B=1':>9s} {'us, B=32':>9s}",
     ]
-    for name in task.policies:
-        scores = [world.scores[name] for world in played]
-        lines.append(_line(name, [score.total for score in scores], played) + _habits(scores))
-    for name, seconds in (
-        ("best fixed K in hindsight", [world.known.best_fixed for world in played]),
-        ("oracle: best K by phase", [world.known.oracle for world in played]),
-        ("clairvoyant: knows all hits", [sum(world.known.clairvoyant) for world in played]),
-    ):
-        lines.append(_line(name, seconds, played))
-    return lines
+    for found in zip(*(world.policies for world in played), strict=True):
+        scores = [score for score, _ in found]
+        rounds = sum(sum(score.rounds) for score in scores)
+        switches = 1000 * sum(score.switches for score in scores) / rounds
+        rounds_of = [took for _, each in found for took in each]
+        took = [_median([s for size, s in rounds_of if size == batch]) for batch in (1, 32)]
+        lines.append(f"{_line(scores, played)} {switches:12.0f} {' '.join(took)}")
+    best, oracle = ([f(world.fixed) for world in played] for f in (best_of, oracle_of))
+    best = [Score("best fixed K in hindsight", score.seconds) for score in best]
+    return [*lines, _line(best, played), _line(oracle, played)]
 
 
-def _line(name: str, seconds: Sequence[float], played: Sequence[Played]) -> str:
-    known = [world.known for world in played]
-    cells = [
-        _ratio(seconds, [each.plain for each in known]),
-        _ratio(seconds, [each.best_fixed for each in known]),
-        _ratio(seconds, [each.oracle for each in known]),
-        _ratio(seconds, [sum(each.clairvoyant) for each in known]),
-    ]
-    slower = sum(s > _SLOWER * each.plain for s, each in zip(seconds, known, strict=True))
-    return f"{name:28s} {' '.join(cells)} {slower:4d} of {len(seconds):3d}"
+def _line(scores: Sequence[Score], played: Sequence[Played]) -> str:
+    plain = [world.fixed[0] for world in played]
+    references = (plain, [best_of(w.fixed) for w in played], [oracle_of(w.fixed) for w in played])
+    cells = [_ratio(scores, reference) for reference in references]
+    slower = sum(s.total > _SLOWER * p.total for s, p in zip(scores, plain, strict=True))
+    return f"{scores[0].name:28s} {' '.join(cells)} {slower:4d} of {len(scores):3d}"
 
 
-def _ratio(seconds: Sequence[float], reference: Sequence[float]) -> str:
-    ratios = [a / b for a, b in zip(seconds, reference, strict=True)]
+def _ratio(scores: Sequence[Score], reference: Sequence[Score]) -> str:
+    ratios = [a.total / b.total for a, b in zip(scores, reference, strict=True)]
     mean, worst = geometric_mean(ratios) - 1, max(ratios) - 1
     return f"{100 * mean:+7.1f}% ({100 * worst:+6.1f}%)"
 
 
-def _habits(scores: Sequence[Score]) -> str:
-    pairs = max(sum(score.pairs for score in scores), 1)
-    switches = 1000 * sum(score.switches for score in scores) / pairs
-    regime = 1000 * sum(score.regime_switches for score in scores) / pairs
-    alone = _took([seconds for score in scores for seconds in score.alone_seconds])
-    many = _took([seconds for score in scores for seconds in score.controller_seconds])
-    return f" {switches:5.0f} ({regime:4.0f}) {alone} {many}"
-
-
-def _took(seconds: Sequence[float]) -> str:
-    """Microseconds, the median."""
+def _median(seconds: Sequence[float]) -> str:
+    """In microseconds."""
     return f"{1e6 * median(seconds):9.0f}" if seconds else f"{'-':>9s}"
 
 
@@ -179,40 +160,32 @@ def each(played: Sequence[Played]) -> list[str]:
         "each world: ridge, draft step; batch and acceptance by phase; vs best fixed K, oracle",
     ]
     for world in played:
-        spec, known = random_world(world.number), world.known
-        phases = " ".join(f"{p.batch}x{p.acceptance[0]:.2f}" for p in spec.phases)
+        spec, best, oracle = (
+            random_world(world.number),
+            best_of(world.fixed),
+            oracle_of(world.fixed),
+        )
+        phases = " ".join(f"{p.batch}x{p.acceptance:.2f}" for p in spec.phases)
         step = spec.machine.draft_step / spec.machine.weights
         facts = (
             f"{world.number}: {spec.machine.ridge:4.0f} {100 * step:3.0f}% blur {spec.text.blur:g}"
         )
         found = " | ".join(
-            f"{100 * (score.total / known.best_fixed - 1):+6.1f}%"
-            f" {100 * (score.total / known.oracle - 1):+6.1f}%"
-            for score in world.scores.values()
+            f"{100 * (score.total / best.total - 1):+6.1f}%"
+            f" {100 * (score.total / oracle.total - 1):+6.1f}%"
+            for score, _ in world.policies
         )
         lines.append(f"{facts}  {phases:36s} {found}")
     return lines
 
 
-def reaction(task: Task, name: str, seeds: int) -> str:
-    """A line on how fast a policy reacts: median rounds, and the worst."""
-    build = partial(build_policy, name, task.k_max)
-    drops = [after_drop(build, seed) for seed in range(seeds)]
-    backs = [back_from_off(build, seed) for seed in range(seeds)]
-    return (
-        f"{name}: after a drop .9 to .3 at B=4 {median(drops):.0f} rounds (worst {max(drops)}),"
-        f" back from off at B=32 {median(backs):.0f} rounds (worst {max(backs)}); {seeds} runs each"
-    )
-
-
 def as_json(played: Sequence[Played]) -> list[dict[str, object]]:
-    """Seconds by world, policy and reference."""
+    """Seconds by world, policy and phase."""
     return [
         {
             "world": world.number,
-            "fixed": world.known.fixed,
-            "clairvoyant": world.known.clairvoyant,
-            "policies": {name: score.seconds for name, score in world.scores.items()},
+            "fixed": [score.seconds for score in world.fixed],
+            "policies": {score.name: score.seconds for score, _ in world.policies},
         }
         for world in played
     ]

@@ -187,14 +187,21 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------
 
-    def commit(self, chunk: Chunk, tokens: list[int], num_accepted: int) -> None:
+    def commit(
+        self,
+        chunk: Chunk,
+        tokens: list[int],
+        num_accepted: int,
+        *,
+        num_proposed: int = 0,
+        num_predicted: int = 0,
+    ) -> None:
         """Take the result of one chunk, before anything else happens to its sequence.
 
         `tokens` are appended: accepted guesses and one more, already cut at a stop token and at
         `room`; none for a chunk that does not sample. `num_accepted` guesses have their KV in order
         behind the chunk. The drafter's plane is valid as far as the proposer itself said in
-        `num_draft_computed`, but not beyond what was accepted. The counters `rounds`, `proposed`
-        and `accepted` are the caller's.
+        `num_draft_computed`, but not beyond what was accepted. `num_predicted`: of the proposed.
         """
         pool = self.pool
         seq, start, length, _ = chunk
@@ -203,6 +210,10 @@ class Scheduler:
         assert not tokens or start + length == len(seq.tokens)
         assert len(tokens) <= self.room(seq)
         seq.tokens.extend(tokens)
+        seq.rounds += bool(tokens)
+        seq.proposed += num_proposed
+        seq.accepted += num_accepted
+        seq.predicted += num_predicted
         total = len(seq.tokens)
         seq.num_computed = min(start + length + num_accepted, total - 1)
         seq.num_draft_computed = min(seq.num_draft_computed, seq.num_computed)

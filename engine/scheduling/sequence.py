@@ -24,6 +24,7 @@ class Sequence:
     params: SamplingParams
     tokens: list[int]
     num_prompt: int
+    number: int = 0  # in order of arrival
     arrival: float = 0.0
     num_computed: int = 0  # positions whose target KV is valid
     num_draft_computed: int = 0  # the same for the drafter's plane

@@ -25,24 +25,14 @@ Limits = Callable[[Sequence], Mapping[str, int] | None]
 
 class Cascade(Proposer):
     """`limits` says how many guesses each proposer may make for a sequence, by the
-    names in `Sequence.sources`, which must all be known here; None: it is left to the main one.
-    `leave` is told of each that comes to the main one because those before it, though they might
-    guess, had nothing to say."""
+    names in `Sequence.sources`, which must all be known here; None: it is left to the main one."""
 
-    def __init__(
-        self,
-        main: Proposer,
-        free: Seq[Proposer],
-        *,
-        limits: Limits,
-        leave: Callable[[Sequence], None],
-    ) -> None:
+    def __init__(self, main: Proposer, free: Seq[Proposer], *, limits: Limits) -> None:
         self.name = main.name
         self.follows_grammar = main.follows_grammar
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
         self._limits = limits
-        self._leave = leave
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,17 +40,19 @@ class Cascade(Proposer):
         return (*self._free, self._main.name)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        self.forward_seconds, self.agreements = 0.0, ()
+        """As proposer.Proposer."""
+        self.forward_seconds, self.catch_up_rows, self.agreements = 0.0, 0, ()
         if not any(chunk.k for chunk in chunks):
             return [EMPTY] * len(chunks)
         if any(self._limits(chunk.seq) is not None for chunk in chunks):
             return self._each(chunks)
         return self._ask(chunks)
 
-    def hear(self) -> None:
+    def take_over(self) -> None:
         """Take over what the main proposer found out when it was asked past this."""
-        self.forward_seconds = self._main.forward_seconds
-        self.agreements = self._main.agreements
+        main = self._main
+        self.forward_seconds, self.catch_up_rows = main.forward_seconds, main.catch_up_rows
+        self.agreements = main.agreements
 
     def forget(self, seq: Sequence) -> None:
         self._main.forget(seq)
@@ -87,7 +79,7 @@ class Cascade(Proposer):
 
     def _ask(self, chunks: Seq[Chunk]) -> list[Proposal]:
         proposals = self._main.propose(chunks)
-        self.hear()
+        self.take_over()
         return proposals
 
     def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:
@@ -95,12 +87,9 @@ class Cascade(Proposer):
         limits = self._limits(chunk.seq)
         if limits is None:
             return EMPTY, chunk.k
-        silent = False
         for name in chunk.seq.sources or ():
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
-                if silent:
-                    self._leave(chunk.seq)
                 return EMPTY, k
             if k:
                 [proposal] = self._free[name].propose([_asking(chunk, k)])
@@ -108,7 +97,6 @@ class Cascade(Proposer):
                     proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
-                silent = True
         return EMPTY, 0
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from engine.control.step_record import Agreement
 from engine.model.chain_graphs import Found, read_chains
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
@@ -35,7 +36,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.speculation.drafts import Draft, DraftForwards, chain_keys, drafts_of, starts_of
 from engine.speculation.hindsight import agreements, judged_rows
 from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Agreement, Proposer
+from engine.speculation.proposer import Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class DraftModelProposer(Proposer):
         """One chain per sampling chunk with k > 0; shorter than k where it ends in a token that
         would stop the sequence, where nothing could be drawn, and where `goes_on` says that more
         do not pay. Blocks for `num_tokens + k` positions must be reserved."""
-        self.agreements, self._forwards.seconds = (), 0.0
+        forwards = self._forwards
+        self.agreements, forwards.seconds, forwards.catch_up_rows = (), 0.0, 0
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
             draft.follow_grammar()
@@ -105,7 +107,7 @@ class DraftModelProposer(Proposer):
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
                 break
             self._draw(live, self._forwards.extend(live))
-        self.forward_seconds = self._forwards.seconds
+        self.forward_seconds, self.catch_up_rows = forwards.seconds, forwards.catch_up_rows
         return [
             drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
@@ -134,6 +136,7 @@ class DraftModelProposer(Proposer):
         table = np.array(told[-1]).reshape(2, flight.steps, len(flight.drafts))
         self._take_chains(flight.drafts, read_chains(table.tolist()))
         self.forward_seconds = self._forwards.seconds
+        self.catch_up_rows = self._forwards.catch_up_rows
         return [draft.proposal(self.name) for draft in flight.drafts]
 
     def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:

@@ -99,7 +99,7 @@ def chain_keys(drafts: list[Draft]) -> list[Key | None]:
 
 class DraftForwards:
     """`vocab_size` is the target's; rows of the draft beyond it are cut off. `seconds` since they
-    were last set to 0. `hears`: as DraftModelProposer's."""
+    were last set to 0; `catch_up_rows` of the last `catch_up`. `hears`: as DraftModelProposer's."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class DraftForwards:
     ) -> None:
         assert max_step_tokens > 0
         self._hears = hears
-        self.seconds = 0.0
+        self.seconds, self.catch_up_rows = 0.0, 0
         self._runner = runner
         self._vocab_size = vocab_size
         self._max_step_tokens = max_step_tokens
@@ -123,9 +123,11 @@ class DraftForwards:
         segments: list[Segment] = []
         counts: list[int] = []
         judges = self._hears is None or self._hears()
+        self.catch_up_rows = 0
         for draft in drafts:
             seq = draft.seq
             start = min(seq.num_draft_computed, len(seq.tokens) - 1)
+            self.catch_up_rows += len(seq.tokens) - 1 - start
             count = 0
             if judges and not draft.tokens:
                 count = rows_to_judge(seq, start, draft.plain, self._vocab_size, len(drafts))

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from engine.control.step_record import Agreement
 from engine.sampling.plain import Plain, Rows
 from engine.scheduling.sequence import Sequence
-from engine.speculation.proposer import Agreement
 
 MOST_ROWS, MOST_OF_ALL = 32, 96  # of a sequence, and of all; so many tell enough
 
@@ -49,6 +49,7 @@ def agreements(asked: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[
     for seq, _, count, first, _ in asked:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
-        found.append(Agreement(seq, first, hits, list(leads[at : at + count])))
+        guesses = list(zip(leads[at : at + count], hits, strict=True))
+        found.append(Agreement(seq.number, first - seq.num_prompt, guesses))
         at += count
     return found

@@ -5,34 +5,25 @@ proposal never enters the output, only the number of steps it takes.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol
 
+from engine.control.step_record import Agreement
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Guesses that were found out without being verified: whether the proposer, asked afterwards,
-    would have guessed the committed tokens from position `start` on, and its confidences."""
-
-    seq: Sequence
-    start: int
-    hits: list[bool]
-    confidences: list[float]
-
-
 class Proposer(Protocol):
     """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
     k is 0 or the chunk does not sample). `follows_grammar`: it puts in by itself what a grammar
-    forces. `forward_seconds` is the time the last `propose` spent in model forwards, `agreements`
-    what it found out on the way."""
+    forces. Of the last `propose`: `forward_seconds` is the time spent in model forwards,
+    `catch_up_rows` what was run first of committed tokens, beyond one of each sequence, and
+    `agreements` what it found out on the way."""
 
     name: str
     follows_grammar: bool = False
     forward_seconds: float = 0.0
+    catch_up_rows: int = 0
     agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...

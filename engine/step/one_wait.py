@@ -71,7 +71,8 @@ class OneWait:
         sampled = _walked(plan, rows, proposals)
         own = [tokens[item.row : item.row + 1 + len(item.proposal)] for item in sampled]
         self._acceptor.walk(sampled, output, [None if UNSURE in part else part for part in own])
-        seconds.propose_forward = self._proposer.forward_seconds
+        self._cascade.take_over()
+        seconds.propose_forward = self._cascade.forward_seconds
         return sampled
 
     def _is_usual(self, chunk: Chunk) -> bool:

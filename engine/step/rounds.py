@@ -14,7 +14,6 @@ from engine.speculation.grammar import within_grammars
 from engine.speculation.proposer import Proposer
 from engine.step.acceptance import Acceptor, Sampled, segments
 from engine.step.clock import Stopwatch
-from engine.step.metrics import settle
 from engine.step.one_wait import OneWait
 
 
@@ -43,8 +42,6 @@ class Rounds:
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)
-        else:
-            self._proposer.hear()
         seconds.accept, seconds.verify_forward = lap(), self._runner.seconds
         settle(seconds)
         return sampled
@@ -59,3 +56,14 @@ class Rounds:
         output = self._runner.forward(segments(plan, proposals))
         seconds.verify = lap()
         return self._acceptor.accept(plan, proposals, output)
+
+
+def settle(seconds: StepSeconds) -> None:
+    """What a device still computed of the forwards, while the host had gone on to accept, is
+    counted as drafting and verification. On a CPU nothing moves."""
+    late = min(max(seconds.propose_forward - seconds.propose, 0.0), seconds.accept)
+    seconds.propose += late
+    seconds.accept -= late
+    late = min(max(seconds.verify_forward - seconds.verify, 0.0), seconds.accept)
+    seconds.verify += late
+    seconds.accept -= late

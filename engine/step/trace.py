@@ -1,30 +1,38 @@
-"""A trace: what steps did, without what was said. JSON lines: a header, then a line for each step.
+"""A trace: the StepRecord of each step, as the engine writes it where the operator asked for one.
+JSON lines: a header, then a line for each step.
 
-No token, no text, no name: sizes, seconds, the chosen K, and for each generated position whether a
-guess was right and how sure it was. Requests are numbers in order of arrival. Every line is
-complete once written; a reader takes this version and no other.
+No token, no text, no name: sizes, seconds, and for each generated position whether a guess was
+right and how sure it was. Every line is complete once written; a reader takes this version and no
+other.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
-from engine.control.profile import Profile
+from engine.config import EngineConfig
+from engine.control.profile import Points, Profile
+from engine.control.step_record import Depth, Part, Seconds, StepRecord
 from engine.errors import TraceError
+from engine.messages import Ready
 
-Points = list[tuple[int, float]]
+logger = logging.getLogger(__name__)
 
-FORMAT, VERSION = "foredraft trace", 1
-LONGEST = 1e6  # seconds of anything
-DEEPEST = 256  # guesses in a row
-_MOST_SURE = 1e6  # a confidence
-_MOST_ROWS = 1 << 20  # in a step
+Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # rows or sequences
+Times = list[tuple[Size, Seconds]]
+
+FORMAT, VERSION = "foredraft trace", 2
+_LONGEST = 1e6  # seconds of the host
 _FLUSH_BYTES = 1 << 16
 
 
@@ -35,21 +43,21 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     format: str = FORMAT
     version: int = VERSION
-    k_max: int
+    k_max: Depth
     proposer: str
     controller: str
     device: str
     dtype: str
-    max_step_tokens: int
+    max_step_tokens: Size
     stops: bool = True
-    target_profile: Points = []
-    draft_profile: Points = []
-    batch_profiles: dict[int, Points] = {}
+    target_profile: Times = []
+    draft_profile: Times = []
+    batch_profiles: dict[Size, Times] = {}
     padded: tuple[int, ...] = ()
 
     @property
     def profile(self) -> Profile:
-        """As the engine's controller was told, but for the host and the contexts."""
+        """As the engine's controller got it, but for the host and the contexts."""
         return Profile(
             target=self.target_profile,
             draft=self.draft_profile,
@@ -58,63 +66,18 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence in a step. `begin` tokens had been generated for it, of `context` in all;
-    `rows` committed positions were computed. `asked`: guesses that were allowed; `drafted` of them
-    were made and `verified` kept for the target's forward; `accepted` and one more became `tokens`.
-    `tried`: of the drafted, those whose fate became known, up to the first wrong one; `right` of
-    these were right. `own`: they were the main proposer's. Confidences are of the tried ones."""
-
-    request: int
-    begin: int
-    context: int
-    rows: int
-    asked: int = 0
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    tokens: int = 0
-    tried: int = 0
-    right: int = 0
-    finish: str = ""
-    own: bool = True
-    confidences: list[float] = []
-
-
-class Agreed(msgspec.Struct, frozen=True, array_like=True):
-    """Guesses found out without being verified, from generated position `begin` on."""
-
-    request: int
-    begin: int
-    hits: list[int]
-    confidences: list[float]
-
-
-class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One step: the K chosen for it and why, seconds of drafting, of the target's forward and of
-    the rest, and the queue behind it."""
-
-    k: int
-    reason: str
-    draft: float
-    target: float
-    host: float
-    waiting: int
-    parts: list[Part]
-    agreed: list[Agreed] = []
-
-
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A trace in memory."""
 
     header: Header
-    steps: list[Step]
+    steps: list[StepRecord]
 
 
 class Writer:
     """Appends to a new file; an existing one is left alone, the next free number is taken. Ends by
-    itself at `max_bytes` or when the file cannot be written. Raises TraceError when opened."""
+    itself at `max_bytes` or when the file cannot be written, with one line in the log. Raises
+    TraceError when opened."""
 
     def __init__(self, path: str, header: Header, *, max_bytes: int) -> None:
         self.path = _create(Path(path))
@@ -125,17 +88,20 @@ class Writer:
         self._add(self._encode(header))
         self.flush()
 
-    def write(self, step: Step) -> None:
-        """One more step, on disk after the next flush."""
+    def write(self, record: StepRecord) -> None:
+        """One more step; on disk at the latest when no sequence is left."""
         if self.ended:
             return
-        line = self._encode(step)
+        line = self._encode(_rounded(record))
         if len(line) + 1 > self._left:
             self.close("it has reached its size limit")
-            return
-        self._add(line)
-        if len(self._pending) >= _FLUSH_BYTES:
-            self.flush()
+        else:
+            self._add(line)
+            idle = not record.num_waiting and all(part.finish for part in record.parts)
+            if idle or len(self._pending) >= _FLUSH_BYTES:
+                self.flush()
+        if self.ended:
+            logger.warning("no more steps are recorded in %s: %s", self.path, self.ended)
 
     def flush(self) -> None:
         """Hand what is pending to the system."""
@@ -156,6 +122,61 @@ class Writer:
         self._pending += line
         self._pending += b"\n"
         self._left -= len(line) + 1
+
+
+def open_trace(
+    config: EngineConfig, ready: Ready, measured: Profile, *, stops: bool
+) -> Writer | None:
+    """The writer, if `speculation.trace` names a file. `measured`: at start; `stops`: as in Header.
+    Raises TraceError."""
+    said = config.speculation
+    if said.trace is None:
+        return None
+    header = Header(
+        k_max=ready.k_max,
+        proposer=ready.proposer,
+        controller=ready.controller,
+        device=ready.device,
+        dtype=ready.dtype,
+        max_step_tokens=config.schedule.max_step_tokens,
+        stops=stops,
+        target_profile=_points(measured.target),
+        draft_profile=_points(measured.draft),
+        batch_profiles={n: _points(own) for n, own in measured.batches.items()},
+        padded=tuple(measured.padded),
+    )
+    writer = Writer(said.trace, header, max_bytes=int(said.trace_mib * (1 << 20)))
+    logger.info("recording steps in %s", writer.path)
+    return writer
+
+
+def _points(points: Points) -> Times:
+    return [(size, _short(seconds)) for size, seconds in points]
+
+
+def _short(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")
+
+
+def _rounded(record: StepRecord) -> StepRecord:
+    return replace(
+        record,
+        draft_seconds=_short(record.draft_seconds),
+        target_seconds=_short(record.target_seconds),
+        host_seconds=_short(record.host_seconds),
+        overhead_seconds=_short(record.overhead_seconds),
+        parts=[
+            replace(part, confidences=[_short(sure) for sure in part.confidences])
+            if part.confidences
+            else part
+            for part in record.parts
+        ],
+        hindsight=[
+            replace(found, guesses=[(_short(sure), hit) for sure, hit in found.guesses])
+            for found in record.hindsight
+        ],
+    )
 
 
 def _create(path: Path) -> Path:
@@ -181,8 +202,8 @@ def read_trace(path: Path) -> Trace:
     except OSError as error:
         raise TraceError(f"trace {os.fspath(path)!r} cannot be read: {error.strerror}") from None
     name = os.fspath(path)
-    if not lines[0]:
-        raise TraceError(f"{name!r} is no trace: it is empty" if len(lines) == 1 else _not(name))
+    if lines == [b""]:
+        raise TraceError(f"{name!r} is no trace: it is empty")
     if lines.pop():
         raise TraceError(
             f"line {len(lines) + 1} of trace {name!r} is cut off; remove it to replay the others"
@@ -196,41 +217,26 @@ def _header(name: str, line: bytes) -> Header:
         said = msgspec.json.decode(line)
         if said["format"] != FORMAT:
             raise TraceError(_not(name))
-        if said["version"] != VERSION:
-            raise TraceError(
-                f"trace {name!r} is of version {said['version']!r:.20}; this program reads version"
-                f" {VERSION}"
-            )
-        header = msgspec.convert(said, Header, str_keys=True)
+        version = said["version"]
     except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError):
         raise TraceError(_not(name)) from None
-    if wrong := _wrong(header):
-        raise TraceError(f"the first line of trace {name!r} contradicts itself: {wrong}")
+    if version != VERSION:
+        raise TraceError(
+            f"trace {name!r} is of version {version!r:.20}; this program reads version {VERSION}"
+        )
+    try:
+        header = msgspec.convert(said, Header, str_keys=True)
+    except msgspec.MsgspecError as error:
+        raise TraceError(f"the first line of trace {name!r} is no header: {error}") from None
+    profiles = [header.target_profile, header.draft_profile, *header.batch_profiles.values()]
+    repeats = any(len(dict(points)) < len(points) for points in profiles)
+    if repeats or not all(a < b for a, b in pairwise((0, *header.padded))):
+        raise TraceError(f"the first line of trace {name!r} contradicts itself")
     return header
 
 
-def _wrong(header: Header) -> str:
-    """What no engine writes there, if anything."""
-    if not 0 <= header.k_max <= DEEPEST:
-        return f"k_max must be from 0 to {DEEPEST}, but is {header.k_max}"
-    if not 1 <= header.max_step_tokens <= _MOST_ROWS:
-        return f"max_step_tokens must be from 1 to {_MOST_ROWS}, but is {header.max_step_tokens}"
-    profiles = [header.target_profile, header.draft_profile, *header.batch_profiles.values()]
-    for size, seconds in [point for points in profiles for point in points]:
-        if not (1 <= size <= _MOST_ROWS and 0 <= seconds <= LONGEST):
-            return f"a profile says {seconds:g} seconds for {size} rows"
-    for points in profiles:
-        if len({size for size, _ in points}) < len(points):
-            return "a profile has two times for a size"
-    if not all(a < b for a, b in pairwise((0, *header.padded))):
-        return "numbers of rows that forwards are padded to do not rise"
-    if not all(1 <= n <= _MOST_ROWS for n in header.batch_profiles):
-        return "a profile is of no sequences"
-    return ""
-
-
-def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[Step]:
-    decoder = msgspec.json.Decoder(Step)
+def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[StepRecord]:
+    decoder = msgspec.json.Decoder(StepRecord)
     for number, line in enumerate(lines, start=2):
         try:
             step = decoder.decode(line)
@@ -241,36 +247,22 @@ def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[Step]:
         yield step
 
 
-def _consistent(step: Step, most: int) -> bool:
+def _consistent(step: StepRecord, most: int) -> bool:
     """Whether counts fit each other, as those of a recorded step do; `most` rows were allowed,
     besides one for each sequence."""
-    seconds = (step.draft, step.target, step.host)
-    rows = sum(part.rows + part.verified for part in step.parts)
     return (
-        all(0 <= each <= LONGEST for each in seconds)
-        and rows <= most + len(step.parts)
+        max(abs(step.host_seconds), abs(step.overhead_seconds)) <= _LONGEST
+        and step.rows <= most + len(step.parts)
         and all(_possible(part) for part in step.parts)
-        and all(
-            found.begin >= 0
-            and len(found.hits) == len(found.confidences)
-            and _are_sure(found.confidences)
-            for found in step.agreed
-        )
     )
 
 
 def _possible(part: Part) -> bool:
     return (
-        min(part.begin, part.context, part.rows, part.right) >= 0
-        and 0 <= part.accepted <= part.verified <= part.drafted <= DEEPEST
+        part.accepted <= part.proposed <= part.drafted
         and part.right <= part.tried <= part.tokens <= part.accepted + 1
         and (not part.confidences or len(part.confidences) >= part.tried)
-        and _are_sure(part.confidences)
     )
-
-
-def _are_sure(confidences: list[float]) -> bool:
-    return all(abs(sure) <= _MOST_SURE for sure in confidences)
 
 
 def _not(name: str) -> str:

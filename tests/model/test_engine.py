@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.control.controller import FixedK, Load, StepObservation
+from engine.control.controller import FixedK, Load
+from engine.control.step_record import StepRecord
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
@@ -211,8 +212,8 @@ def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, 
 
         rows: ClassVar[list[int]] = []
 
-        def update(self, observation: StepObservation) -> None:
-            self.rows.append(observation.rows)
+        def update(self, record: StepRecord) -> None:
+            self.rows.append(record.rows)
 
     class Counted:
         """The engine's own runner, which counts rows."""

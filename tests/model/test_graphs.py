@@ -27,7 +27,7 @@ from engine.model.timing import DeviceTimer
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, gumbel
 from engine.scheduling.segment import Segment, Start
-from engine.step.metrics import settle
+from engine.step.rounds import settle
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
 from tests.support.reference import Reference

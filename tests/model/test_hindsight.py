@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.control.step_record import Agreement
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
@@ -16,7 +17,6 @@ from engine.scheduling.sequence import Sequence
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.hindsight import MOST_OF_ALL, MOST_ROWS
 from engine.speculation.proposal import Proposal
-from engine.speculation.proposer import Agreement
 from tests.model.test_draft_model import BLOCK, VOCAB, Blocks, decode, proposer_on, sequence
 from tests.support.fake_runner import FakeRunner, Runner
 
@@ -56,12 +56,17 @@ def go_on(seq: Sequence, count: int, make: MakeRunner, rng: random.Random) -> No
         seq.tokens.append(token if rng.random() < 0.5 else rng.randrange(VOCAB))
 
 
-def hold(found: Agreement, make: MakeRunner) -> None:
+def hold(found: Agreement, seq: Sequence, make: MakeRunner) -> None:
     """Each of its positions, drawn afresh."""
-    for i, (hit, confidence) in enumerate(zip(found.hits, found.confidences, strict=True)):
-        fresh = drawn(found.seq, found.start + i, make)
-        assert hit == (fresh.tokens == [found.seq.tokens[found.start + i]])
+    for i, (confidence, hit) in enumerate(found.guesses, start=start_of(found, seq)):
+        fresh = drawn(seq, i, make)
+        assert hit == (fresh.tokens == [seq.tokens[i]])
         assert confidence == pytest.approx(fresh.confidences[0], abs=1e-3)
+
+
+def start_of(found: Agreement, seq: Sequence) -> int:
+    assert found.request == seq.number
+    return found.position + seq.num_prompt
 
 
 def propose(
@@ -86,6 +91,7 @@ def test_agreements_are_what_it_draws_afresh(
     runner = make()
     proposer = proposer_on(runner, vocab_size=runner.vocab_size, max_step_tokens=max_step_tokens)
     seqs = [sequence(str(i), [5 + i, 9, 11, 6], temperature=temperature) for i in range(2)]
+    seqs[1].number = 1
     hits = list[bool]()
     for spell in (6, 3):
         for seq in seqs:
@@ -93,10 +99,10 @@ def test_agreements_are_what_it_draws_afresh(
         starts = [max(seq.num_prompt, seq.num_draft_computed + 1) for seq in seqs]
         propose(proposer, blocks, 2, *seqs)
         found = proposer.agreements
-        assert [(each.seq, each.start) for each in found] == list(zip(seqs, starts, strict=True))
-        for each in found:
-            assert each.start + len(each.hits) == each.seq.num_tokens
-            hold(each, make)
+        for each, seq, start in zip(found, seqs, starts, strict=True):
+            assert start_of(each, seq) == start
+            assert start + len(each.hits) == seq.num_tokens
+            hold(each, seq, make)
             hits += each.hits
         for seq in seqs:
             seq.tokens.append(rng.randrange(VOCAB))
@@ -120,13 +126,13 @@ def test_who_has_penalties_or_filters_is_not_judged(fields: dict[str, Any]) -> N
     """Law: their rows would have to be redone; their neighbours in the batch are judged as ever."""
     rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(2)
     unusual, usual = sequence("a", [4, 5, 6], **fields), sequence("b", [4, 5, 6])
+    usual.number = 1
     for seq in (unusual, usual):
         go_on(seq, 5, fake, rng)
     propose(proposer, blocks, 2, unusual, usual)
     [found] = proposer.agreements
-    assert found.seq is usual
     assert len(found.hits) == 5
-    hold(found, fake)
+    hold(found, usual, fake)
 
 
 def test_of_a_long_spell_the_latest_positions_are_judged() -> None:
@@ -135,8 +141,9 @@ def test_of_a_long_spell_the_latest_positions_are_judged() -> None:
     seq.tokens += [rng.randrange(VOCAB) for _ in range(MOST_ROWS + 9)]
     propose(proposer, blocks, 1, seq)
     [found] = proposer.agreements
-    assert (found.start, len(found.hits)) == (seq.num_tokens - MOST_ROWS, MOST_ROWS)
-    hold(found, fake)
+    assert start_of(found, seq) == seq.num_tokens - MOST_ROWS
+    assert len(found.hits) == MOST_ROWS
+    hold(found, seq, fake)
 
 
 def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
@@ -144,13 +151,14 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
     forward."""
     rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(12)
     seqs = [sequence(str(i), [4, 5, 6]) for i in range(12)]
-    for seq in seqs:
+    for number, seq in enumerate(seqs):
+        seq.number = number
         seq.tokens += [rng.randrange(VOCAB) for _ in range(20)]
     propose(proposer, blocks, 1, *seqs)
     assert [len(found.hits) for found in proposer.agreements] == [MOST_OF_ALL // 12] * 12
-    for found in proposer.agreements:
-        assert found.start == found.seq.num_tokens - MOST_OF_ALL // 12
-        hold(found, fake)
+    for found, seq in zip(proposer.agreements, seqs, strict=True):
+        assert start_of(found, seq) == seq.num_tokens - MOST_OF_ALL // 12
+        hold(found, seq, fake)
 
 
 def test_nothing_is_judged_that_nobody_hears() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.control.acceptance import Outcome
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import KController, Load, StepObservation
-from engine.control.profile import Profile
+from engine.control.controller import KController, Load
+from engine.control.profile import CONTEXT, Profile
+from engine.control.step_record import Agreement, Part, StepRecord
 
 K_MAX = 8
 _MOST_JUDGED = 32
@@ -65,40 +66,37 @@ class World:
         spoken = self.random.random() < self.speaks
         return [self.guess() for _ in range(k)] if spoken else []
 
-    def round(self, controller: KController, k: int) -> StepObservation:
+    def round(self, controller: KController, k: int) -> StepRecord:
         """One step as the engine makes it: draft until told to stop, cut, verify."""
         limit = controller.max_speculating
         asked = self.batch if limit is None else min(limit, self.batch)
         ahead = [self.guesses(k if i < asked else 0) for i in range(self.batch)]
-        agreements = self._catch_up(asked if k else 0)
+        missed = self.missed[: asked if k else 0]
+        hindsight = self._hindsight(missed) if self.informed is not None else []
         depth = self._depth(controller, ahead, k)
         made = [guesses[:depth] for guesses in ahead]
         kept = self._kept(controller, made)
-        outcomes = [_outcome(*each) for each in zip(made, kept, strict=True)]
-        accepted = [min(o.right, n) for o, n in zip(outcomes, kept, strict=True)]
-        for i, guesses in enumerate(made):
-            behind = int(accepted[i] == len(guesses))
-            self.missed[i] = behind if guesses else self.missed[i] + 1
-        rows = self.batch + sum(kept)
+        parts = [
+            self._part(k if i < asked else 0, *each)
+            for i, each in enumerate(zip(made, kept, strict=True))
+        ]
+        for i, part in enumerate(parts):
+            behind = int(part.accepted == part.drafted)
+            self.missed[i] = behind if part.drafted else self.missed[i] + 1
         jitter = self.random.lognormvariate(0.0, self.noise)
-        return StepObservation(
-            num_sequences=self.batch,
-            rows=rows,
-            k=k,
-            tokens=self.batch + sum(accepted),
-            outcomes=outcomes,
+        return StepRecord(
+            parts,
             draft_seconds=max(map(len, made)) * self.draft * jitter,
-            target_seconds=self.target(rows) * jitter,
+            target_seconds=self.target(self.batch + sum(kept)) * jitter,
             host_seconds=self.host,
-            confidences=self._told(made, outcomes),
-            agreements=agreements if controller.uses_hindsight else (),
+            catch_up_rows=sum(missed),
+            hindsight=hindsight,
         )
 
-    def _catch_up(self, asked: int) -> list[list[Guess]]:
-        if self.informed is None:
-            return []
-        spells = [min(missed, _MOST_JUDGED) for missed in self.missed[:asked]]
-        return [[self.guess() for _ in range(spell)] for spell in spells if spell]
+    def _hindsight(self, missed: Sequence[int]) -> list[Agreement]:
+        """What the drafter would have guessed at the positions that it runs first."""
+        counts = [min(count, _MOST_JUDGED) for count in missed if count]
+        return [Agreement(0, 0, [self.guess() for _ in range(count)]) for count in counts]
 
     def _depth(self, controller: KController, ahead: list[list[Guess]], k: int) -> int:
         depth = min(k, 1)
@@ -119,27 +117,22 @@ class World:
         assert all(0 <= n <= len(guesses) for n, guesses in zip(kept, made, strict=True))
         return kept
 
-    def _told(self, made: list[list[Guess]], outcomes: list[Outcome]) -> list[list[float]]:
-        if self.informed is None:
-            return []
-        return [
-            [confidence for confidence, _ in guesses[: outcome.tried]]
-            for guesses, outcome in zip(made, outcomes, strict=True)
-        ]
+    def _part(self, k: int, made: list[Guess], kept: int) -> Part:
+        """As the engine tells it: what was cut is compared with the token that came."""
+        hits = sum(1 for _ in takewhile(lambda guess: guess[1], made))
+        accepted = min(hits, kept)
+        tried = min(len(made), accepted + 1)
+        sure = [] if self.informed is None else [confidence for confidence, _ in made[:tried]]
+        return Part(
+            0, 0, CONTEXT, k=k, drafted=len(made), proposed=kept, accepted=accepted,
+            tokens=accepted + 1, tried=tried, right=min(hits, tried), confidences=sure,
+        )  # fmt: skip
 
     def profile(self, controller: KController, *, wrong_by: float = 1.1) -> None:
         sizes = (1, 2, 3, 5, 9, 16, 64, 256)
         target = [(n, self.target(n) * wrong_by) for n in sizes]
         draft = [(n, self.draft / wrong_by) for n in (1, 4, 16, 64)]
         controller.profile(Profile(target, draft, self.host))
-
-
-def _outcome(made: list[Guess], kept: int) -> Outcome:
-    """As the engine tells it: what was cut is compared with the token that came."""
-    hits = sum(1 for _ in takewhile(lambda guess: guess[1], made))
-    tried = min(len(made), min(hits, kept) + 1)
-    right = min(hits, tried)
-    return Outcome(len(made), min(tried, right + 1), right)
 
 
 @dataclass
@@ -170,7 +163,7 @@ def play(controller: KController, world: World, rounds: int) -> Trace:
         trace.ks.append(k)
         trace.depths.append(max(outcome.offered for outcome in seen.outcomes))
         trace.tokens += seen.tokens
-        trace.seconds += seen.draft_seconds + seen.target_seconds + seen.host_seconds
+        trace.seconds += seen.seconds
     return trace
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+from engine.control.step_record import Agreement
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement
 
 
 class Oracle:
@@ -17,6 +17,7 @@ class Oracle:
     name = "oracle"
     follows_grammar = False
     forward_seconds = 0.0
+    catch_up_rows = 0
     agreements: Seq[Agreement] = ()
 
     def __init__(self, known: Mapping[str, Seq[int]]) -> None:

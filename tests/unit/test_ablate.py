@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import Load, StepObservation
+from engine.control.controller import Load
 from engine.control.profile import Profile
+from engine.control.step_record import Agreement, Part, StepRecord
 from engine.lab.replay import ablate
 from engine.lab.replay.variants import (
     STOP,
@@ -95,11 +96,11 @@ def test_the_same_rows_for_each_are_as_many_as_before() -> None:
 
 @pytest.mark.parametrize("build", [NoHindsight, ProfileOnly])
 def test_what_is_taken_out_teaches_nothing(build: type[AdaptiveK]) -> None:
-    told = StepObservation(
-        num_sequences=1, rows=1, k=0, tokens=1, outcomes=[], draft_seconds=0.0, target_seconds=9.0,
-        host_seconds=0.0, prompt_rows=0 if build is ProfileOnly else 9,
-        agreements=[[(1.0, False)] * 9] if build is NoHindsight else (),
-    )  # fmt: skip
+    told = StepRecord(
+        [Part(0, 0, 0, rows=1 if build is ProfileOnly else 9)],
+        target_seconds=9.0,
+        hindsight=[Agreement(0, 0, [(1.0, False)] * 9)] if build is NoHindsight else (),
+    )
     controller, fresh = build(4), build(4)
     controller.update(told)
     controller.choose(Load(1))

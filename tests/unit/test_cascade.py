@@ -11,14 +11,17 @@ import pytest
 
 from engine.control.acceptance import Confidences
 from engine.control.controller import FixedK, KController, Load
-from engine.messages import SamplingParams, Speculation
+from engine.control.step_record import Agreement, StepRecord
+from engine.messages import SamplingParams, Speculation, StepSeconds
 from engine.scheduling.constraint import Bits
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step_plan import Chunk
+from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import Agreement
+from engine.step.acceptance import Sampled
+from engine.step.clock import Overhead
+from engine.step.observe import observe
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Scripted:
     word: int = 7
     knows: Seq[str] | None = None
     forward_seconds: float = 0.5
+    catch_up_rows: int = 0
     follows_grammar: bool = False
     asked: list[list[tuple[str, int]]] = field(default_factory=list)
     forgotten: list[Sequence] = field(default_factory=list)
@@ -74,8 +78,8 @@ class Trial:
         self.draft, self.ngram = Scripted("draft_model"), Scripted("ngram", knows=knows)
         self.other = Scripted("prediction", knows=())
         self.allowance = allowance_of(FixedK(4))
-        limits, leave = self.allowance.limits, self.allowance.leave
-        self.cascade = Cascade(self.draft, [self.ngram, self.other], limits=limits, leave=leave)
+        limits = self.allowance.limits
+        self.cascade = Cascade(self.draft, [self.ngram, self.other], limits=limits)
 
     def propose(self, *sequences: Sequence) -> list[Proposal]:
         self.allowance.begin(Load(len(sequences)))
@@ -166,14 +170,6 @@ def test_everyone_forgets_a_sequence() -> None:
     assert trial.ngram.forgotten == trial.draft.forgotten == [a]
 
 
-@dataclass
-class Walked:
-    chunk: Chunk
-    proposal: Proposal
-    num_accepted: int
-    tokens: list[int]
-
-
 class Spy(FixedK):
     """A fixed K that says what it was asked to price."""
 
@@ -188,9 +184,24 @@ class Spy(FixedK):
         return super().worth(survival, instead=instead) if self._worth is None else self._worth
 
 
-def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Walked:
+def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Sampled:
     proposal = chain([1] * proposed, source) if proposed else EMPTY
-    return Walked(Chunk(seq, 0, 1, k), proposal, accepted, [*proposal.tokens[:accepted], 99])
+    return accepting(Chunk(seq, 0, 1, k), proposal, [*proposal.tokens[:accepted], 99])
+
+
+def accepting(chunk: Chunk, proposal: Proposal, tokens: list[int]) -> Sampled:
+    """All of its tokens but the last were guessed."""
+    return Sampled(chunk, proposal, 0, tokens, list(range(len(tokens) - 1)))
+
+
+def observed(allowance: Allowance, items: list[Sampled], *, catch_up_rows: int = 0) -> StepRecord:
+    draft = Scripted("draft_model", catch_up_rows=catch_up_rows)
+    cascade = Cascade(draft, [], limits=allowance.limits)
+    cascade.take_over()
+    return observe(
+        StepPlan([item.chunk for item in items]), items, StepSeconds(), reason="fixed",
+        num_waiting=0, proposer=cascade, allowance=allowance, overhead=Overhead(),
+    )  # fmt: skip
 
 
 def wanted(controller: KController, *sequences: Sequence) -> Allowance:
@@ -208,58 +219,35 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
     served, left = sequence("a", both), sequence("b", both)
     bounded, off, plain = sequence("c", ("draft_model",), 1), sequence("d", ()), sequence("e", None)
     allowance = wanted(FixedK(4), served, left, bounded, off, plain)
-    main = allowance.learn(
+    main = observed(
+        allowance,
         [
             walked(served, 4, "ngram", 4, 4),
             walked(left, 4, "draft_model", 4, 2),
             walked(bounded, 1, "draft_model", 1, 1),
             walked(off, 0, "none", 0, 0),
             walked(plain, 4, "draft_model", 4, 0),
-        ]
+        ],
     )
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2), (4, 1, 0)], 3)
 
 
-def test_time_spent_catching_up_is_no_cost_of_drafting() -> None:
-    """A draft that comes after rounds served by others first runs what it missed. Bug: rounds that
-    the controller did not listen to were not counted."""
-    seq, ngram = sequence("a", ("ngram", "draft_model")), Scripted("ngram", chances=[0.9] * 4)
-    allowance = Allowance(FixedK(4), "draft_model", [ngram])
-
-    def step(source: str, *, listens: bool = True) -> int | None:
-        ngram.chances = [0.9] * 4 if source == "ngram" else []
-        seq.asks_from = 0
-        allowance.begin(Load(1))
-        allowance.want(seq)
-        if not listens:
-            return None
-        return allowance.learn([walked(seq, 4, source, 4, 4)]).num_drafting
-
-    assert step("ngram") == 0
-    assert step("draft_model") == 0
-    assert step("draft_model") is None, "all of them"
-    step("ngram", listens=False)
-    assert step("draft_model") == 0
-    assert step("draft_model") is None
+def test_a_bound_as_large_as_the_controller_s_k_hides_nothing() -> None:
+    """Law: where all requests bound their guesses, the controller still learns."""
+    seqs = [sequence(name, ("draft_model",), bound) for name, bound in (("a", 9), ("b", 2))]
+    allowance = wanted(FixedK(4), *seqs)
+    items = [walked(seqs[0], 4, "draft_model", 4, 1), walked(seqs[1], 2, "draft_model", 2, 2)]
+    assert observed(allowance, items).outcomes == [(4, 2, 1)]
 
 
-def test_a_draft_that_serves_after_all_may_have_to_catch_up() -> None:
-    """Bug: where a grammar cut a look-up to nothing, the draft served, and what it caught up with
-    was told as the cost of drafting; afterwards it was taken to be behind, and was not."""
-    trial, seq = Trial(), sequence("a", ("ngram", "draft_model"))
-    seq.constraint = OnlyNines()
-
-    def step(word: int) -> tuple[str, int | None]:
-        trial.ngram.word = word
-        [proposal] = trial.propose(seq)
-        main = trial.allowance.learn([walked(seq, 4, proposal.source, 4, 0)])
-        return proposal.source, main.num_drafting
-
-    forbidden, allowed = 7, 9
-    assert step(forbidden) == ("draft_model", 1), "there was nothing to catch up with"
-    assert step(allowed) == ("ngram", 0)
-    assert step(forbidden) == ("draft_model", 0), "the time of drafting says nothing"
-    assert step(forbidden) == ("draft_model", 1)
+@pytest.mark.parametrize(("rows", "told"), [(0, 2), (2, 2), (3, 0), (40, 0)])
+def test_time_spent_catching_up_is_no_cost_of_drafting(rows: int, told: int) -> None:
+    """A draft that comes after rounds served by others first runs what it missed; a row of each
+    sequence stands behind a proposal that was all accepted."""
+    a, b = sequence("a", None), sequence("b", ("ngram", "draft_model"))
+    allowance = wanted(FixedK(4), a, b)
+    items = [walked(seq, 4, "draft_model", 4, 4) for seq in (a, b)]
+    assert observed(allowance, items, catch_up_rows=rows).num_drafting == told
 
 
 def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
@@ -301,8 +289,8 @@ def test_nobody_is_asked_where_no_guesses_are_wanted() -> None:
 def test_without_wishes_the_controller_hears_all() -> None:
     a, b = sequence("a", None), sequence("b", None)
     allowance = wanted(FixedK(4), a, b)
-    main = allowance.learn([walked(a, 4, "draft_model", 4, 1), walked(b, 2, "none", 0, 0)])
-    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2, 1), (0, 0, 0)], None)
+    main = observed(allowance, [walked(a, 4, "draft_model", 4, 1), walked(b, 2, "none", 0, 0)])
+    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2, 1), (0, 0, 0)], 2)
 
 
 def test_free_guesses_are_priced_by_their_forecasts() -> None:
@@ -352,8 +340,7 @@ class Cutter(FixedK):
 
 def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
     """Law: of four guesses one was verified and was right; the next token says whether the second
-    would have been, nothing says it of the third. So it is overheard, too: drafting all of them
-    took its time."""
+    would have been, nothing says it of the third. Drafting all of them took its time."""
     seqs = [sequence(name, None) for name in "abc"]
     controller = Cutter()
     allowance = wanted(controller, *seqs)
@@ -369,14 +356,12 @@ def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
     assert [len(proposal) for proposal in kept] == [1, 1, 2]
     assert kept[0].confidences == [0.5]
     came = [[1, 2], [1, 9], [7]]
-    walked = [
-        Walked(chunk, proposal, len(tokens) - 1, tokens)
-        for chunk, proposal, tokens in zip(chunks, kept, came, strict=True)
-    ]
-    assert [allowance.made(item) for item in walked] == made
-    main = allowance.learn(walked)
-    assert main.outcomes == [(4, 2, 2), (4, 2, 1), (2, 1, 0)]
-    assert main.confidences == [[0.5, 0.4], [0.5, 0.4], []]
+    walked = [accepting(*each) for each in zip(chunks, kept, came, strict=True)]
+    record = observed(allowance, walked)
+    assert [part.drafted for part in record.parts] == [4, 4, 2]
+    assert [part.proposed for part in record.parts] == [1, 1, 2]
+    assert record.outcomes == [(4, 2, 2), (4, 2, 1)]
+    assert record.confidences == [[0.5, 0.4], [0.5, 0.4]]
 
 
 def test_without_confidences_nothing_is_cut() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from engine.config import SpeculationConfig
 from engine.control.acceptance import Outcome
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import FixedK, KController, Load, StepObservation
+from engine.control.controller import FixedK, KController, Load
 from engine.control.exploration import PROBE_FIRST, Exploration
 from engine.control.modes import build_controller
 from engine.control.profile import CONTEXT, Profile
+from engine.control.step_record import Agreement, Part, StepRecord
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
+from tests.support.step_records import step_record
 
 
 def share(ks: Sequence[int], wanted: Callable[[int], bool]) -> float:
@@ -189,7 +192,8 @@ def test_short_proposals_are_no_evidence_against_depth() -> None:
     """Censoring: guesses that were never made were not rejected."""
     controller = AdaptiveK(4, stops=False)
     for _ in range(100):
-        controller.update(StepObservation(1, 3, 4, 3, [Outcome(2, 2, 2)], 1e-4, 1e-3, 1e-4))
+        part = Part(0, 0, 0, k=4, drafted=2, proposed=2, accepted=2, tokens=3, tried=2, right=2)
+        controller.update(StepRecord([part], "pays", 1e-4, 1e-3, 1e-4))
     assert controller.estimates().acceptance > 0.95
 
 
@@ -204,7 +208,7 @@ def test_a_few_rows_of_a_prompt_are_rows_like_others() -> None:
     outcomes = [Outcome(3, 3, 3)] * 16
     for _ in range(50):
         controller.choose(Load(16))
-        controller.update(StepObservation(16, 70, 3, 64, outcomes, 9.0, 9.0, 0.0, prompt_rows=6))
+        controller.update(step_record(16, 70, 3, 64, outcomes, 9.0, 9.0, 0.0, prompt_rows=6))
     after = controller._costs.by_rows(16, 64)
     assert after[64] > 100 * before[64]
     begin, step = controller._costs.drafting(16)
@@ -220,7 +224,7 @@ def test_prompt_steps_do_not_train_the_costs() -> None:
     before = controller._costs.by_rows(1, 9).tolist()
     for _ in range(50):
         controller.update(
-            StepObservation(1, 512, 0, 1, [Outcome(0, 0, 0)], 0.0, 9.0, 9.0, prompt_rows=511)
+            step_record(1, 512, 0, 1, [Outcome(0, 0, 0)], 0.0, 9.0, 9.0, prompt_rows=511)
         )
     assert controller._costs.by_rows(1, 9).tolist() == before
 
@@ -468,7 +472,7 @@ class Restless(World):
 
     slowness: float = 1.0
 
-    def round(self, controller: KController, k: int) -> StepObservation:
+    def round(self, controller: KController, k: int) -> StepRecord:
         seen = super().round(controller, k)
         if self.random.random() < 1 / 30:
             self.slowness = self.random.choice([1.0, 1.2, 1.5, 1.8])
@@ -494,7 +498,7 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
     """Bug: what the drafter would have guessed is looked at only in rounds that are told of, and
     judging it takes time: told of no others, a crowd's drafting looked a quarter too dear. Bug:
     where all rounds are judged for a trace, none said what drafting costs."""
-    for agreements in ([[(1.0, True)]], []):
+    for agreements in ([Agreement(0, 0, [(1.0, True)])], []):
         controller = AdaptiveK(4, stops=False)
         controller.profile(Profile([(1, 4e-3), (64, 5e-3)], [(1, 1e-4), (64, 1e-4)]))
         looked = 0
@@ -502,9 +506,11 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
             k = controller.choose(Load(16))
             looked += controller.uses_hindsight
             took = 5e-3 if controller.uses_hindsight else 2e-3
-            outcomes = [Outcome(k, k, k)] * 16
-            seen = StepObservation(16, 16 * (k + 1), k, 16 * (k + 1), outcomes, took, 4e-3, 0.0)
-            controller.update(replace(seen, agreements=agreements))
+            part = Part(
+                0, 0, 0, k=k, drafted=k, proposed=k, accepted=k, tokens=k + 1, tried=k, right=k
+            )
+            seen = StepRecord([part] * 16, "pays", took, 4e-3, hindsight=agreements)
+            controller.update(seen)
         begin, step = controller._costs.drafting(16)
         assert looked > 0
         assert 1.5e-3 < begin + 4 * step < 2.5e-3

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from engine.control.acceptance import Outcome
-from engine.control.controller import StepObservation
 from engine.control.cost_model import CostModel, Line, TargetCost
 from engine.control.profile import CONTEXT, Points, Profile
+from engine.control.step_record import StepRecord
+from tests.support.step_records import step_record
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
 
@@ -146,13 +146,15 @@ def test_a_line_that_would_begin_below_nothing_goes_through_it() -> None:
     assert line.line() == pytest.approx((0.0, 5e-4))
 
 
-def drafted(costs: CostModel, sequences: int, steps: int, seconds: float, **more: object) -> None:
+def drafted(costs: CostModel, sequences: int, steps: int, seconds: float, context: int = 0) -> None:
     """A step that drafts so long and else costs what the profile says."""
     rows = sequences * (1 + steps)
     took = float(costs.by_rows(sequences, rows)[rows])
     outcomes = [Outcome(steps, 1, 0)] * sequences
-    seen = StepObservation(sequences, rows, steps, sequences, outcomes, seconds, took, 0.0)
-    costs.learn(replace(seen, **more), caught_up=True)  # type: ignore[arg-type]
+    seen = step_record(
+        sequences, rows, steps, sequences, outcomes, seconds, took, 0.0, context=context
+    )
+    costs.learn(seen, caught_up=True)
 
 
 def costs_of(draft: Points, **fields: object) -> CostModel:
@@ -203,23 +205,23 @@ def test_batches_of_another_size_have_their_own_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caught_up", "num_drafting", "learnt"),
-    [(True, None, True), (False, None, False), (True, 0, False)],
+    ("caught_up", "catches_up", "learnt"),
+    [(True, False, True), (False, False, False), (True, True, False)],
 )
 def test_time_spent_catching_up_is_no_cost_of_a_draft(
-    caught_up: bool, num_drafting: int | None, learnt: bool
+    caught_up: bool, catches_up: bool, learnt: bool
 ) -> None:
     costs = CostModel()
     costs.set_profile(Profile(FLAT, [(1, 2e-4), (64, 2e-4)], 1e-4))
     begin, step = costs.drafting(1)
     outcomes = [Outcome(4, 2, 1)]
-    seen = StepObservation(1, 5, 4, 2, outcomes, 9e-3, 4e-3, 1e-4, num_drafting=num_drafting)
+    seen = step_record(1, 5, 4, 2, outcomes, 9e-3, 4e-3, 1e-4, catches_up=catches_up)
     costs.learn(seen, caught_up=caught_up)
     after = costs.drafting(1)
     assert (after != pytest.approx((begin, step), rel=0.05)) == learnt
 
 
-def played(k: int, sequences: int = 16) -> StepObservation:
+def played(k: int, sequences: int = 16) -> StepRecord:
     """A step that takes 4 ms and 50 us for each row, 1 ms and 300 us for each draft step, 100 us,
     30 us for each sequence and 3 us for each row of the host."""
     rows = sequences * (1 + k)
@@ -227,7 +229,7 @@ def played(k: int, sequences: int = 16) -> StepObservation:
     draft = 1e-3 + 3e-4 * k if k else 0.0
     outcomes = [Outcome(k, k, k)] * sequences
     seconds = (draft, 4e-3 + 5e-5 * rows, host)
-    return StepObservation(sequences, rows, k, 2 * sequences, outcomes, *seconds)
+    return step_record(sequences, rows, k, 2 * sequences, outcomes, *seconds)
 
 
 def test_costs_are_learnt_from_a_few_sizes_that_are_played() -> None:
@@ -287,10 +289,8 @@ def test_a_batch_has_the_profile_of_its_size() -> None:
     assert two_of_each == pytest.approx([2.5e-3, 4.2e-3, 11e-3, 19.5e-3])
 
 
-def plain(sequences: int, seconds: float, context: int) -> StepObservation:
-    return StepObservation(
-        sequences, sequences, 0, sequences, [], 0.0, seconds, 0.0, context=context
-    )
+def plain(sequences: int, seconds: float, context: int) -> StepRecord:
+    return step_record(sequences, sequences, 0, sequences, [], 0.0, seconds, 0.0, context=context)
 
 
 def test_what_one_batch_teaches_of_another_is_by_rows_of_each() -> None:
@@ -321,9 +321,9 @@ def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
     assert seconds[[9, 16, 32]] == pytest.approx([4e-3, 4e-3, 8e-3])
 
 
-def guessing(slow: float) -> StepObservation:
+def guessing(slow: float) -> StepRecord:
     seconds = (slow * 6e-4, slow * 2e-3, slow * 1.1e-3)
-    return StepObservation(1, 3, 2, 2, [Outcome(2, 2, 1)], *seconds)
+    return step_record(1, 3, 2, 2, [Outcome(2, 2, 1)], *seconds)
 
 
 def test_a_slow_machine_changes_no_comparison() -> None:
@@ -338,7 +338,7 @@ def test_a_slow_machine_changes_no_comparison() -> None:
         return float(costs.by_rows(1, 3)[1]), float(costs.by_rows(1, 3)[3]) + begin + 2 * step
 
     for _ in range(60):
-        costs.learn(StepObservation(1, 1, 0, 1, [], 0.0, 1.5e-3, 1e-3), caught_up=False)
+        costs.learn(step_record(1, 1, 0, 1, [], 0.0, 1.5e-3, 1e-3), caught_up=False)
         costs.learn(guessing(1.0), caught_up=True)
     before = seconds()
     assert before == pytest.approx((2.5e-3, 3.7e-3), rel=0.03)

@@ -8,8 +8,9 @@ import pytest
 
 from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import FixedK, Load, StepObservation
+from engine.control.controller import FixedK, Load
 from engine.control.modes import Modes
+from engine.control.step_record import Agreement, StepRecord
 from engine.errors import ConfigError
 from engine.messages import Mode
 from tests.support.controller_world import K_MAX, World, play
@@ -135,8 +136,8 @@ class Listener(FixedK):
         super().__init__(k)
         self.heard: list[Sequence[Sequence[tuple[float, bool]]]] = []
 
-    def update(self, observation: StepObservation) -> None:
-        self.heard.append(observation.agreements)
+    def update(self, record: StepRecord) -> None:
+        self.heard.append(record.agreements)
 
     def keep(self, confidences: Confidences) -> list[int]:
         self.asked += 1
@@ -198,7 +199,8 @@ def test_what_stands_behind_another_s_proposal_is_not_told() -> None:
     listener = Listener(8)
     controller = Modes(listener)
     behind, stretch = [(1.0, True)], [(1.0, True), (0.5, False)]
-    seen = StepObservation(2, 4, 4, 2, [], 0.0, 1e-3, 0.0, True, agreements=[behind, stretch])
+    hindsight = [Agreement(0, 0, guesses) for guesses in (behind, stretch)]
+    seen = StepRecord([], target_seconds=1e-3, hindsight=hindsight)
     controller.update(seen)
     controller.set("fixed", 4)
     controller.update(seen)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from engine.control.step_record import Agreement, Part, StepRecord
 from engine.errors import TraceError
 from engine.lab.replay import __main__ as replay
-from engine.lab.replay.comparison import compare
-from engine.lab.replay.costs import Roofline
-from engine.lab.replay.measured import MeasuredCosts
-from engine.lab.replay.policies import build_policy
-from engine.lab.replay.recorded import recorded
-from engine.lab.replay.references import Repeat
-from engine.step.trace import Agreed, Header, Part, Step, Trace, Writer, read_trace
+from engine.lab.replay.costs import MeasuredCosts
+from engine.lab.replay.recorded import Repeat, recorded
+from engine.lab.replay.scores import best_of
+from engine.lab.replay.worlds import Roofline
+from engine.step.trace import Header, Trace, Writer, read_trace
 
 HEADER = Header(
     k_max=4,
@@ -37,18 +38,18 @@ def bits(request: int) -> list[bool]:
 
 
 def confidence(request: int, position: int) -> float:
-    return request + position / 100
+    return round(request + position / 100, 2)
 
 
 def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -> Trace:
     """A trace of known bits: request i comes after `joined` x i rounds; K is `k` in all rounds but
     every seventh, where it is 0. Costs are a machine's."""
-    machine, steps = Roofline(), list[Step]()
+    machine, steps = Roofline(), list[StepRecord]()
     done, missed = [0] * requests, [0] * requests
     while min(done) < BITS:
         number = len(steps)
         chosen = 0 if number % 7 == 6 else k
-        parts, agreed, rows = [], [], 0
+        parts, hindsight, rows, late = list[Part](), list[Agreement](), 0, 0
         for i in range(requests):
             if number < joined * i or done[i] >= BITS:
                 continue
@@ -56,8 +57,9 @@ def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -
             asked = min(chosen, BITS - begin - 1)
             if asked and missed[i]:
                 span = range(begin - missed[i], begin)
-                found = [confidence(i, p) for p in span]
-                agreed.append(Agreed(i, span[0], [int(hits[p]) for p in span], found))
+                found = [(confidence(i, p), hits[p]) for p in span]
+                hindsight.append(Agreement(i, span[0], found))
+                late += missed[i]
             accepted = 0
             while accepted < asked and hits[begin + accepted]:
                 accepted += 1
@@ -68,17 +70,23 @@ def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -
             sure = [confidence(i, begin + j) for j in range(tried)]
             parts.append(
                 Part(
-                    i, begin, PROMPT + begin, 1 if begin else PROMPT, asked, asked, asked, accepted,
-                    accepted + 1, tried, accepted, finish, True, sure,
+                    i, begin, PROMPT + begin - 1 if begin else 0, 1 if begin else PROMPT, k=asked,
+                    drafted=asked, proposed=asked, accepted=accepted, tokens=accepted + 1,
+                    tried=tried, right=accepted, finish=finish, confidences=sure,
                 )
             )  # fmt: skip
             rows += parts[-1].rows + asked
         if not parts:
-            steps.append(Step(0, "off", 0.0, 1e-4, 1e-4, 0, []))
+            steps.append(StepRecord([], "off", 0.0, 1e-4, 1e-4))
             continue
         drafting = chosen * machine.draft(len(parts)) if chosen else 0.0
         target = machine.target(rows, len(parts), 0)
-        steps.append(Step(chosen, "fixed", drafting, target, 1e-4, 0, parts, agreed))
+        drafting, target = (float(f"{each:.4g}") for each in (drafting, target))  # as written
+        steps.append(
+            StepRecord(
+                parts, "fixed", drafting, target, 1e-4, catch_up_rows=late, hindsight=hindsight
+            )
+        )
     return Trace(replace(HEADER, stops=stops), steps)
 
 
@@ -118,7 +126,7 @@ def test_every_bit_comes_back(tmp_path: Path) -> None:
     told = recorded(served(3))
     unknown = 0
     for i, request in enumerate(told.requests):
-        assert (request.length, request.context, request.prompt) == (BITS, PROMPT, PROMPT - 1)
+        assert (request.length, request.context, request.prompt) == (BITS, PROMPT, PROMPT)
         for position, sure in enumerate(request.confidences):
             if sure == pytest.approx(confidence(i, position)):
                 assert request.hits[position] == bits(i)[position]
@@ -133,10 +141,10 @@ def test_who_repeats_the_choices_meets_the_recorded_lengths_and_time(k: int) -> 
     trace = served(k)
     told = recorded(trace)
     player = Repeat(MeasuredCosts(trace), trace)
-    rounds = list(player.rounds(told.workload()))
+    steps = list(player.play(told.workload()))
     assert player.other == 0
     assert player.same == sum(len(step.parts) for step in trace.steps)
-    spent = sum(done.seconds for done in rounds)
+    spent = sum(step.seconds for step in steps)
     assert spent == pytest.approx(told.seconds, rel=0.1)
 
 
@@ -144,10 +152,10 @@ def test_a_replay_that_leaves_the_trace_does_not_pass_its_own_check() -> None:
     """Bug: once it was elsewhere, nothing was repeated and everything counted as equal."""
     trace = served(3)
     at = next(i for i, step in enumerate(trace.steps) if step.parts[0].accepted)
-    part = replace(trace.steps[at].parts[0], verified=0)
+    part = replace(trace.steps[at].parts[0], proposed=0)
     trace.steps[at] = replace(trace.steps[at], parts=[part])
     player = Repeat(MeasuredCosts(trace), trace)
-    list(player.rounds(recorded(trace).workload()))
+    list(player.play(recorded(trace).workload()))
     assert player.other > 1  # the step that was changed, and those that follow until it is back
 
 
@@ -158,16 +166,17 @@ def test_the_clock_knows_what_was_seen_and_leans_on_what_is_close() -> None:
     steps = [step for k in (0, 2, 4) for step in served(k or 1, joined=0).steps]
     header = replace(HEADER, target_profile=[(1, 9e-3), (2, 8e-2), (3, 2e-1)])
     costs = MeasuredCosts(Trace(header, steps))
-    seen = {sum(p.rows + p.verified for p in s.parts): s.target for s in served(1, joined=0).steps}
-    assert seen[3] == pytest.approx(costs.target(3, 3, 0, 0), rel=0.25)
+    seen = {step.rows: step.target_seconds for step in served(1, joined=0).steps}
+    assert seen[3] == pytest.approx(costs.target(3, 3, 0, prompts=False), rel=0.25)
     assert machine.target(3, 3, 0) > 0
 
 
 def test_drafting_takes_a_beginning_and_a_time_for_each_forward() -> None:
     trace = served(4, requests=1)
-    late = [replace(s, draft=s.draft + 3e-3) if s.draft else s for s in trace.steps]
-    one = [s for k in (1, 2) for s in served(k, requests=1).steps]
-    late += [replace(s, draft=s.draft + 3e-3) if s.draft else s for s in one]
+    steps = [*trace.steps, *(step for k in (1, 2) for step in served(k, requests=1).steps)]
+    late = [
+        replace(s, draft_seconds=s.draft_seconds + 3e-3) if s.draft_seconds else s for s in steps
+    ]
     costs = MeasuredCosts(Trace(HEADER, late))
     assert costs.begin(1) == pytest.approx(3e-3, rel=0.1)
     assert costs.draft(1) == pytest.approx(Roofline().draft(1), rel=0.1)
@@ -175,7 +184,7 @@ def test_drafting_takes_a_beginning_and_a_time_for_each_forward() -> None:
 
 def test_another_k_is_scored_on_the_same_bits() -> None:
     """What K = 3 would have accepted is known exactly from what K = 4 saw."""
-    played = compare(served(4), [], k_max=4, charge=0.0)
+    played = replay.compare(served(4), [], k_max=4, charge=0.0)
     recorded_anew = recorded(served(4)).requests
     for row, k in zip(played.fixed, range(5), strict=True):
         accepted = proposed = 0
@@ -189,12 +198,11 @@ def test_another_k_is_scored_on_the_same_bits() -> None:
 
 
 def test_references_are_in_order() -> None:
-    """The oracle may choose by phase what one K must be throughout; who knows all hits loses
-    nothing. Equal cuts of phases: few rounds straddle two."""
-    policies = [("adaptive", lambda: build_policy("adaptive", 4))]
-    found = compare(served(3), policies, k_max=4, charge=0.0)
-    assert found.clairvoyant.total < found.oracle.total <= found.best_fixed.total
-    assert found.best_fixed.total < max(row.total for row in found.fixed)
+    """The oracle may choose by phase what one K must be throughout. Equal cuts of phases: few
+    rounds straddle two."""
+    found = replay.compare(served(3), ["adaptive"], k_max=4, charge=0.0)
+    best = best_of(found.fixed)
+    assert found.oracle.total <= best.total < max(row.total for row in found.fixed)
     assert sum(found.policies[0].rounds) > 0
     assert found.tokens == 3 * BITS
 
@@ -212,7 +220,7 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     plot, figures = tmp_path / "p.png", tmp_path / "f.json"
     assert replay.main([str(path), "--plot", str(plot), "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
-    for word in ("K=8", "adaptive", "oracle", "clairvoyant", "best fixed K in hindsight"):
+    for word in ("K=8", "adaptive", "oracle", "best fixed K in hindsight"):
         assert word in printed
     assert plot.read_bytes()[:4] == b"\x89PNG"
     said = json.loads(figures.read_text())
@@ -227,8 +235,8 @@ WRONG = [
     ("[]\n", "is no trace"),
     ('{"format":"something else","version":1}\n', "is no trace"),
     ('{"format":"foredraft trace"}\n', "is no trace"),
-    ('{"format":"foredraft trace","version":1}\n', "is no trace"),
-    ('{"format":"foredraft trace","version":2}\n', "is of version 2"),
+    ('{"format":"foredraft trace","version":2}\n', "is no header"),
+    ('{"format":"foredraft trace","version":1}\n', "is of version 1"),
     ('{"format":"foredraft trace","version":"x"}\n', "is of version 'x'"),
     ("\x00\x01\n", "is no trace"),
     ("[" * 100_000 + "\n", "is no trace"),
@@ -262,28 +270,35 @@ def test_a_trace_that_is_cut_off_says_where(
     assert "is no step" in capsys.readouterr().err
 
 
-PART = [0, 0, 9, 9, 3, 3, 3, 1, 2, 2, 1, "", True]
+PART = Part(0, 0, 0, 9, k=3, drafted=3, proposed=3, accepted=1, tokens=2, tried=2, right=1)
+STEP = StepRecord([PART], "pays", 1.0, 1.0, 1.0)
+
+
+def step(**fields: Any) -> StepRecord:
+    """With a part of these fields."""
+    return replace(STEP, parts=[replace(PART, **fields)])
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("wrong", "says"),
     [
-        [3, "pays", -1.0, 1.0, 1.0, 0, [PART]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART, [0.5]]]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [[0, -1, *PART[2:]]]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART[:9], 7, *PART[10:]]]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [PART], [[0, 0, [1, 0], [0.5]]]],
+        (replace(STEP, draft_seconds=-1.0), "is no step"),
+        (replace(STEP, host_seconds=1e7), "contradicts itself"),
+        (step(confidences=[0.5]), "contradicts itself"),
+        (step(position=-1), "is no step"),
+        (step(tried=7), "contradicts itself"),
+        (replace(STEP, hindsight=[Agreement(0, -1, [(0.5, True)])]), "is no step"),
     ],
 )
 def test_a_step_that_contradicts_itself_is_one_sentence(
-    line: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wrong: StepRecord, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: replaying such a trace ended in a traceback, or in seconds below 0."""
     path = write(tmp_path / "t", served(3))
-    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    path.write_bytes(path.read_bytes() + msgspec.json.encode(wrong) + b"\n")
     assert replay.main([str(path)]) == 2
     error = capsys.readouterr().err
-    assert "contradicts itself" in error
+    assert says in error
     assert error.count("\n") == 1
 
 
@@ -357,24 +372,24 @@ def test_a_header_that_nobody_wrote_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("wrong", "says"),
     [
-        [3, "pays", 1.0, 1e308, 1.0, 0, [PART]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART, [9e300, 1.0]]]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [[0, 0, 9, 10**7, *PART[4:]]]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [[*PART[:5], 10**9, 10**9, 10**9, 10**9, *PART[9:]]]],
-        [3, "pays", 1.0, 1.0, 1.0, 0, [PART], [[0, 0, [1], [9e300]]]],
+        (replace(STEP, target_seconds=1e308), "is no step"),
+        (step(confidences=[9e300, 1.0]), "is no step"),
+        (step(rows=10**6), "contradicts itself"),
+        (step(drafted=10**9, proposed=10**9, accepted=10**9, tokens=10**9), "is no step"),
+        (replace(STEP, hindsight=[Agreement(0, 0, [(9e300, True)])]), "is no step"),
     ],
 )
 def test_a_step_of_an_impossible_size_is_one_sentence(
-    line: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wrong: StepRecord, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: the table was of nan, or the replay without end."""
     path = write(tmp_path / "t", served(3))
-    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    path.write_bytes(path.read_bytes() + msgspec.json.encode(wrong) + b"\n")
     assert replay.main([str(path)]) == 2
     error = capsys.readouterr().err
-    assert "contradicts itself" in error
+    assert says in error
     assert error.count("\n") == 1
 
 

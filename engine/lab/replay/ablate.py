@@ -18,9 +18,10 @@ from engine.arguments import Parser, exit_code, number, show, whole
 from engine.control.controller import FixedK
 from engine.errors import TraceError
 from engine.lab.files import writable, write_json
-from engine.lab.replay.measured import MeasuredCosts
+from engine.lab.replay.costs import MeasuredCosts
+from engine.lab.replay.play import MOST_CHARGE, Noise, Player
 from engine.lab.replay.recorded import Recorded, recorded
-from engine.lab.replay.run import MOST_CHARGE, Noise, Player, geometric_mean
+from engine.lab.replay.scores import geometric_mean
 from engine.lab.replay.variants import STOP, VARIANTS, WHOLE
 from engine.lab.replay.worlds import NOISE
 from engine.step.trace import read_trace
@@ -116,7 +117,7 @@ def judge(path: Path, *, seeds: int, charge: float, stops: bool) -> Judged:
 
 
 def _seconds(told: Recorded, player: Player) -> float:
-    return sum(done.seconds for done in player.rounds(told.workload()))
+    return sum(step.seconds for step in player.play(told.workload()))
 
 
 def table(judged: Sequence[Judged]) -> list[str]:

@@ -8,14 +8,17 @@ same batch at the same token, and the policy that recorded meets exactly its own
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.control.controller import FixedK
+from engine.control.step_record import Part, StepRecord
 from engine.errors import TraceError
-from engine.lab.replay.streams import Live, Request
-from engine.step.trace import Part, Step, Trace
+from engine.lab.replay.play import Costs, Drafts, Live, Player, Request, Workload
+from engine.step.trace import Trace
 
 Bit = tuple[bool, float]  # was a guess right, and its confidence
 
@@ -36,30 +39,13 @@ class Recorded:
     seconds: float
     known: float
 
-    def workload(self) -> Arrivals:
+    def workload(self) -> Workload:
         """All of it, from the first request."""
-        return Arrivals(self.requests, self.tokens)
+        return Workload(self.requests, self.tokens)
 
     def phase(self, tokens: int) -> int:
         """Where in the trace so many tokens have been generated."""
         return bisect_right(self.begins, tokens) - 1
-
-
-@dataclass(slots=True)
-class Arrivals:
-    """Requests that come when they are due."""
-
-    requests: Sequence[Request]
-    tokens: int
-    next: int = 0
-
-    def admit(self, batch: list[Live], tokens: int) -> None:
-        while self.next < len(self.requests) and self.requests[self.next].due <= tokens:
-            batch.append(Live(self.requests[self.next]))
-            self.next += 1
-
-    def over(self, tokens: int, rounds: int) -> bool:
-        return tokens >= self.tokens
 
 
 @dataclass(slots=True)
@@ -76,20 +62,20 @@ class _Story:
 
     def add(self, part: Part) -> None:
         """Its next step. Raises TraceError where one is missing or told twice."""
-        if part.begin != self.length or self.finish:
+        if part.position != self.length or self.finish:
             raise TraceError(
                 f"this trace contradicts itself: request {self.number} goes on at its token"
-                f" {part.begin}, but is at {self.length}"
+                f" {part.position}, but is at {self.length}"
             )
-        if not part.begin:
+        if not part.position:
             self.prompt += part.rows
-            self.context = part.context
-        self.length = part.begin + part.tokens
+            self.context = part.context + part.rows
+        self.length = part.position + part.tokens
         self.finish = part.finish
-        if part.own:
+        if not part.source:
             confidences = part.confidences or [0.0] * part.tried
             for i in range(part.tried):
-                self.bits[part.begin + i] = (i < part.right, confidences[i])
+                self.bits[part.position + i] = (i < part.right, confidences[i])
 
     def request(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
         """With draws from what is known of all for the positions that nobody guessed."""
@@ -101,7 +87,7 @@ class _Story:
             confidences=[confidence for _, confidence in bits],
             length=self.length,
             context=self.context,
-            prompt=self.prompt - 1,
+            prompt=max(self.prompt, 1),
             due=self.due,
             number=self.number,
             guessable=self.length - (self.finish == "length"),
@@ -128,28 +114,27 @@ def recorded(trace: Trace) -> Recorded:
         begins=begins,
         sizes=sizes,
         tokens=tokens,
-        seconds=sum(step.draft + step.target + step.host for step in trace.steps),
+        seconds=sum(step.seconds - step.overhead_seconds for step in trace.steps),
         known=len(known) / tokens,
     )
 
 
-def _stories(steps: Sequence[Step]) -> tuple[list[_Story], int]:
+def _stories(steps: Sequence[StepRecord]) -> tuple[list[_Story], int]:
     """By request in order of arrival, and the tokens of all."""
     stories: dict[int, _Story] = {}
     tokens = 0
     for step in steps:
         for part in step.parts:
             stories.setdefault(part.request, _Story(part.request, tokens)).add(part)
-        for agreed in step.agreed:
-            if agreed.request in stories:
-                pairs = zip(agreed.hits, agreed.confidences, strict=True)
-                for i, (hit, confidence) in enumerate(pairs, start=agreed.begin):
-                    stories[agreed.request].bits.setdefault(i, (bool(hit), confidence))
-        tokens += sum(part.tokens for part in step.parts)
+        for found in step.hindsight:
+            if found.request in stories:
+                for i, (confidence, hit) in enumerate(found.guesses, start=found.position):
+                    stories[found.request].bits.setdefault(i, (hit, confidence))
+        tokens += step.tokens
     return list(stories.values()), tokens
 
 
-def _phases(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
+def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
     """Runs of steps whose batch is of one power of two."""
     runs: list[tuple[int, int, list[int]]] = []  # power, tokens before, batches
     tokens = 0
@@ -160,5 +145,57 @@ def _phases(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
             if not runs or (power != runs[-1][0] and len(runs[-1][2]) >= _SHORTEST_PHASE):
                 runs.append((power, tokens, []))
             runs[-1][2].append(batch)
-        tokens += sum(part.tokens for part in step.parts)
+        tokens += step.tokens
     return [begin for _, begin, _ in runs], [sum(b) / len(b) for _, _, b in runs]
+
+
+class Repeat(Player):
+    """Does again what the trace did when as many tokens had been generated, to check the replay.
+    `same` and `other` count sequences whose accepted length came out as recorded, or not."""
+
+    def __init__(self, costs: Costs, trace: Trace) -> None:
+        super().__init__(FixedK(0), costs, budget=trace.header.max_step_tokens)
+        self.same = self.other = 0
+        self._steps: dict[int, deque[StepRecord]] = defaultdict(deque)
+        self._parts: dict[int, Part] = {}  # of the present step, by request
+        tokens = 0
+        for step in trace.steps:
+            if step.parts:
+                self._steps[tokens].append(step)
+            tokens += step.tokens
+
+    def plan(self, batch: Sequence[Live], k: int, begin: int) -> list[int]:
+        """The rows that were computed then."""
+        steps = self._steps.get(begin)
+        if not steps:  # not where the trace was at any time: nobody's length is as recorded
+            self._parts = {}
+            self.other += len(batch)
+            return super().plan(batch, k, begin)
+        self._parts = {part.request: part for part in steps.popleft().parts}
+        parts = [self._parts.get(live.request.number) for live in batch]
+        return [
+            min(live.left, part.rows if part else 0)
+            for live, part in zip(batch, parts, strict=True)
+        ]
+
+    def draft(self, batch: Sequence[Live | None], k: int, begin: int) -> Drafts:
+        """What was drafted and verified then, by request."""
+        none = [0] * len(batch)
+        drafts = Drafts(none, none[:], none[:])
+        for i, live in enumerate(batch):
+            part = self._parts.get(live.request.number) if live else None
+            if live is None or part is None:
+                continue
+            drafted, proposed, accepted = part.drafted, part.proposed, part.accepted
+            if part.source:
+                drafted = proposed = accepted = 0
+            drafts.made[i], drafts.kept[i] = live.room(drafted), live.room(proposed)
+            is_same = min(drafts.kept[i], live.request.runs[live.position]) == accepted
+            self.same += is_same
+            self.other += not is_same
+        if any(drafts.made):
+            first = self._catch_up(batch, drafts.made)
+            drafts.seconds, drafts.catch_up_rows = first.seconds, first.catch_up_rows
+            for depth in range(1, max(drafts.made)):
+                drafts.seconds += self._costs.draft(sum(n > depth for n in drafts.made))
+        return drafts

@@ -1,106 +1,92 @@
-"""One policy in one world: its time and habits, beside those of the references."""
+"""How policies compare: what each took, by phase of the load, beside every fixed K."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from importlib import import_module
 
-from engine.control.controller import FixedK, KController
-from engine.lab.replay.references import Clairvoyant
-from engine.lab.replay.run import Noise, Player, Round
-from engine.lab.replay.worlds import NOISE, World
+from engine.config import AdaptiveConfig, FixedConfig, SpeculationConfig
+from engine.control.controller import KController
+from engine.control.modes import build_controller
+from engine.control.step_record import StepRecord
+from engine.errors import ConfigError
 
-_TRIALS = ("probe", "trial", "baseline", "neighbour")  # reasons of a round that only looks
-_PRICES = 3  # refinements of the clairvoyant's price
-
-
-@dataclass(slots=True)
-class References:
-    """Seconds of a world, by phase: at every K from 0, and knowing every hit."""
-
-    fixed: list[list[float]]  # [k][phase]
-    clairvoyant: list[float]
-
-    @property
-    def plain(self) -> float:
-        return sum(self.fixed[0])
-
-    @property
-    def best_fixed(self) -> float:
-        """The best K for the whole world, in hindsight."""
-        return min(sum(seconds) for seconds in self.fixed)
-
-    @property
-    def oracle(self) -> float:
-        """The best K of each phase, known beforehand."""
-        phases = range(len(self.clairvoyant))
-        return sum(min(seconds[phase] for seconds in self.fixed) for phase in phases)
+ALLOWED = "adaptive, fixed:K (0 to 16), or module:callable, which is called with k_max"
+ORACLE = "oracle: best K by phase"
 
 
 @dataclass(slots=True)
 class Score:
-    """What a policy did in a world. Switches are changes of the chosen K from one round of a phase
-    to the next; `regime_switches` leave out rounds that only look (probes and the like)."""
+    """One policy. Lists are by phase; `drafted` counts draft forwards, `switches` changes of the K
+    played from one round of a phase to the next."""
 
-    seconds: list[float] = field(default_factory=list)  # by phase, for exactly its tokens
-    rounds: int = 0
-    pairs: int = 0
+    name: str
+    seconds: list[float]
+    rounds: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    proposed: int = 0
+    accepted: int = 0
     switches: int = 0
-    regime_switches: int = 0
-    controller_seconds: list[float] = field(default_factory=list)  # of each round at batch 32
-    alone_seconds: list[float] = field(default_factory=list)  # and at batch 1
 
-    def add(self, rounds: Sequence[Round], tokens: int) -> None:
-        """One phase. Its time is scaled to `tokens`, since the last round may exceed them."""
-        seconds = sum(done.seconds for done in rounds)
-        self.seconds.append(seconds * tokens / sum(done.tokens for done in rounds))
-        self.rounds += len(rounds)
-        self.pairs += len(rounds) - 1
-        self.switches += _changes([done.k for done in rounds])
-        regime = [done.k for done in rounds if done.reason not in _TRIALS]
-        self.regime_switches += _changes(regime)
-        self.controller_seconds += [r.controller_seconds for r in rounds if r.sequences == 32]
-        self.alone_seconds += [r.controller_seconds for r in rounds if r.sequences == 1]
+    @classmethod
+    def of(cls, name: str, phases: int, steps: Iterable[tuple[int, StepRecord]]) -> Score:
+        """From the steps, each with its phase."""
+        score, last = cls(name, [0.0] * phases, [0] * phases, [0] * phases), (-1, 0)
+        for phase, step in steps:
+            score.seconds[phase] += step.seconds
+            score.rounds[phase] += 1
+            score.drafted[phase] += max([part.drafted for part in step.parts], default=0)
+            score.proposed += sum([part.proposed for part in step.parts])
+            score.accepted += sum([part.accepted for part in step.parts])
+            score.switches += last[0] == phase and last[1] != step.k
+            last = phase, step.k
+        return score
 
     @property
     def total(self) -> float:
         return sum(self.seconds)
 
 
-def play(world: World, controller: KController, *, charge: float) -> Score:
-    """Play a world with the start-up profile that its machine showed."""
-    noise = Noise(NOISE, world.seed)
-    player = Player(controller, world.machine, noise=noise, charge=charge)
-    controller.profile(world.profiled.profile())
-    score = Score()
-    for phase, spec in enumerate(world.phases):
-        score.add(list(player.rounds(world.workload(phase))), spec.tokens)
-    return score
+def best_of(fixed: Sequence[Score]) -> Score:
+    """The best K for all of it, in hindsight."""
+    return min(fixed, key=lambda score: score.total)
 
 
-def references(world: World, k_max: int) -> References:
-    """All fixed K and the clairvoyant, on the same text and the true costs."""
-    machine, phases = world.machine, range(len(world.phases))
-    fixed = [
-        [_seconds(world, phase, Player(FixedK(k), machine)) for phase in phases]
-        for k in range(k_max + 1)
-    ]
-    knowing = []
-    for phase in phases:
-        best = min(seconds[phase] for seconds in fixed)
-        for _ in range(_PRICES):
-            player = Clairvoyant(machine, k_max, price=world.phases[phase].tokens / best)
-            best = min(best, _seconds(world, phase, player))
-        knowing.append(best)
-    return References(fixed, knowing)
+def oracle_of(fixed: Sequence[Score]) -> Score:
+    """The best K of each phase, known beforehand."""
+    best = [min(fixed, key=lambda score: score.seconds[i]) for i in range(len(fixed[0].seconds))]
+    return Score(
+        ORACLE,
+        [score.seconds[i] for i, score in enumerate(best)],
+        [score.rounds[i] for i, score in enumerate(best)],
+        [score.drafted[i] for i, score in enumerate(best)],
+    )
 
 
-def _seconds(world: World, phase: int, player: Player) -> float:
-    rounds = list(player.rounds(world.workload(phase)))
-    seconds = sum(done.seconds for done in rounds)
-    return seconds * world.phases[phase].tokens / sum(done.tokens for done in rounds)
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def _changes(values: Sequence[int]) -> int:
-    return sum(a != b for a, b in pairwise(values))
+def build_policy(name: str, k_max: int, *, stops: bool = True) -> KController:
+    """What `--policy` names: a fresh controller; `stops`: it will be asked between draft steps.
+    Raises ConfigError for a name that is none."""
+    kind, _, rest = name.partition(":")
+    if name == "adaptive":
+        config = AdaptiveConfig(k_max=k_max)
+        return build_controller(SpeculationConfig(controller=config), stops=stops)
+    if kind == "fixed" and rest.isdecimal() and int(rest) <= 16:
+        return build_controller(SpeculationConfig(controller=FixedConfig(k=int(rest))))
+    try:
+        build: Callable[[int], KController] = getattr(import_module(kind), rest)
+    except (ImportError, AttributeError, ValueError):
+        raise ConfigError(f"policy {name!r} is unknown; allowed: {ALLOWED}") from None
+    try:
+        made = build(k_max)
+    except Exception as error:  # a user's own code may do anything
+        raise ConfigError(f"policy {name!r} cannot be built for K {k_max}: {error}") from error
+    if not hasattr(made, "choose"):
+        raise ConfigError(f"policy {name!r} builds no controller; allowed: {ALLOWED}")
+    return made

@@ -6,15 +6,17 @@ None of them serves anybody. Each is the controller but for a few lines, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from engine.control.acceptance import Confidences, Surprise
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import KController, StepObservation
+from engine.control.controller import KController
 from engine.control.cost_model import CostModel
 from engine.control.exploration import Exploration, Round
 from engine.control.goodput import Goodput
+from engine.control.step_record import StepRecord
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
 
@@ -35,9 +37,13 @@ class NoConfidences(AdaptiveK):
     def keep(self, confidences: Confidences) -> list[int]:
         return [len(sure) for sure in confidences]
 
-    def update(self, observation: StepObservation) -> None:
-        agreed = [[(_USUAL, hit) for _, hit in found] for found in observation.agreements]
-        super().update(replace(observation, confidences=(), agreements=agreed))
+    def update(self, record: StepRecord) -> None:
+        hindsight = [
+            replace(found, guesses=[(_USUAL, hit) for hit in found.hits])
+            for found in record.hindsight
+        ]
+        parts = [replace(part, confidences=[]) for part in record.parts]
+        super().update(replace(record, parts=parts, hindsight=hindsight))
 
 
 class Uniform(AdaptiveK):
@@ -68,8 +74,8 @@ class NoChangeTest(AdaptiveK):
 class NoHindsight(AdaptiveK):
     """Learns from guesses that were offered, not from those it would have made."""
 
-    def update(self, observation: StepObservation) -> None:
-        super().update(replace(observation, agreements=()))
+    def update(self, record: StepRecord) -> None:
+        super().update(replace(record, hindsight=()))
 
 
 class _OtherCosts(AdaptiveK):
@@ -127,7 +133,7 @@ class _Probes(Exploration):
 
 
 class _Profiled(CostModel):
-    def learn(self, seen: StepObservation, *, caught_up: bool) -> None:
+    def learn(self, seen: StepRecord, *, caught_up: bool) -> None:
         pass
 
 

@@ -7,20 +7,75 @@ j in phase p of world s is a function of (s, p, j), so all policies are scored o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.lab.replay.costs import Roofline
-from engine.lab.replay.streams import Live, Request
+from engine.control.profile import BATCHES, CONTEXT, Profile, alone, in_fours
+from engine.lab.replay.play import Player, Request, Workload
+from engine.lab.replay.scores import Score
 
+# Graphs are captured for these numbers of rows; a step is padded to the next one.
+BUCKETS = (
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
+)  # fmt: skip
+_ALONE, _PLAIN = alone(16), tuple(in_fours(16, 64))
 BEYOND = 24  # positions after the end of a request, where guesses are in vain
 NOISE = 0.05  # of a timing: standard deviation of its logarithm
 
 _SHORTEST, _LONGEST = 200, 600
 _PHASES = 4
+
+
+@dataclass(slots=True)
+class Roofline:
+    """Costs of a device that reads its weights in `weights` seconds and computes as long at `ridge`
+    rows; launches and the KV cache come on top. All in seconds, and exact."""
+
+    weights: float = 5e-3
+    ridge: float = 42.0
+    launch: float = 0.8e-3
+    kv_token: float = 4e-8
+    draft_step: float = 0.7e-3
+    draft_row: float = 4e-6
+    _forward: list[float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        row = self.weights / self.ridge
+        self._forward = [
+            self.launch + (self.weights**4 + (row * BUCKETS[bisect_left(BUCKETS, n)]) ** 4) ** 0.25
+            for n in range(BUCKETS[-1] + 1)
+        ]
+
+    def target(self, rows: int, sequences: int, context: int, *, prompts: bool = False) -> float:
+        return self._forward[rows] + self.kv_token * context
+
+    def begin(self, sequences: int) -> float:
+        return 0.0
+
+    def draft(self, rows: int) -> float:
+        return self.draft_step + self.draft_row * rows
+
+    def host(self, rows: int, sequences: int, *, prompts: bool = False) -> float:
+        return 0.0
+
+    def profile(self) -> Profile:
+        """What a start-up profile of this machine says, as engine.step.profiling makes it."""
+        alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ALONE]
+        return Profile(
+            target=alone + [(n, self.target(n, n, n * CONTEXT)) for n in _PLAIN],
+            draft=[(n, self.draft(n)) for n in in_fours(1, 64)],
+            batches={
+                n: [(n * rows, self.target(n * rows, n, n * CONTEXT)) for rows in each]
+                for n, each in ((1, _ALONE), *BATCHES)
+            },
+            padded=BUCKETS,
+            token_seconds={1: (self.kv_token, 0.0)},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +94,10 @@ class Text:
 class PhaseSpec:
     """A load: so many requests at a time, until so many tokens are generated."""
 
-    acceptance: tuple[float, ...]  # by request, in turn
+    acceptance: float
     batch: int
     tokens: int
     spread: float = 0.05  # between requests
-    max_rounds: int | None = None
 
 
 @dataclass(slots=True)
@@ -57,38 +111,34 @@ class World:
     phases: list[PhaseSpec]
     _requests: dict[tuple[int, int], Request] = field(default_factory=dict, repr=False)
 
-    def workload(self, phase: int) -> Endless:
-        """Phase `phase`, from its first request."""
-        return Endless(self.phases[phase], lambda j: self.request(phase, j))
+    def workload(self, phase: int) -> Workload:
+        """Phase `phase`, from its first request: whoever ends is followed by the next."""
+        spec = self.phases[phase]
+        return Workload(self._requests_of(phase), spec.tokens, spec.batch)
+
+    def _requests_of(self, phase: int) -> Iterator[Request]:
+        return (self.request(phase, j) for j in count())
 
     def request(self, phase: int, j: int) -> Request:
         """Request j of a phase; the same object each time."""
         if (phase, j) not in self._requests:
             rng = np.random.default_rng([self.seed, phase, j])
             spec = self.phases[phase]
-            acceptance = spec.acceptance[j % len(spec.acceptance)]
-            if len(spec.acceptance) == 1:
-                acceptance = float(np.clip(acceptance + rng.normal(0, spec.spread), 0.12, 0.97))
-            self._requests[phase, j] = _draw(self.text, acceptance, rng)
+            acceptance = spec.acceptance + rng.normal(0, spec.spread)
+            self._requests[phase, j] = _draw(self.text, float(np.clip(acceptance, 0.12, 0.97)), rng)
         return self._requests[phase, j]
 
-
-@dataclass(slots=True)
-class Endless:
-    """A batch that is always full: whoever ends is followed by the next of the queue."""
-
-    spec: PhaseSpec
-    request: Callable[[int], Request]
-    next: int = 0
-
-    def admit(self, batch: list[Live], tokens: int) -> None:
-        while len(batch) < self.spec.batch:
-            batch.append(Live(self.request(self.next)))
-            self.next += 1
-
-    def over(self, tokens: int, rounds: int) -> bool:
-        limit = self.spec.max_rounds
-        return tokens >= self.spec.tokens if limit is None else rounds >= limit
+    def score(self, name: str, player: Player) -> Score:
+        """Play all phases. Each one's time is scaled to exactly its tokens, which the last round
+        may exceed."""
+        steps = [
+            [(phase, step) for step in player.play(self.workload(phase))]
+            for phase in range(len(self.phases))
+        ]
+        score = Score.of(name, len(steps), [step for phase in steps for step in phase])
+        for phase, spec in enumerate(self.phases):
+            score.seconds[phase] *= spec.tokens / sum(step.tokens for _, step in steps[phase])
+        return score
 
 
 def random_world(number: int) -> World:
@@ -105,7 +155,7 @@ def random_world(number: int) -> World:
         batch = int(rng.choice([1, 2, 4, 8, 16, 32]))
         acceptance = float(rng.uniform(max(hard, 0.2), 0.95))
         spread = float(rng.choice([0.0, 0.05, 0.2]))
-        phases.append(PhaseSpec((acceptance,), batch, max(1500, 500 * batch), spread))
+        phases.append(PhaseSpec(acceptance, batch, max(1500, 500 * batch), spread))
     machine = Roofline(weights=weights, ridge=ridge, draft_step=draft)
     profiled = Roofline(
         weights=weights * float(rng.uniform(0.7, 1.4)),

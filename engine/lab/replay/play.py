@@ -1,0 +1,292 @@
+"""The step loop without models: the controller's protocol as the engine uses it, on known bits.
+
+One round: choose, draft (asking `goes_on` after each forward), keep, verify, update. The clock
+counts the true costs; the controller sees them with the noise of a measurement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec.structs import replace
+
+from engine.control.controller import KController, Load
+from engine.control.step_record import Agreement, Part, StepRecord
+
+MOST_CHARGE = 1000.0  # times that a controller's own seconds may count
+MOST_JUDGED = 32  # positions of a request in one catch-up that are compared, as in the engine
+UNLIMITED = 1 << 30
+
+
+@dataclass(slots=True)
+class Request:
+    """What a policy is scored on. `hits[i]`: a guess for generated position i is right;
+    `confidences[i]`: how sure it is. It ends after `length` tokens; positions from there on may be
+    guessed in vain, and none from `guessable` on, by default all that have a bit. Before the first
+    of them stand `context` tokens, the last `prompt` of which must be computed. `due`: it comes
+    once that many tokens of all requests have been generated. `number`: its own, in a trace."""
+
+    hits: Sequence[bool]
+    confidences: Sequence[float]
+    length: int
+    context: int = 0
+    prompt: int = 1
+    due: int = 0
+    guessable: int = -1
+    number: int = -1
+    runs: list[int] = field(init=False, repr=False)  # hits in a row from this position on
+
+    def __post_init__(self) -> None:
+        assert 0 < self.length <= len(self.hits) == len(self.confidences)
+        if self.guessable < 0:
+            self.guessable = len(self.hits)
+        runs = [0] * (len(self.hits) + 1)
+        for i in range(len(self.hits) - 1, -1, -1):
+            runs[i] = runs[i + 1] + 1 if self.hits[i] else 0
+        self.runs = runs
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request in the batch. `position`: tokens generated; `left`: committed rows still to
+    compute, one while it decodes; `known`: generated tokens that the drafter has been run over,
+    below 0 as long as it lacks rows of the prompt."""
+
+    request: Request
+    position: int = 0
+    left: int = field(init=False)
+    known: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left, self.known = self.request.prompt, 1 - self.request.prompt
+
+    def room(self, k: int) -> int:
+        """Guesses that can be scored, `k` at most."""
+        return max(min(k, self.request.guessable - self.position), 0)
+
+    def confidences(self, count: int) -> Sequence[float]:
+        """Of the next `count` guesses."""
+        return self.request.confidences[self.position : self.position + count]
+
+    def catch_up(self) -> Agreement | None:
+        """Run the drafter over what it missed: of the latest of these positions, whether it would
+        have guessed them."""
+        span = slice(max(self.known, self.position - MOST_JUDGED, 0), self.position)
+        self.known = self.position
+        guesses = zip(self.request.confidences[span], self.request.hits[span], strict=True)
+        found = Agreement(self.request.number, span.start, list(guesses))
+        return found if found.guesses else None
+
+    def step(self, rows: int, k: int, drafted: int, proposed: int) -> Part:
+        """Compute so many committed rows and, if these are the last, walk the guesses and move on.
+        A guess that was not verified is compared with the token that came instead."""
+        request, begin = self.request, self.position
+        context = request.context + begin
+        if rows < self.left:
+            self.left -= rows
+            return Part(request.number, begin, context, rows)
+        run = request.runs[begin]
+        accepted = min(proposed, run)
+        tried = min(drafted, accepted + 1, request.length - begin)
+        self.position = end = min(begin + accepted + 1, request.length)
+        if drafted:
+            self.known = min(begin + accepted + (accepted < drafted), end)
+        self.left = 1
+        return Part(
+            request.number, begin, context, rows, k=k, drafted=drafted, proposed=proposed,
+            accepted=min(accepted, tried), tokens=end - begin, tried=tried, right=min(tried, run),
+            finish="length" if end == request.length else "",
+            confidences=list(request.confidences[begin : begin + tried]),
+        )  # fmt: skip
+
+
+class Workload:
+    """Requests in order, of which at most `batch` run at a time, until `tokens` are generated."""
+
+    def __init__(self, requests: Iterable[Request], tokens: int, batch: int = UNLIMITED) -> None:
+        self.tokens = tokens
+        self._requests, self._batch = iter(requests), batch
+        self._next = next(self._requests, None)
+
+    def admit(self, batch: list[Live], tokens: int) -> None:
+        """Add those that are due once so many tokens were generated."""
+        while self._next and self._next.due <= tokens and len(batch) < self._batch:
+            batch.append(Live(self._next))
+            self._next = next(self._requests, None)
+
+
+class Costs(Protocol):
+    """Seconds of the parts of a step. `rows`: positions in a forward, of `sequences`; `context`:
+    tokens that they attend to, all sequences; `prompts`: whether rows of prompts are among them.
+    Drafting for some sequences takes `begin` once, and `draft` for each of its forwards."""
+
+    def target(self, rows: int, sequences: int, context: int, *, prompts: bool) -> float: ...
+
+    def begin(self, sequences: int) -> float: ...
+
+    def draft(self, rows: int) -> float: ...
+
+    def host(self, rows: int, sequences: int, *, prompts: bool) -> float: ...
+
+
+class Noise:
+    """Factors of mean about one, drawn in blocks."""
+
+    def __init__(self, deviation: float, seed: int) -> None:
+        self._deviation = deviation
+        self._rng = np.random.default_rng([seed, 10**6])
+        self._left: list[float] = []
+
+    def __call__(self) -> float:
+        if not self._left:
+            drawn = self._rng.normal(0.0, self._deviation, 4096)
+            self._left = np.exp(drawn).tolist()
+        return self._left.pop()
+
+
+@dataclass(slots=True)
+class Drafts:
+    """By sequence of the batch: guesses asked for, made, and kept for the target's forward."""
+
+    asked: list[int]
+    made: list[int]
+    kept: list[int]
+    seconds: float = 0.0
+    catch_up_rows: int = 0
+    hindsight: Sequence[Agreement] = ()
+
+
+class Player:
+    """One controller through any number of workloads, learning all the while.
+
+    `noise`: of the timings that it sees. `budget`: target rows in a step. `stops`: each draft step
+    is a forward of its own, and the controller is asked between them. `charge`: how many times its
+    own time of the round before counts. `took`: by round, the batch and the controller's seconds.
+    """
+
+    def __init__(
+        self,
+        controller: KController,
+        costs: Costs,
+        *,
+        noise: Noise | None = None,
+        budget: int = UNLIMITED,
+        stops: bool = True,
+        charge: float = 0.0,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.took: list[tuple[int, float]] = []
+        self._controller, self._costs, self._noise = controller, costs, noise
+        self._budget, self._stops, self._charge, self._clock = budget, stops, charge, clock
+
+    def play(self, workload: Workload) -> Iterator[StepRecord]:
+        """Its steps, with the true costs."""
+        batch: list[Live] = []
+        tokens = 0
+        while tokens < workload.tokens:
+            workload.admit(batch, tokens)
+            record = self._round(batch, tokens)
+            tokens += record.tokens
+            batch = [live for live in batch if live.position < live.request.length]
+            yield record
+
+    def _round(self, batch: list[Live], begin: int) -> StepRecord:
+        size, controller = len(batch), self._controller
+        charged = self._charge * self.took[-1][1] if self.took else 0.0
+        self.took.append((size, 0.0))
+        context = sum([live.request.context + live.position for live in batch])
+        k: int = self._ask(controller.choose, Load(size, lambda: context / max(size, 1)))
+        rows = self.plan(batch, k, begin)
+        sampling = [live if n == live.left else None for live, n in zip(batch, rows, strict=True)]
+        prompts = max(rows, default=1) > 1 or None in sampling
+        drafts = self.draft(sampling, k, begin)
+        each = zip(batch, rows, drafts.asked, drafts.made, drafts.kept, strict=True)
+        parts = [live.step(*counts) for live, *counts in each]
+        computed = sum(rows) + sum(drafts.kept)
+        record = StepRecord(
+            parts,
+            reason=controller.reason,
+            draft_seconds=drafts.seconds,
+            target_seconds=self._costs.target(computed, size, context, prompts=prompts),
+            host_seconds=self._costs.host(computed, size, prompts=prompts) + charged,
+            overhead_seconds=charged,
+            catch_up_rows=drafts.catch_up_rows,
+            hindsight=drafts.hindsight,
+        )
+        self._ask(controller.update, self._measured(record))
+        return record
+
+    def _measured(self, record: StepRecord) -> StepRecord:
+        if self._noise is None:
+            return record
+        draft, target = record.draft_seconds, record.target_seconds
+        return replace(
+            record,
+            draft_seconds=draft * self._noise() if draft else 0.0,
+            target_seconds=target * self._noise(),
+        )
+
+    def _ask(self, function: Callable[..., Any], *given: object) -> Any:
+        began = self._clock()
+        answer = function(*given)
+        size, seconds = self.took[-1]
+        self.took[-1] = size, seconds + self._clock() - began
+        return answer
+
+    def plan(self, batch: Sequence[Live], k: int, begin: int) -> list[int]:
+        """Committed rows of each, as the scheduler: what decoding leaves of the budget goes to
+        prompts, in order of arrival. `begin`: tokens generated so far."""
+        rows = [int(live.left == 1) for live in batch]
+        room = max(self._budget - (1 + k) * sum(rows), 1)
+        for i, live in enumerate(batch):
+            if live.left > 1:
+                rows[i] = min(live.left, max(room, 0))
+                room -= rows[i] + (k if rows[i] == live.left else 0)
+        return rows
+
+    def draft(self, batch: Sequence[Live | None], k: int, begin: int) -> Drafts:
+        """Guess, until the controller has enough; drop what it does not want verified. None stands
+        for who does not sample."""
+        most = self._controller.max_speculating if k else 0
+        left = len(batch) if most is None else most
+        asked = [0] * len(batch)
+        for i, live in enumerate(batch):
+            if live is not None and left > 0:
+                asked[i], left = live.room(k), left - 1
+        depth = max(asked, default=0)
+        if not depth:
+            return Drafts(asked, asked, asked)
+        drafts = self._catch_up(batch, asked)
+        depth = self._depth(batch, asked, drafts)
+        drafts.made = [min(n, depth) for n in asked]
+        found = [
+            live.confidences(n) for live, n in zip(batch, drafts.made, strict=True) if live and n
+        ]
+        kept = iter(self._ask(self._controller.keep, found))
+        drafts.kept = [next(kept) if n else 0 for n in drafts.made]
+        assert all(0 <= a <= b for a, b in zip(drafts.kept, drafts.made, strict=True)), drafts
+        return drafts
+
+    def _catch_up(self, batch: Sequence[Live | None], asked: list[int]) -> Drafts:
+        """The first forward."""
+        drafting = [live for live, n in zip(batch, asked, strict=True) if live and n]
+        rows = sum([live.position - live.known for live in drafting])
+        found = [live.catch_up() for live in drafting]
+        seconds = self._costs.begin(len(drafting)) + self._costs.draft(rows + len(drafting))
+        hindsight = [each for each in found if each is not None]
+        return Drafts(asked, asked, asked, seconds, rows, hindsight)
+
+    def _depth(self, batch: Sequence[Live | None], asked: list[int], drafts: Drafts) -> int:
+        """Draft forwards after which no more are wanted; adds their seconds."""
+        depth = 1
+        while more := [live for live, n in zip(batch, asked, strict=True) if live and n > depth]:
+            found = [live.confidences(depth) for live in more]
+            if self._stops and not self._ask(self._controller.goes_on, found):
+                break
+            drafts.seconds += self._costs.draft(len(more))
+            depth += 1
+        return depth

@@ -1,0 +1,174 @@
+"""What a step did, as one record, and the sums that the front end gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.control.step_record import Part, StepRecord
+from engine.messages import StepMetrics, StepSeconds
+from engine.scheduling.step_plan import Chunk, StepPlan
+from engine.speculation.allowance import Allowance
+from engine.speculation.cascade import Cascade
+from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal
+from engine.step.acceptance import Sampled
+from engine.step.clock import Overhead
+
+
+def observe(
+    plan: StepPlan,
+    sampled: list[Sampled],
+    seconds: StepSeconds,
+    *,
+    reason: str,
+    num_waiting: int,
+    proposer: Cascade,
+    allowance: Allowance,
+    overhead: Overhead,
+) -> StepRecord:
+    """The record of a step, after its commit. `sampled` is in the order of the plan."""
+    parts, left = list[Part](), iter(sampled)
+    item = next(left, None)
+    for chunk in plan.chunks:
+        if item is None or item.chunk is not chunk:
+            parts.append(_prompt_part(chunk))
+        else:
+            parts.append(_part(item, proposer.name, allowance))
+            item = next(left, None)
+    speculates = any(part.proposed for part in parts)
+    more = overhead.seconds(len(parts), speculates=speculates)
+    return StepRecord(
+        parts,
+        reason=reason,
+        draft_seconds=seconds.propose,
+        target_seconds=seconds.verify,
+        host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit + more,
+        overhead_seconds=more,
+        catch_up_rows=proposer.catch_up_rows,
+        num_waiting=num_waiting,
+        hindsight=proposer.agreements,
+    )
+
+
+def _prompt_part(chunk: Chunk) -> Part:
+    """Of a chunk that does not sample."""
+    seq, start, length, _ = chunk
+    return Part(seq.number, len(seq.tokens) - seq.num_prompt, start, length, _of_prompt(chunk))
+
+
+def _of_prompt(chunk: Chunk) -> int:
+    """Its rows that are the prompt's."""
+    left = chunk.seq.num_prompt - chunk.start
+    return 0 if left <= 0 else min(chunk.length, left)
+
+
+def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
+    chunk, proposal, num_tokens = item.chunk, item.proposal, len(item.tokens)
+    seq, start, length, k = chunk
+    made = allowance.cut.get(seq, proposal)
+    source = "" if made.source in (main, EMPTY.source) else made.source
+    bounded = False
+    if seq.sources is not None:
+        k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
+    begin, prompt = len(seq.tokens) - seq.num_prompt - num_tokens, _of_prompt(chunk)
+    if not made.tokens:
+        return Part(
+            seq.number, begin, start, length, prompt, k,
+            tokens=num_tokens, finish=item.finish or "", bounded=bounded,
+        )  # fmt: skip
+    tried, right = _compare(made, item)
+    return Part(
+        request=seq.number,
+        position=begin,
+        context=start,
+        rows=length,
+        prompt=prompt,
+        k=k,
+        drafted=len(made.tokens),
+        proposed=proposal.num_candidates,
+        accepted=item.num_accepted,
+        tokens=num_tokens,
+        tried=tried,
+        right=right,
+        finish=item.finish or "",
+        source=source,
+        bounded=bounded,
+        confidences=made.confidences[:tried],
+        forced=_forced(item) if proposal.forced else (0, 0),
+        depths=[] if proposal.is_chain else proposal.depths()[: proposal.num_candidates],
+    )
+
+
+def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
+    """Guesses whose fate became known, and those of them that were right: what was left out of the
+    forward is compared with the tokens that came."""
+    guesses, tokens, right = made.tokens, item.tokens, 0
+    most = min(len(guesses), len(tokens))
+    if not made.is_chain:
+        right = item.num_accepted
+    else:
+        while right < most and guesses[right] == tokens[right]:
+            right += 1
+    return min(most, right + 1), right
+
+
+def _forced(item: Sampled) -> tuple[int, int]:
+    """Guesses that the grammar put in, and those of them that were accepted."""
+    forced = item.proposal.forced
+    return len(forced), sum(node in forced for node in item.path[: item.num_accepted])
+
+
+def measure(
+    record: StepRecord,
+    plan: StepPlan,
+    seconds: StepSeconds,
+    gauges: StepMetrics,
+    *,
+    main: str,
+    plain_seconds: Callable[[int, int], float],
+) -> StepMetrics:
+    """`gauges` with this step's sums filled in. `main`: the main proposer's name; `plain_seconds`:
+    see KController."""
+    sampling = [part for part in record.parts if part.tokens or part.finish]
+    size = len(sampling)
+    gauges.seconds = seconds
+    gauges.num_prompt_tokens = sum([part.prompt for part in record.parts])
+    gauges.num_generated_tokens = record.tokens
+    gauges.num_sampling = size
+    if record.prompt_rows + len(record.parts) == size:  # a row of each: no prompts
+        plain = plain_seconds(size, record.context)
+        gauges.plain_seconds = record.tokens / size * plain
+    _count_guesses(gauges, sampling, main)
+    for seq in plan.admitted:
+        gauges.queried_tokens += seq.num_prompt
+        gauges.cached_tokens += seq.cached_tokens or 0
+    gauges.preemptions = len(plan.preempted)
+    return gauges
+
+
+def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None:
+    """Every sequence that sampled is counted at the number of its guesses that were verified: what
+    was planned is only the most there could be."""
+    most = max([part.proposed for part in sampling], default=0)
+    proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
+    by_proposer: dict[str, tuple[int, int]] = {}
+    for part in sampling:
+        proposed, accepted = part.proposed, part.accepted
+        k_counts[proposed] += 1
+        if not proposed:
+            continue
+        for depth in part.depths or range(1, proposed + 1):
+            proposed_at[depth - 1] += 1
+        for i in range(accepted):
+            accepted_at[i] += 1
+        forced, kept = part.forced
+        shares = [(part.source or main, proposed - forced, accepted - kept)]
+        if forced:
+            shares.append((GRAMMAR, forced, kept))
+        for name, given, right in shares:
+            before = by_proposer.get(name, (0, 0))
+            by_proposer[name] = before[0] + given, before[1] + right
+    gauges.num_proposed = sum(proposed_at)
+    gauges.num_accepted = sum(accepted_at)
+    gauges.by_proposer = by_proposer
+    gauges.proposed_at, gauges.accepted_at = proposed_at, accepted_at
+    gauges.k_counts = k_counts
