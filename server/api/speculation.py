@@ -238,7 +238,7 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
         "tokens_per_round": _known(gain.tokens_per_round),
         "by_proposer": _shares(gain),
         "acceptance": _figure(last.acceptance) if estimated else None,
-        "kept": [_figure(share) for share in services.metrics.kept.shares],
+        "kept": [_figure(share) for share in services.metrics.acceptance.shares],
         "survival": [_figure(chance) for chance in last.survival],
         "tokens_per_second": [_figure(rate) for rate in last.rates],
         "expected_speedup": _figure(last.speedup if obeyed else _expected(last, k))
