@@ -112,7 +112,7 @@ class Share:
 
 def seconds_of(seconds: StepSeconds) -> float:
     """All of a step, and what passed between the one before and it."""
-    return sum(getattr(seconds, part) for part in PARTS)
+    return sum(float(getattr(seconds, part)) for part in PARTS)
 
 
 def compared(step: StepMetrics) -> tuple[float, float]:
