@@ -9,32 +9,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from functools import lru_cache
 
 from server.text.tokenizer import Tokenizer
-
-
-class _Texts(dict[int, str | None]):
-    """By id the text of a token, None where its bytes are no whole characters."""
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-
-    def __missing__(self, token: int) -> str | None:
-        text: str | None = ""
-        if not (self._skip and self._tokenizer.is_special(token)):
-            try:
-                text = self._tokenizer.token_bytes(token).decode()
-            except UnicodeDecodeError:
-                text = None
-        self[token] = text
-        return text
-
-
-@lru_cache(maxsize=8)
-def _texts(tokenizer: Tokenizer, skip_special_tokens: bool) -> _Texts:
-    """Kept for all requests, as far as asked for."""
-    return _Texts(tokenizer, skip_special_tokens=skip_special_tokens)
 
 
 class Detokenizer:
@@ -52,10 +28,6 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
-        self._joins = tokenizer.joins_bytes
-        self._texts: _Texts | None = None  # where tokens may be decoded on their own
-        if self._joins and not shown:
-            self._texts = _texts(tokenizer, skip_special_tokens)
         self._context: list[int] = []  # emitted already; the last ids that had text
         self._context_text = ""
         self._pending: list[int] = []
@@ -67,12 +39,8 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that became certain with these ids; "" while a character is incomplete."""
-        if len(ids) == 1 and self._texts is not None and not (self._pending or self._context):
-            text = self._texts[ids[0]]
-            if text is not None:
-                return text
         self._pending += [i for i in ids if self._has_text(i)]
-        if self._joins and (text := self._joined()) is not None:
+        if self._tokenizer.joins_bytes and (text := self._joined()) is not None:
             return text
         size = self._certain()
         return self._emit(size) if size else ""
