@@ -27,8 +27,8 @@ from server.api.services import Services
 from server.api.speculation import speculation_router
 from server.api.tokenize import tokenize_router
 from server.config import Config
-from server.engine.client import Admission, EngineHandle
-from server.generation.structured import Grammars
+from server.engine.client import Admission, EngineClient
+from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
@@ -66,9 +66,9 @@ def create_app(
     config: Config,
     *,
     tokenizer: Tokenizer,
-    client: EngineHandle,
+    client: EngineClient,
     metrics: Metrics,
-    grammars: Grammars,
+    grammars: GrammarChecker,
     lifespan: Lifespan | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -39,31 +39,6 @@ logger = logging.getLogger(__name__)
 
 POLLIN = int(zmq.POLLIN)  # an enumeration takes longer to compare than all of that
 EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
-
-
-class EngineHandle(Protocol):
-    """What the HTTP side needs of an engine: EngineClient, or a test's double."""
-
-    @property
-    def state(self) -> EngineState: ...
-
-    @property
-    def ready(self) -> Ready | None: ...
-
-    @property
-    def inflight(self) -> int: ...
-
-    def submit(self, submit: Submit) -> Stream: ...
-
-    def abort(self, ids: Iterable[str]) -> None: ...
-
-    @property
-    def speculation(self) -> SetSpeculation: ...
-
-    @property
-    def estimates(self) -> Estimates | None: ...
-
-    def set_speculation(self, said: SetSpeculation) -> None: ...
 
 
 class EngineClient:
@@ -225,7 +200,7 @@ class _Link:
 class Admission:
     """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
 
-    def __init__(self, client: EngineHandle, max_inflight: int) -> None:
+    def __init__(self, client: EngineClient, max_inflight: int) -> None:
         self.max_inflight = max_inflight
         self._client = client
         self._reserved = 0
