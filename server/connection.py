@@ -18,7 +18,6 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from server.api.errors import ApiError, respond
-from server.api.sse import WRITER
 
 LINGER_SECONDS = 10.0  # how long what a refused client still sends is read and dropped
 _TUNNEL = ApiError(
@@ -63,11 +62,10 @@ class Connection(H11Protocol):
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         cycle = self.cycle
-        scope.setdefault("extensions", {})[WRITER] = _ChunkWriter(cycle)
         app = self._application
         if scope["method"] == "CONNECT":
             app, cycle.keep_alive = respond(_TUNNEL), False
-        await app(scope, receive, _after_body(cycle, receive, send))
+        await app(scope, receive, _Sender(cycle, receive, send))
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """What came can be no request. Where it is in a body, it ends that body's request."""
@@ -152,47 +150,39 @@ def _size(event: h11.Request | h11.EndOfMessage) -> int:
     return line + sum(len(name) + len(value) + 4 for name, value in event.headers)
 
 
-class _ChunkWriter:
-    """`api.sse.Writer`: what `cycle.send` does with a piece of a body in chunks, which HTTP/1.0
-    does not know."""
+class _Sender:
+    """ASGI's `send`. Pieces of a body whose length is not known are written past h11, which takes
+    longer for one than all else on its way does. The last message waits for the rest of the
+    request's body (up to LINGER_SECONDS) where the connection closes with the answer: closing
+    earlier would reset it."""
 
-    __slots__ = ("_chunked", "_cycle", "_flow", "_write", "num_written")
+    def __init__(self, cycle: RequestResponseCycle, receive: Any, send: Any) -> None:
+        self._cycle, self._receive, self._send = cycle, receive, send
+        self._waits = _closes(cycle)
+        self._in_chunks = False
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self.num_written = 0
-        self._cycle, self._flow, self._write = cycle, cycle.flow, cycle.transport.write
-        self._chunked = cycle.scope["http_version"] != "1.0"
-
-    @property
-    def is_open(self) -> bool:
-        cycle = self._cycle
-        is_free = not (self._flow.write_paused or cycle.disconnected)
-        return is_free and self._chunked and cycle.response_started
-
-    def write(self, piece: bytes) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        self.num_written += 1
-
-
-def _after_body(cycle: RequestResponseCycle, receive: Any, send: Any) -> Any:
-    """A `send` whose last message waits for the rest of the request's body (up to LINGER_SECONDS)
-    where the connection closes with the answer: closing earlier would reset it."""
-    if not _closes(cycle):
-        return send
-
-    async def send_and_wait(message: Any) -> None:
-        ends = message["type"] == "http.response.body" and not message.get("more_body")
-        if not (ends and cycle.more_body):
-            await send(message)
-            return
-        await send({**message, "more_body": True})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                while (await receive()).get("more_body"):
-                    pass
-        await send({"type": "http.response.body", "body": b""})
-
-    return send_and_wait
+    async def __call__(self, message: Any) -> None:
+        cycle, more = self._cycle, message.get("more_body")
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            is_known = b"content-length" in names or cycle.scope["method"] == "HEAD"
+            self._in_chunks = cycle.scope["http_version"] == "1.1" and not is_known
+            await self._send(message)
+        elif more and self._in_chunks and message["body"]:
+            if cycle.flow.write_paused:
+                await cycle.flow.drain()
+            if not cycle.disconnected:
+                body = message["body"]
+                cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        elif not more and self._waits and cycle.more_body:
+            await self._send({**message, "more_body": True})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    while (await self._receive()).get("more_body"):
+                        pass
+            await self._send({"type": "http.response.body", "body": b""})
+        else:
+            await self._send(message)
 
 
 def _closes(cycle: RequestResponseCycle) -> bool:
