@@ -175,7 +175,7 @@ def test_an_interrupt_before_the_loop_begins_is_quiet(monkeypatch: pytest.Monkey
     async def work() -> None:
         raise AssertionError("it never begins")
 
-    monkeypatch.setattr(serve, "_loop_factory", interrupted)
+    monkeypatch.setattr(serve, "_new_loop", interrupted)
     main = work()
     with pytest.raises(KeyboardInterrupt):
         serve.run(main)
