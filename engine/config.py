@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -137,6 +138,23 @@ class AdaptiveConfig(Part):
 ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]
 
 
+# Which kind a key belongs to, where only one kind has it, so that `kind` may be left out.
+KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
+    "controller": {"k": "fixed", "k_max": "adaptive"},
+    "proposer": {"path": "draft_model", "n_max": "ngram", "n_min": "ngram"},
+}
+DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
+
+
+def with_kind(name: str, table: Any, default: str | None = None) -> Any:
+    """A table of [speculation] with the `kind` that its keys imply, else `default`."""
+    if not isinstance(table, dict) or "kind" in table:
+        return table
+    kinds = KIND_OF_KEY.get(name, {})
+    kind = next((kinds[key] for key in table if key in kinds), default)
+    return table if kind is None else {"kind": kind, **table}
+
+
 Companion = Literal["grammar", "prediction", "ngram"]
 
 
@@ -163,20 +181,11 @@ class SpeculationConfig(Part):
     @model_validator(mode="before")
     @classmethod
     def _kinds(cls, data: Any) -> Any:
-        """`controller.k=4` alone means fixed; without kind, both are the default kind."""
         if not isinstance(data, dict):
             return data
-        data = dict(data)
-        controller = data.get("controller")
-        if isinstance(controller, dict) and "kind" not in controller:
-            data["controller"] = {
-                "kind": "fixed" if "k" in controller else "adaptive",
-                **controller,
-            }
-        proposer = data.get("proposer")
-        if isinstance(proposer, dict) and "kind" not in proposer:
-            data["proposer"] = {"kind": "draft_model", **proposer}
-        return data
+        return {
+            name: with_kind(name, table, DEFAULT_KIND.get(name)) for name, table in data.items()
+        }
 
     @property
     def k_max(self) -> int:
