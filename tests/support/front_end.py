@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from engine.errors import EngineError
-from server.cli import EXIT_MISTAKE
+from engine.arguments import exit_code
 from server.config import load_config
 from server.serve import serve
 from server.supervise.supervisor import ENGINE_COMMAND
@@ -22,11 +21,10 @@ ENGINES = {"scripted": COMMAND, "real": ENGINE_COMMAND}
 def main() -> int:
     engine, *overrides = sys.argv[1:]
     config = load_config(None, overrides, {})
-    try:
-        return serve(config, load=lambda config: ByteTokenizer(), command=ENGINES[engine])
-    except EngineError as error:  # as the command does
-        sys.stderr.write(f"foredraft: {error}\n")
-        return EXIT_MISTAKE
+    return exit_code(
+        "foredraft",
+        lambda: serve(config, load=lambda config: ByteTokenizer(), command=ENGINES[engine]),
+    )
 
 
 if __name__ == "__main__":
