@@ -8,7 +8,7 @@ how the text was split. Counting tokens and aborting are the generation's.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from server.text.tokenizer import Tokenizer
 
@@ -119,7 +119,7 @@ class StopStrings:
             end, start, self.hit = min(found)
             self._held = ""
             return text[:end] if self._include else text[:start]
-        keep = len(text) - self._partial(text)
+        keep = len(text) - partial_length(text, self._stops)
         self._held = text[keep:]
         return text[:keep]
 
@@ -128,10 +128,11 @@ class StopStrings:
         text, self._held = self._held, ""
         return text
 
-    def _partial(self, text: str) -> int:
-        """Length of the longest end of `text` that may grow into a stop string."""
-        longest = max(map(len, self._stops), default=1) - 1
-        for size in range(min(longest, len(text)), 0, -1):
-            if any(len(s) > size and s.startswith(text[-size:]) for s in self._stops):
-                return size
-        return 0
+
+def partial_length(text: str, markers: Collection[str]) -> int:
+    """Length of the longest end of `text` that may grow into one of the markers."""
+    longest = max(map(len, markers), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(len(m) > size and m.startswith(text[-size:]) for m in markers):
+            return size
+    return 0
