@@ -24,7 +24,6 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from server.api.errors import ApiError, respond
-from server.api.sse import WRITER
 
 LINGER_SECONDS = 10.0  # for what is still sent and nobody wants, before the connection closes
 _TUNNEL = ApiError(
@@ -131,8 +130,6 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
-        extensions[WRITER] = _ChunkWriter(cycle)
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         elif [name for name, _ in cycle.scope["headers"]].count(b"host") != 1:
@@ -197,25 +194,6 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-class _ChunkWriter:
-    """`api.event_stream.Writer`: what `cycle.send` does with a piece of a body in chunks."""
-
-    __slots__ = ("_cycle", "_flow", "_write", "num_written")
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self.num_written = 0
-        self._cycle, self._flow, self._write = cycle, cycle.flow, cycle.transport.write
-
-    @property
-    def is_open(self) -> bool:
-        cycle = self._cycle
-        return not (self._flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
-
-    def write(self, piece: bytes) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        self.num_written += 1
 
 
 def _too_long(most: int) -> ApiError:

@@ -10,9 +10,8 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -21,15 +20,6 @@ from server.api.errors import ApiError, ClientGone, invalid
 from server.api.limits import MAX_VALUES
 
 BODY_SECONDS = 60.0
-Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # NUL is no text
-AnyObject = dict[str, Any]
-
-
-class Part(BaseModel):
-    """An object of a request. Subclasses that nothing is read by describe, in /openapi.json, what
-    a function reads by hand to name every mistake in it."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 async def read_body(http: HttpRequest, limit: int) -> bytes:

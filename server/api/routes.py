@@ -16,7 +16,7 @@ from starlette.routing import request_response
 
 from server.api import replies
 from server.api.body import read_body
-from server.api.schema import RequestBody, parse
+from server.api.request import RequestBody, parse
 from server.api.services import Services
 
 EVENT = {

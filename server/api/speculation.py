@@ -20,9 +20,9 @@ from pydantic import Field
 from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
 from server.api import replies
 from server.api.auth import check_admin
-from server.api.body import Part, parse_json, read_body
+from server.api.body import parse_json, read_body
 from server.api.errors import ApiError, NotReady, invalid
-from server.api.explain import shown
+from server.api.request import Part, shown
 from server.api.routes import REFUSALS, refusals
 from server.api.services import Services
 from server.engine.lifecycle import NOT_READY

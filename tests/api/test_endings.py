@@ -13,9 +13,9 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
-from server.api.completions import CompletionChunks
+from server.api.completions import KIND, CompletionShape
 from server.api.intake import Call
-from server.api.sse import GenerationStream
+from server.api.sse import EventStream, chunks
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
@@ -97,7 +97,7 @@ def test_client_leaves_before_the_stream_begins() -> None:
 
     async def main() -> None:
         generation.start(arrival=0.0)
-        response = GenerationStream(call, CompletionChunks())
+        response = EventStream(call, chunks(call, KIND, CompletionShape().choices))
         scope = {"type": "http", "method": "POST"}
         with pytest.raises(OSError, match="broken pipe"):
             await response(scope, receive, send)
