@@ -53,7 +53,7 @@ def _schema_or_its_text(value: AnyObject | str) -> AnyObject:
             raise fault("", "`{path}` is no valid JSON") from None
         if not isinstance(value, dict):
             raise fault("", "`{path}` must be the text of an object")
-        twice = duplicate_key(text, value)
+        twice = duplicate_key(text)
         if twice is not None:
             raise fault(twice, "`{path}` is given twice", "duplicate_field")
     return _schema(value)

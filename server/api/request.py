@@ -51,6 +51,18 @@ class Part(BaseModel):
         return value
 
 
+class OrNull:
+    """Of a described field: it may be null."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        found, null = handler(schema), {"type": "null"}
+        members = found["anyOf"] if found.keys() == {"anyOf"} else [found]
+        return {"anyOf": members if null in members else [*members, null]}
+
+
 class RequestBody(Part):
     """The body of an endpoint. Names and meaning of its fields: `server.api.fields`."""
 
@@ -78,13 +90,13 @@ class RequestBody(Part):
             if row.kind == "refused":
                 continue
             field, about = fields[name], f"{row.meaning} Must be {row.allowed}."
-            kind: Any = Annotated[(field.annotation, *field.metadata, None)]
+            hints = (field.annotation, *field.metadata, None)
             if cls.model_fields.get(name, field).is_required():
-                described[name] = (kind, Field(description=about))
+                described[name] = (Annotated[hints], Field(description=about))
             else:
-                described[name] = (kind | None, Field(None, description=about))
+                described[name] = (Annotated[*hints, OrNull], Field(None, description=about))
         model = create_model(cls.__name__, __base__=Part, **described)
-        return handler(model.__pydantic_core_schema__)
+        return handler.resolve_ref_schema(handler(model.__pydantic_core_schema__))
 
 
 Request = TypeVar("Request", bound=RequestBody)

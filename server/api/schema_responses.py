@@ -20,7 +20,7 @@ from server.api.fields import LOGPROBS
 from server.api.limits import MAX_MESSAGES, MAX_TOOLS
 from server.api.request import Absent, AnyObject, Label, Part, RequestBody, Text, split
 from server.api.schema import ChatRequest, Length
-from server.api.tools import Function, FunctionName
+from server.api.tools import FunctionName, ToolFunction
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
 
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
@@ -105,7 +105,7 @@ class Reasoning(Part):
     mode: None = None
 
 
-class FlatTool(Function):
+class FlatTool(ToolFunction):
     type: Literal["function"]
 
 

@@ -23,7 +23,7 @@ from engine.messages import Grammar
 from server.api.errors import invalid
 from server.api.schema import ChatRequest
 from server.api.services import Services
-from server.api.tools import Function, tool_choice
+from server.api.tools import ToolFunction, tool_choice
 from server.errors import GrammarRefused
 from server.generation.choice import Finish
 from server.text.tools.calls import CallArguments, CallBegin, Text, ToolCallParser, ToolEvent
@@ -103,7 +103,7 @@ class ToolUse:
     """Tools that a model is told of: `offered` may be called."""
 
     format: ToolFormat
-    offered: tuple[Function, ...]
+    offered: tuple[ToolFunction, ...]
     skip_special_tokens: bool
 
     def reader(self, request_id: str, choice: int) -> CallReader:
@@ -164,7 +164,7 @@ async def _name_the_strict(services: Services, request: ChatRequest, use: ToolUs
             await services.grammars.check(alone, param=f"tools[{i}].function.parameters")
 
 
-def _schema(tool: Function) -> Mapping[str, Any]:
+def _schema(tool: ToolFunction) -> Mapping[str, Any]:
     return NO_ARGUMENTS if tool.parameters is None else {**ANY_OBJECT, **tool.parameters}
 
 

@@ -30,7 +30,7 @@ Description = Annotated[Text, Field(max_length=MAX_DESCRIPTION)]
 NO_PARAMETERS: AnyObject = {"type": "object", "properties": {}}
 
 
-class Function(Part):
+class ToolFunction(Part):
     """`strict`: arguments are held to `parameters`, a JSON schema."""
 
     name: FunctionName
@@ -41,7 +41,7 @@ class Function(Part):
 
 class Tool(Part):
     type: Literal["function"]
-    function: Function
+    function: ToolFunction
 
     def as_template_sees(self) -> dict[str, Any]:
         """In the key order of transformers' own."""

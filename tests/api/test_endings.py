@@ -222,7 +222,7 @@ def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
 
 
 def test_a_running_stream_survives_the_stop_signal() -> None:
-    """sse-starlette cuts streams half a second after uvicorn's SIGTERM; ours run to their end."""
+    """Streams run to their end; sse-starlette cuts them half a second after uvicorn's SIGTERM."""
     gate, client = gated()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         body = {**LONG, "max_tokens": 2, "stream": True}
