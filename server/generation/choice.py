@@ -38,16 +38,6 @@ class Delta:
     tokens: Sequence[int] = ()  # counted since the last one, whether or not their text is out
     provenance: list[Origin] | None = None
 
-    @property
-    def says_more(self) -> bool:
-        """Whether there is anything besides text."""
-        return (
-            self.finish is not None
-            or self.logprobs is not None
-            or self.provenance is not None
-            or bool(self.tokens)
-        )
-
 
 class Choice:
     """`params` are those that its request went to the engine with."""

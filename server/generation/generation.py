@@ -7,12 +7,12 @@ shows a part of a stop string. Leaves HTTP shapes to `server.api`, scheduling to
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from engine.messages import TokenLogprobs
 from server.engine.client import EngineClient
-from server.engine.mailbox import Wake
 from server.errors import GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
@@ -43,7 +43,7 @@ class Generation:
         self._began = clock()
         self._first_token: float | None = None  # when the first token of any choice came
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
-        self._wake = Wake()
+        self._wake = asyncio.Event()
         self._open: list[Choice] = []  # not finished
         self._failure: Exception | None = None  # to be raised when what came before it was taken
         self._failed = self._ended = False
@@ -83,10 +83,9 @@ class Generation:
         finally:
             self.close()
 
-    async def news(self, act: Callable[[], bool] | None = None) -> None:
-        """Returns when `take` may have something; with `act`, which takes it, when that returns
-        False."""
-        await (self._wake.wait() if act is None else self._wake.until(act))
+    async def news(self) -> None:
+        """Returns when `take` may have something."""
+        await self._wake.wait()
 
     def take(self) -> list[Delta]:
         """What came since the last time; the caller closes. Raises as `deltas`, but only once what

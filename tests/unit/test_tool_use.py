@@ -11,8 +11,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Grammar
-from server.api.schema import parse
-from server.api.schema_chat import ChatRequest
+from server.api.request import parse
+from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.api.tool_use import grammar_of, tool_use
 from server.config import Config, ServerConfig

@@ -23,8 +23,8 @@ from server.api.chat import start_chat
 from server.api.completions import CompletionRequest, start_completion
 from server.api.errors import ApiError, as_api_error
 from server.api.limits import MAX_LENGTH_FIELD
-from server.api.schema import parse
-from server.api.schema_chat import ChatRequest
+from server.api.request import parse
+from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.config import Config
 from server.engine.client import Admission, EngineClient
