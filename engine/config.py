@@ -1,5 +1,5 @@
-"""EngineConfig: what the operator said. Frozen; an unknown key is an error; facts discovered at
-start (vocabulary, number of blocks, EOS ids) are `messages.Ready`, never written back here.
+"""EngineConfig: what the operator configured. Frozen; an unknown key is an error. Facts found at
+start (vocabulary, number of blocks, EOS ids) are in `messages.Ready`, never written back here.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class SpeculationConfig(Part):
 
 
 class EngineConfig(Part):
-    """Everything the engine process is told. Field names are the TOML tables."""
+    """The configuration of the engine process. Field names are the TOML tables."""
 
     target: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -219,7 +219,7 @@ class EngineConfig(Part):
 
 
 def model_folder(path: str, role: Role) -> str:
-    """Where a model is: the built-in pair's folder for `demo`, else what was said."""
+    """Where a model is: the built-in pair's folder for `demo`, else the path as given."""
     if path == BUILTIN:
         return str(Path(__file__).parent / "demo" / role)
     return os.path.expanduser(path)  # unlike Path's, leaves alone what it does not know
@@ -228,7 +228,7 @@ def model_folder(path: str, role: Role) -> str:
 def folder_of(path: str, role: Role) -> Path | None:
     """The local folder of a model, or None where `path` can only be a hub name. Raises
     ModelError."""
-    # os.path, unlike Path, says False of a name that no file can have.
+    # os.path, unlike Path, returns False for a name that no file can have.
     folder, name = os.path.expanduser(path), f"the {role} model {path[:200]!r}"
     if os.path.isdir(folder):
         if not os.path.isfile(os.path.join(folder, "config.json")):

@@ -100,7 +100,7 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
 def overrides(parsed: argparse.Namespace) -> list[str]:
     """The options as `key=value`."""
     names = parsed.served_model_name
-    said = {
+    given = {
         "target.path": parsed.target,
         "speculation.proposer.path": parsed.draft,
         "server.host": parsed.host,
@@ -108,7 +108,7 @@ def overrides(parsed: argparse.Namespace) -> list[str]:
         "server.served_model_name": names[0] if names and len(names) == 1 else names,
         "server.api_key": parsed.api_key,
     }
-    return [*overrides_of(said), *parsed.sets]
+    return [*overrides_of(given), *parsed.sets]
 
 
 def run_serve(parsed: argparse.Namespace) -> int:

@@ -249,8 +249,8 @@ def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> d
 
 
 def _fit_proposer(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The built-in draft fits the built-in target only, so another target without a word about
-    the proposer gets n-gram lookup, which needs no model."""
+    """The built-in draft fits the built-in target only, so another target without a
+    proposer gets n-gram lookup, which needs no model."""
     target, speculation = data.get("target", {}), data.get("speculation", {})
     if not isinstance(target, dict) or not isinstance(speculation, dict):
         return data, ()
@@ -297,7 +297,7 @@ def _shown(path: list[str], given: object) -> str:
 
 
 def _written_path(loc: tuple[int | str, ...], data: Mapping[str, Any]) -> list[str]:
-    """pydantic's location without the union tags, which nobody wrote."""
+    """pydantic's location without the union tags, which are not in the data."""
     path: list[str] = []
     at: Any = data
     for part in loc:

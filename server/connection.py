@@ -116,7 +116,7 @@ class Connection(H11Protocol):
 
 
 class _BoundedParser(h11.Connection):
-    """Tells `refuse` (status, message, code) of what is no request, instead of raising. h11 bounds
+    """Calls `refuse(status, message, code)` for what is no request, instead of raising. h11 bounds
     heads that are not complete; this one those that came in one piece, too."""
 
     def __init__(self, most: int, refuse: Callable[[int, str, str], None]) -> None:
@@ -131,10 +131,10 @@ class _BoundedParser(h11.Connection):
                 raise h11.RemoteProtocolError("too long", error_status_hint=431)
             return event
         except h11.RemoteProtocolError as error:
-            self._refuse(*self._told(error))
+            self._refuse(*self._refusal(error))
             return h11.NEED_DATA
 
-    def _told(self, error: h11.RemoteProtocolError) -> tuple[int, str, str]:
+    def _refusal(self, error: h11.RemoteProtocolError) -> tuple[int, str, str]:
         if error.error_status_hint == 431:
             bound = f"may have at most {self._most} bytes, as its trailers"
             return 431, f"the first line and headers of a request {bound}", "head_too_large"

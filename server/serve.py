@@ -132,7 +132,7 @@ class Service:
         announcing = asyncio.create_task(self._say_ready(http))
         try:
             await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
-            # HTTP goes on meanwhile: running streams end, new requests are told why not.
+            # HTTP goes on meanwhile: running streams end, new requests get the reason.
             await self._supervisor.stop(self._config.server.grace_seconds)
         finally:
             announcing.cancel()

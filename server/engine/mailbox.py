@@ -1,4 +1,4 @@
-"""Stream: one request's mailbox between the engine's events and whoever reads them."""
+"""Stream: one request's mailbox between the engine's events and its reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.messages import Output
 class Stream:
     """One request's mailbox. Outputs that arrive while nobody reads are merged into one: tokens,
     logprobs and sources are appended, counters replaced, `finish` kept. One reader at a time.
-    `steps`: what the last reading merged, for whoever wants counters of a step in between."""
+    `steps`: what the last reading merged, for counters of single steps."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -60,7 +60,7 @@ class Stream:
         output = self.steps[0] if len(self.steps) == 1 else _merged(self.steps)
         self._exhausted = output.finish is not None
         if self._failure is not None:
-            self._wake.set()  # still to be told
+            self._wake.set()  # the failure is still to come
         return output
 
     def put(self, output: Output) -> None:

@@ -1,4 +1,4 @@
-"""Grammars: the way in for whoever constrains text (response_format, structured_outputs, tools).
+"""Grammars: how text is constrained (response_format, structured_outputs, tools).
 
 A user's grammar is compiled in a process of its own first, since neither a thread nor an event loop
 survives a bad one: a child of the front end, which has the tokenizer at hand, forks for each. One
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 MAX_VERDICTS = 512
 START_SECONDS = 60.0  # for the first child to read the tokenizer
 WAIT_SECONDS = 0.5  # for a lost one to be replaced
-PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child says so itself by then, ...
-SLACK_SECONDS = 2.0  # ... or is given up after this much more
+PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child answers by then, ...
+SLACK_SECONDS = 2.0  # ... or is killed after this much more
 RETRY_SECONDS = 1.0
 BUSY: tuple[str, CheckOutcome] = ("too many grammars are being compiled; try again", "busy")
 # Threads do not survive a fork, and the child forks.
@@ -75,7 +75,7 @@ class GrammarChecker:
         self._verdicts: OrderedDict[Grammar, asyncio.Task[str]] = OrderedDict()
         self._keeping: asyncio.Task[None] | None = None
         self._child = _Child()
-        self._known = asyncio.Event()  # the child answers, or `_unusable` says why none ever will
+        self._known = asyncio.Event()  # the child answers, or `_unusable` holds why none will
         self._unusable: str | None = None
         self._served = False
         self._retired = False

@@ -36,7 +36,7 @@ class Usage:
     def take(self, steps: Sequence[Output], taken: int, *, stopped: bool) -> None:
         """Some steps of one choice. Their first `taken` tokens are in the completion; `stopped`:
         because a stop string was complete with them. Steps after that are not counted: how far the
-        engine gets before it hears of a stop string depends on time. `completion_tokens` are
+        engine gets before the abort arrives depends on time. `completion_tokens` are
         counted by the caller, who finds the stop strings."""
         guessed_from_prediction = 0
         for step in steps:

@@ -1,6 +1,6 @@
 """EngineSupervisor: keeps one engine process alive behind an EngineClient.
 
-Owns the child, its private endpoints and its states (supervise.lifecycle decides, this acts).
+Owns the child, its private endpoints and its states (engine.lifecycle decides, this acts).
 Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
 again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
 (server.engine.client), and what to do when `failed` is set (exit non-zero: the cli).
@@ -120,7 +120,7 @@ class EngineSupervisor:
             self._client.send(Stop())
             await _within(STOP_SECONDS, self._finished)
 
-    # -- one incarnation after the other -------------------------------------------------------
+    # -- one incarnation after the other --
 
     async def _supervise(self) -> None:
         try:
@@ -145,11 +145,11 @@ class EngineSupervisor:
             return self._after_loss(loss) if loss is not None else None
         finally:
             self._incarnation = None
-            await self._client.disconnect()
+            self._client.disconnect()
             await incarnation.close()
 
     def _after_loss(self, loss: Loss) -> float | None:
-        """Streams first: nobody waits for the killing and sweeping that follow."""
+        """Streams end first, before the process is killed and its folder removed."""
         delay: float | None = None
         if self.state != "draining":
             delay = self._lifecycle.lose(loss, self._clock())

@@ -207,7 +207,7 @@ async def connected(
         yield peer, events
     finally:
         peer.close()
-        await client.disconnect()
+        client.disconnect()
 
 
 async def heard(events: asyncio.Queue[Event]) -> Event:
@@ -278,7 +278,7 @@ def test_submit_before_the_engine_has_connected_is_not_lost(tmp_path: Path) -> N
         assert isinstance(second, Submit)
         assert (first.id, second.id) == ("a", "b")
         peer.close()
-        await client.disconnect()
+        client.disconnect()
 
     asyncio.run(scenario())
 
