@@ -88,8 +88,8 @@ def text_piece_bytes(piece: str) -> bytes:
 
 
 def forget_torch() -> None:
-    """For the rest of this process torch is not installed, unless it has been imported already. Call
-    it before transformers is imported, whose warning that there are no models is not logged."""
+    """For the rest of this process torch is not installed, unless it has been imported already.
+    Call it before transformers is imported, whose warning about that is not logged."""
     modules: dict[str, Any] = sys.modules
     modules.setdefault("torch", None)  # the import system's way to say that there is none
     logging.getLogger("transformers").addFilter(_is_not_about_torch)
