@@ -1,11 +1,12 @@
-"""EngineConfig: what the operator said. Frozen; an unknown key is an error; facts discovered at
-start (vocabulary, number of blocks, EOS ids) are `messages.Ready`, never written back here.
+"""EngineConfig: what the operator configured. Frozen; an unknown key is an error. Facts found at
+start (vocabulary, number of blocks, EOS ids) are in `messages.Ready`, never written back here.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -137,6 +138,23 @@ class AdaptiveConfig(Part):
 ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]
 
 
+# Which kind a key belongs to, where only one kind has it, so that `kind` may be left out.
+KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
+    "controller": {"k": "fixed", "k_max": "adaptive"},
+    "proposer": {"path": "draft_model", "n_max": "ngram", "n_min": "ngram"},
+}
+DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
+
+
+def with_kind(name: str, table: Any, default: str | None = None) -> Any:
+    """A table of [speculation] with the `kind` that its keys imply, else `default`."""
+    if not isinstance(table, dict) or "kind" in table:
+        return table
+    kinds = KIND_OF_KEY.get(name, {})
+    kind = next((kinds[key] for key in table if key in kinds), default)
+    return table if kind is None else {"kind": kind, **table}
+
+
 Companion = Literal["grammar", "prediction", "ngram"]
 
 
@@ -163,20 +181,11 @@ class SpeculationConfig(Part):
     @model_validator(mode="before")
     @classmethod
     def _kinds(cls, data: Any) -> Any:
-        """`controller.k=4` alone means fixed; without kind, both are the default kind."""
         if not isinstance(data, dict):
             return data
-        data = dict(data)
-        controller = data.get("controller")
-        if isinstance(controller, dict) and "kind" not in controller:
-            data["controller"] = {
-                "kind": "fixed" if "k" in controller else "adaptive",
-                **controller,
-            }
-        proposer = data.get("proposer")
-        if isinstance(proposer, dict) and "kind" not in proposer:
-            data["proposer"] = {"kind": "draft_model", **proposer}
-        return data
+        return {
+            name: with_kind(name, table, DEFAULT_KIND.get(name)) for name, table in data.items()
+        }
 
     @property
     def k_max(self) -> int:
@@ -187,7 +196,7 @@ class SpeculationConfig(Part):
 
 
 class EngineConfig(Part):
-    """Everything the engine process is told. Field names are the TOML tables."""
+    """The configuration of the engine process. Field names are the TOML tables."""
 
     target: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -210,7 +219,7 @@ class EngineConfig(Part):
 
 
 def model_folder(path: str, role: Role) -> str:
-    """Where a model is: the built-in pair's folder for `demo`, else what was said."""
+    """Where a model is: the built-in pair's folder for `demo`, else the path as given."""
     if path == BUILTIN:
         return str(Path(__file__).parent / "demo" / role)
     return os.path.expanduser(path)  # unlike Path's, leaves alone what it does not know
@@ -219,7 +228,7 @@ def model_folder(path: str, role: Role) -> str:
 def folder_of(path: str, role: Role) -> Path | None:
     """The local folder of a model, or None where `path` can only be a hub name. Raises
     ModelError."""
-    # os.path, unlike Path, says False of a name that no file can have.
+    # os.path, unlike Path, returns False for a name that no file can have.
     folder, name = os.path.expanduser(path), f"the {role} model {path[:200]!r}"
     if os.path.isdir(folder):
         if not os.path.isfile(os.path.join(folder, "config.json")):

@@ -2,7 +2,6 @@
 
 Promises: commands are taken between steps; an idle engine beats once a second from this very loop
 (a stuck step is therefore silence); the last message of a failing process is Fatal(sentence).
-Leaves to others: what a step does (engine.core), how it ends with its parent (engine.child.parent).
 Free of torch: the engine is made by a function that is passed in.
 
 Exit codes: 0 drained or stopped; 1 something unexpected, or the parent is gone; 2 the engine could
@@ -39,7 +38,7 @@ from engine.messages import (
 
 logger = logging.getLogger(__name__)
 
-LINGER_MILLISECONDS = 2000  # the last words may take this long to leave
+LINGER_MILLISECONDS = 2000  # the last messages may take this long to leave
 
 EXIT_DONE = 0
 EXIT_UNEXPECTED = 1
@@ -65,8 +64,8 @@ class StepEngine(Protocol):
 
 
 class EngineProcess:
-    """`run()` is the whole life of the process; it returns the exit code. `alone`: there is nobody
-    to tell the operator what its last message says."""
+    """`run()` is the whole life of the process; it returns the exit code. `alone`: no
+    parent shows the operator its last message, so it is logged."""
 
     def __init__(
         self,
@@ -94,30 +93,26 @@ class EngineProcess:
         self._stopping = False
 
     def run(self) -> int:
+        made = False
         try:
-            engine = self._make()
-            if engine is None:
-                return EXIT_CANNOT_START
+            engine = self._make_engine()
+            made = True
             freeze_memory()
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._send(engine.ready)
             self._serve(engine)
             return EXIT_DONE
         except EngineError as error:
-            self._die(Fatal(_one_line(error)))
+            if self._alone:
+                logger.error("the engine stops: %s", _one_line(error))
+            self._send(Fatal(_one_line(error), useless_to_retry=not made))
+            return EXIT_UNEXPECTED if made else EXIT_CANNOT_START
         except Exception as error:
             logger.exception("the engine stops: unexpected error")
             self._send(Fatal(f"the engine failed: {type(error).__name__}: {_one_line(error)}"))
+            return EXIT_UNEXPECTED
         finally:
             self._context.destroy(linger=LINGER_MILLISECONDS)
-        return EXIT_UNEXPECTED
-
-    def _make(self) -> StepEngine | None:
-        try:
-            return self._make_engine()
-        except EngineError as error:
-            self._die(Fatal(_one_line(error), useless_to_retry=True))
-            return None
 
     def _serve(self, engine: StepEngine) -> None:
         while True:
@@ -141,9 +136,9 @@ class EngineProcess:
                 data = self._commands.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._obey(engine, self._decode(data))
+            self._execute(engine, self._decode(data))
 
-    def _obey(self, engine: StepEngine, command: Command) -> None:
+    def _execute(self, engine: StepEngine, command: Command) -> None:
         match command:
             case Submit() if self._draining:
                 refused = Output(id=command.id, finish="error", error="the engine is shutting down")
@@ -152,28 +147,19 @@ class EngineProcess:
                 engine.add(command)
             case Abort():
                 engine.abort(command.ids)
-            case SetSpeculation():
-                self._switch(engine, command)
+            case SetSpeculation():  # which the front end has checked
+                try:
+                    engine.set_speculation(command.mode, command.k)
+                except EngineError as error:
+                    logger.warning("speculation stays as it was: %s", _one_line(error))
+                self._send(Outputs([], engine.gauges()))  # shows it at once, also while idle
             case Drain():
                 self._draining = True
             case Stop():
                 self._stopping = True
 
-    def _switch(self, engine: StepEngine, said: SetSpeculation) -> None:
-        """Obey, and show it at once, also while idle. The front end has checked it before."""
-        try:
-            engine.set_speculation(said.mode, said.k)
-        except EngineError as error:
-            logger.warning("speculation stays as it was: %s", _one_line(error))
-        self._send(Outputs([], engine.gauges()))
-
     def _send(self, event: Event) -> None:
         self._events.send(self._encode(event))
-
-    def _die(self, fatal: Fatal) -> None:
-        if self._alone:
-            logger.error("the engine stops: %s", fatal.message)
-        self._send(fatal)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
         self._draining = True

@@ -17,18 +17,17 @@ from fastapi.routing import APIRoute
 
 from server.api import errors
 from server.api.auth import ApiKey
-from server.api.capabilities import capabilities_router, models_router
 from server.api.chat import chat_router
 from server.api.completions import completions_router
-from server.api.openapi import openapi_router
-from server.api.ops import OPEN_PATHS, ops_router
+from server.api.info import OPEN_PATHS, info_router
 from server.api.responses import responses_router
+from server.api.routes import openapi_router
 from server.api.services import Services
 from server.api.speculation import speculation_router
 from server.api.tokenize import tokenize_router
 from server.config import Config
-from server.engine.client import Admission, EngineHandle
-from server.generation.structured import Grammars
+from server.engine.client import Admission, EngineClient
+from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
@@ -37,11 +36,9 @@ ROUTERS = (
     chat_router,
     responses_router,
     tokenize_router,
-    models_router,
-    capabilities_router,
     speculation_router,
     openapi_router,
-    ops_router,
+    info_router,
 )
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -66,9 +63,9 @@ def create_app(
     config: Config,
     *,
     tokenizer: Tokenizer,
-    client: EngineHandle,
+    client: EngineClient,
     metrics: Metrics,
-    grammars: Grammars,
+    grammars: GrammarChecker,
     lifespan: Lifespan | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,

@@ -1,4 +1,4 @@
-"""The `foredraft` command: serve | bench | evaluate | plan | replay | train demo. It hands over.
+"""The `foredraft` command: serve | bench | evaluate | plan | replay | train demo.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.
@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
+from typing import NoReturn
 
-from engine.arguments import Parser, whole
-from engine.errors import EngineError
+from engine.arguments import Parser, exit_code, whole
 from server.config import load_config, overrides_of
 
-EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
-
-# Offline commands run as programs of their own, so that the front end's modules need not import
-# them. Most are the engine's.
+# Offline commands are programs of their own, so that the front end's modules need not import them.
 PROGRAMS = {
     ("bench", "suite"): "engine.lab.bench.suite",
     ("bench", "machine"): "engine.lab.bench.machine",
@@ -54,15 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     for words, module in PROGRAMS.items():
         if tuple(given[: len(words)]) == words:
-            return run_program(program_of(module, given), given[len(words) :])
+            run_program(program_of(module, given), given[len(words) :])
     parsed = build_parser().parse_args(given)
-    try:
-        return int(parsed.run(parsed))
-    except EngineError as error:
-        sys.stderr.write(f"foredraft: {error}\n")
-        return EXIT_MISTAKE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return exit_code("foredraft", lambda: run_serve(parsed))
 
 
 def program_of(module: str, given: Sequence[str]) -> str:
@@ -107,13 +95,12 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
         "--set", dest="sets", action="append", default=[], metavar="key=value",
         help="any configuration key; may be repeated",
     )  # fmt: skip
-    serve.set_defaults(run=run_serve)
 
 
 def overrides(parsed: argparse.Namespace) -> list[str]:
     """The options as `key=value`."""
     names = parsed.served_model_name
-    said = {
+    given = {
         "target.path": parsed.target,
         "speculation.proposer.path": parsed.draft,
         "server.host": parsed.host,
@@ -121,7 +108,7 @@ def overrides(parsed: argparse.Namespace) -> list[str]:
         "server.served_model_name": names[0] if names and len(names) == 1 else names,
         "server.api_key": parsed.api_key,
     }
-    return [*overrides_of(said), *parsed.sets]
+    return [*overrides_of(given), *parsed.sets]
 
 
 def run_serve(parsed: argparse.Namespace) -> int:
@@ -132,29 +119,6 @@ def run_serve(parsed: argparse.Namespace) -> int:
     return serve(config)
 
 
-def run_program(
-    module: str,
-    arguments: Sequence[str],
-    *,
-    call: Callable[[Sequence[str]], int] | None = None,
-) -> int:
-    """`python -m module ARGS` as a child; Ctrl-C reaches both, SIGTERM is handed on, and the
-    child's code is ours (128 and more: the signal that ended it)."""
-    call = call or _call
-    try:
-        return call([sys.executable, "-m", module, *arguments])
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-
-
-def _call(command: Sequence[str]) -> int:
-    with subprocess.Popen(command) as child:
-        before = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
-        try:
-            code = child.wait()
-        except BaseException:
-            child.kill()
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    return code if code >= 0 else 128 - code
+def run_program(module: str, arguments: Sequence[str]) -> NoReturn:
+    """`python -m module ARGS` in place of this process: signals and exit code are the program's."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

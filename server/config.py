@@ -20,18 +20,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from engine.config import BUILTIN, EngineConfig
+from engine.config import BUILTIN, DEFAULT_KIND, EngineConfig, with_kind
 from engine.errors import ConfigError
 
 ENV_PREFIX = "FOREDRAFT__"
 BUILTIN_NAME = "foredraft-demo"
-
-# Which variant a key belongs to, so that a layer may switch variants without spelling out `kind`.
-KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
-    "controller": {"k": "fixed", "k_max": "adaptive"},
-    "proposer": {"path": "draft_model", "n_max": "ngram", "n_min": "ngram"},
-}
-DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -180,16 +173,19 @@ def load_config(
     path: str | Path | None, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Config:
     """`overrides` are `key=value` strings as of `--set`. Raises ConfigError."""
-    data: dict[str, Any] = {} if path is None else _normal(_read(Path(path)))
-    for name in sorted(env or ()):
-        if name.startswith(ENV_PREFIX) and env and env[name] != "":
-            key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-            data = _merge(data, _normal(_nest(key, env[name], said=f"the variable {name}")))
+    data = {} if path is None else _with_kinds(_read(Path(path)))
+    given = [
+        (name.removeprefix(ENV_PREFIX).lower().replace("__", "."), text, f"the variable {name}")
+        for name, text in sorted((env or {}).items())
+        if name.startswith(ENV_PREFIX) and text != ""
+    ]
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(f"--set {override} has no value; it must look like key=value")
-        data = _merge(data, _normal(_nest(key.strip(), text.strip(), said=f"--set {override}")))
+        given.append((key.strip(), text.strip(), f"--set {override}"))
+    for key, text, source in given:
+        data = _merge(data, _with_kinds(_nest(key, text, source)))
     data, notes = _fit_proposer(data)
     try:
         config = _All.model_validate(data)
@@ -208,12 +204,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration {path} is not valid TOML: {error}") from None
 
 
-def _nest(key: str, text: str, *, said: str) -> dict[str, Any]:
+def _nest(key: str, text: str, source: str) -> dict[str, Any]:
     """{"a": {"b": value}} of "a.b" and a value as TOML types it, a bare word being a string."""
     parts = key.split(".")
     if not all(parts):
-        raise ConfigError(f"{said} names no key; a key looks like speculation.controller.k")
-    value: Any = _typed(text)
+        raise ConfigError(f"{source} names no key; a key looks like speculation.controller.k")
+    value = _typed(text)
     for part in reversed(parts):
         value = {part: value}
     return dict(value)
@@ -224,24 +220,17 @@ def _typed(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    value = parsed["value"]
-    return (
-        value if len(parsed) == 1 and isinstance(value, int | float | str | list | dict) else text
-    )
+    is_one = len(parsed) == 1 and isinstance(parsed["value"], int | float | str | list | dict)
+    return parsed["value"] if is_one else text
 
 
-def _normal(layer: dict[str, Any]) -> dict[str, Any]:
-    """One layer with `kind` written where a key tells it."""
+def _with_kinds(layer: dict[str, Any]) -> dict[str, Any]:
+    """One layer with `kind` written where a key implies it."""
     speculation = layer.get("speculation")
     if not isinstance(speculation, dict):
         return layer
-    parts = dict(speculation)
-    for name, kinds in KIND_OF_KEY.items():
-        table = parts.get(name)
-        if isinstance(table, dict) and "kind" not in table:
-            told = [kinds[key] for key in table if key in kinds]
-            parts[name] = {"kind": told[0], **table} if told else table
-    return {**layer, "speculation": parts}
+    tables = {name: with_kind(name, table) for name, table in speculation.items()}
+    return {**layer, "speculation": tables}
 
 
 def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> dict[str, Any]:
@@ -260,8 +249,8 @@ def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> d
 
 
 def _fit_proposer(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The built-in draft fits the built-in target only, so another target without a word about
-    the proposer gets n-gram lookup, which needs no model."""
+    """The built-in draft fits the built-in target only, so another target without a
+    proposer gets n-gram lookup, which needs no model."""
     target, speculation = data.get("target", {}), data.get("speculation", {})
     if not isinstance(target, dict) or not isinstance(speculation, dict):
         return data, ()
@@ -308,7 +297,7 @@ def _shown(path: list[str], given: object) -> str:
 
 
 def _written_path(loc: tuple[int | str, ...], data: Mapping[str, Any]) -> list[str]:
-    """pydantic's location without the union tags, which nobody wrote."""
+    """pydantic's location without the union tags, which are not in the data."""
     path: list[str] = []
     at: Any = data
     for part in loc:

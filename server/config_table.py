@@ -54,10 +54,10 @@ def _row(key: str, field: FieldInfo, meaning: str) -> str:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """The choices or the range, as far as the field says."""
+    """The choices or the range, as far as the field has them."""
     many = get_origin(field.annotation) is tuple
-    said = get_args(field.annotation)[0] if many else field.annotation
-    choices = [value for value in get_args(said) if isinstance(value, str)]
+    inner = get_args(field.annotation)[0] if many else field.annotation
+    choices = [value for value in get_args(inner) if isinstance(value, str)]
     if choices:
         return "a list of " * many + ", ".join(f"`{choice}`" for choice in choices)
     bounds = [

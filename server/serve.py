@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from engine.config import check_folders, model_folder
 from engine.errors import ConfigError, EngineError
 from engine.messages import StepMetrics
 from server.app import create_app
-from server.config import Config, ServerConfig
+from server.config import Config
 from server.connection import Connection
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState, RestartPolicy
@@ -48,21 +49,22 @@ SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it 
 
 
 class Service:
-    """`run()` is the whole life of the front end. `load` and `command` are parameters for tests."""
+    """`run()` is the whole life of the front end. `announce(config, port)` is the line for stdout
+    once it serves."""
 
     def __init__(
         self,
         config: Config,
         listener: socket.socket,
         *,
-        load: Callable[[Config], Tokenizer] | None = None,
-        command: Sequence[str] = ENGINE_COMMAND,
-        say: Callable[[str], None] | None = None,
+        load: Callable[[Config], Tokenizer],
+        command: Sequence[str],
+        announce: Callable[[Config, int], str],
     ) -> None:
         self._config = config
         self._listener = listener
-        self._load = load or load_for
-        self._say = say or say_line
+        self._load = load
+        self._announce = announce
         self._metrics = Metrics()
         self._speculation_log = SpeculationLog(time.monotonic)
         self._grammars = grammar_checker(config, self._metrics.observe_grammar)
@@ -70,11 +72,17 @@ class Service:
         self._supervisor = EngineSupervisor(
             config.engine,
             self._client,
-            settings=_settings(config.server),
+            settings=SupervisorSettings(
+                watchdog=config.server.watchdog_seconds,
+                start_timeout=config.server.start_timeout_seconds,
+                restarts=RestartPolicy(
+                    config.server.max_restarts, config.server.restart_window_seconds
+                ),
+            ),
             command=command,
             on_state=self._on_state,
         )
-        self._stop = asyncio.Event()
+        self._over = asyncio.Event()  # a signal came, or the engine was given up
         self._ready = asyncio.Event()
         self._http: _Http | None = None
         self._hurry: asyncio.Task[None] | None = None
@@ -86,21 +94,27 @@ class Service:
             loop.add_signal_handler(number, self._on_signal, number)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
-        over = asyncio.create_task(self._over())
+        over = asyncio.create_task(self._over.wait())
         loading = _in_thread(lambda: self._load(self._config))
         try:
             first: set[asyncio.Future[Any]] = {loading, over}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
-                await self._serve_http(loading.result(), over)
+                await self._serve_http(loading.result())
         finally:
             over.cancel()
             await self._supervisor.stop(0.0)
             if self._hurry is not None:
                 await self._hurry
-        return self._outcome()
+        if not self._supervisor.failed.is_set():
+            return EXIT_STOPPED
+        sentence = self._supervisor.failure or "the engine failed"
+        if not self._ready.is_set():
+            raise EngineError(sentence)
+        logger.error("giving up: %s", sentence)
+        return EXIT_ENGINE_LOST
 
-    async def _serve_http(self, tokenizer: Tokenizer, over: asyncio.Task[None]) -> None:
+    async def _serve_http(self, tokenizer: Tokenizer) -> None:
         self._grammars.start()  # ahead of the first request that needs it
         # What the tokenizer's libraries made stays: a collection that walks it holds every stream.
         gc.collect()
@@ -114,45 +128,30 @@ class Service:
         )
         self._http = http = _Http(app)
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
-        announcing = asyncio.create_task(self._announce(http))
+        over = asyncio.create_task(self._over.wait())
+        announcing = asyncio.create_task(self._say_ready(http))
         try:
             await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
-            # HTTP goes on meanwhile: running streams end, new requests are told why not.
+            # HTTP goes on meanwhile: running streams end, new requests get the reason.
             await self._supervisor.stop(self._config.server.grace_seconds)
         finally:
             announcing.cancel()
+            over.cancel()
             http.should_exit = True
             await serving
             await self._grammars.close()
 
-    async def _announce(self, http: _Http) -> None:
+    async def _say_ready(self, http: _Http) -> None:
         await self._ready.wait()
         while not http.started:
             await asyncio.sleep(0.01)
-        self._say(welcome(self._config, self._listener.getsockname()[1]))
-
-    async def _over(self) -> None:
-        waiting = [
-            asyncio.create_task(event.wait()) for event in (self._stop, self._supervisor.failed)
-        ]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-
-    def _outcome(self) -> int:
-        if not self._supervisor.failed.is_set():
-            return EXIT_STOPPED
-        sentence = self._supervisor.failure or "the engine failed"
-        if not self._ready.is_set():
-            raise EngineError(sentence)
-        logger.error("giving up: %s", sentence)
-        return EXIT_ENGINE_LOST
+        # At once: whoever started this may be reading a pipe.
+        sys.stdout.write(self._announce(self._config, self._listener.getsockname()[1]) + "\n")
+        sys.stdout.flush()
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._stop.is_set():
+        if self._over.is_set():
             logger.warning("%s again: stopping at once", name)
             self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
             if self._http is not None:
@@ -161,12 +160,14 @@ class Service:
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
         self._grammars.retire()
-        self._stop.set()
+        self._over.set()
 
     def _on_state(self, state: EngineState) -> None:
         self._metrics.set_engine_state(state)
         if state == "ready":
             self._ready.set()
+        if state == "failed":
+            self._over.set()
 
     def _on_metrics(self, metrics: StepMetrics) -> None:
         self._metrics.observe_step(metrics)
@@ -195,20 +196,6 @@ class _Http(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def serve(config: Config) -> int:
-    """Serve until a signal. Returns the exit code; raises EngineError, one sentence."""
-    check_folders(config.engine)
-    configure_logging(config.server.log_level)
-    with listen(config.server.host, config.server.port) as listener:
-        for note in config.notes:
-            logger.info(note)
-        return run(_run(config, listener))
-
-
-async def _run(config: Config, listener: socket.socket) -> int:
-    return await Service(config, listener).run()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -254,46 +241,19 @@ def configure_logging(level: str) -> None:
             logging.getLogger(library).setLevel(logging.WARNING)
 
 
-def say_line(line: str) -> None:
-    """On stdout, at once: whoever started this may be reading a pipe."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _settings(server: ServerConfig) -> SupervisorSettings:
-    return SupervisorSettings(
-        watchdog=server.watchdog_seconds,
-        start_timeout=server.start_timeout_seconds,
-        restarts=RestartPolicy(
-            max_restarts=server.max_restarts, window=server.restart_window_seconds
-        ),
-    )
-
-
 def _in_thread(load: Callable[[], Tokenizer]) -> asyncio.Future[Tokenizer]:
     """`load()` in a daemon thread: a download under way must not hold up the exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Tokenizer] = loop.create_future()
-
-    def settle(tokenizer: Tokenizer | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        elif tokenizer is not None:
-            future.set_result(tokenizer)
+    loaded = Future[Tokenizer]()
+    loaded.set_running_or_notify_cancel()  # so that it is set whatever became of who waits
 
     def run() -> None:
-        tokenizer, failure = None, None
         try:
-            tokenizer = load()
+            loaded.set_result(load())
         except Exception as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, tokenizer, failure)
+            loaded.set_exception(error)
 
     threading.Thread(target=run, name="tokenizer", daemon=True).start()
-    return future
+    return asyncio.wrap_future(loaded)
 
 
 T = TypeVar("T")
@@ -307,18 +267,18 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run."""
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(main)
     finally:
         main.close()  # it has ended, or was interrupted before it began
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
+    except ImportError:  # not on Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def welcome(config: Config, port: int) -> str:
@@ -332,3 +292,25 @@ def welcome(config: Config, port: int) -> str:
         f"Foredraft serves {name} at {url}\n"
         f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
+
+
+def serve(
+    config: Config,
+    *,
+    load: Callable[[Config], Tokenizer] = load_for,
+    command: Sequence[str] = ENGINE_COMMAND,
+    announce: Callable[[Config, int], str] = welcome,
+) -> int:
+    """Serve until a signal. Returns the exit code; raises EngineError, one sentence. The engine is
+    a process of `command`."""
+    check_folders(config.engine)
+    configure_logging(config.server.log_level)
+
+    async def main() -> int:
+        service = Service(config, listener, load=load, command=command, announce=announce)
+        return await service.run()
+
+    with listen(config.server.host, config.server.port) as listener:
+        for note in config.notes:
+            logger.info(note)
+        return run(main())

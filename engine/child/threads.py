@@ -1,4 +1,4 @@
-"""How many CPU cores this process was granted, and telling torch before it is imported.
+"""How many CPU cores this process was granted, and torch's number of threads.
 
 torch starts as many threads as the machine has cores. In a container with a quota of two cores on
 a machine with sixty-four, the sixty-four threads take turns on two and every step waits for the
@@ -31,8 +31,8 @@ def engine_threads(cores: int) -> int:
 
 
 def limit_threads(threads: int | None, environment: MutableMapping[str, str]) -> None:
-    """Set the variables that torch reads: to `threads`, or to `engine_threads` unless somebody has
-    set them. Call before torch is imported."""
+    """Set the variables that torch reads: to `threads`, or to `engine_threads` unless they are
+    set. Call before torch is imported."""
     if threads is None:
         if VARIABLES[0] in environment:
             return

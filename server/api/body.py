@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -21,15 +20,6 @@ from server.api.errors import ApiError, ClientGone, invalid
 from server.api.limits import MAX_VALUES
 
 BODY_SECONDS = 60.0
-Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # NUL is no text
-AnyObject = dict[str, Any]
-
-
-class Part(BaseModel):
-    """An object of a request. Subclasses that nothing is read by describe, in /openapi.json, what
-    a function reads by hand to name every mistake in it."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 async def read_body(http: HttpRequest, limit: int) -> bytes:
@@ -80,13 +70,10 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise ApiError(400, message, code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if b"\\u0000" in body:  # the only way to write it in JSON
-        path = _nul(data, "")
-        if path is not None:
-            raise invalid(path, f"`{path}` holds the character NUL (U+0000), which is no text")
-    path = duplicate_key(body, data)
-    if path is not None:
-        raise given_twice(path)
+    if b"\\u0000" in body and (path := _find(data, _nul)) is not None:  # as JSON writes it
+        raise invalid(path, f"`{path}` holds the character NUL (U+0000), which is no text")
+    if (path := duplicate_key(body)) is not None:
+        raise ApiError(400, f"`{path}` is given twice", param=path, code="duplicate_field")
     return data
 
 
@@ -103,90 +90,46 @@ def num_values(body: bytes) -> int:
     return 1 + sum(map(outside.count, (b",", b":", b"[", b"{")))
 
 
-def _nul(value: Any, path: str) -> str | None:
-    """Where the first string with a NUL is."""
-    match value:
-        case str():
-            return path if "\0" in value else None
-        case list():
-            inner = ((item, f"{path}[{i}]") for i, item in enumerate(value))
-        case dict():
-            if any("\0" in key for key in value):
-                return path or "body"
-            inner = ((value[key], f"{path}.{key[:64]}".lstrip(".")) for key in value)
-        case _:
-            return None
-    return next((found for v, where in inner if (found := _nul(v, where)) is not None), None)
-
-
-def duplicate_key(text: bytes, value: dict[str, Any]) -> str | None:
+def duplicate_key(text: bytes) -> str | None:
     """Path to a key that an object in `text`, which is valid JSON, has twice; None: there is none.
-    `value`: what was read of it."""
-    escaped = b"\\u003" in text  # how a string may hold a colon that the text does not
-    if not escaped and _has_colons(value, text.count(b":")):
-        return None
-    return _find(json.loads(text, object_pairs_hook=_marked, parse_int=str, parse_float=str))
+    No parser tells of such keys, so Python's reads the text once more."""
+    found = False
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:
+        nonlocal found
+        if len(members := dict(pairs)) == len(pairs):
+            return members
+        found = True
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        return _Twice(key)
 
-def given_twice(path: str) -> ApiError:
-    """The refusal of such a key."""
-    return ApiError(400, f"`{path}` is given twice", param=path, code="duplicate_field")
-
-
-def _has_colons(value: dict[str, Any], count: int) -> bool:
-    """Whether there are so many (it has no more) behind its keys and in its strings. Lists are
-    looked at last, and only until all are found: one may be a prompt of many tokens."""
-    dicts, lists = [value], list[list[Any]]()
-    while count and (dicts or lists):
-        inner: Iterable[Any]
-        if dicts:
-            one = dicts.pop()
-            count -= len(one)  # keys with a colon are rare enough to be found the long way
-            inner = one.values()
-        else:
-            inner = lists.pop()
-        for item in inner:
-            if type(item) is str:
-                count -= item.count(":")
-            elif type(item) is dict:
-                dicts.append(item)
-            elif type(item) is list:
-                lists.append(item)
-    return count == 0
+    marked = json.loads(text, object_pairs_hook=unique, parse_int=str, parse_float=str)
+    return _find(marked, _twice) if found else None
 
 
 class _Twice(str):
     """In place of an object: its key that came twice."""
 
 
-def _marked(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:
-    if len(read := dict(pairs)) == len(pairs):
-        return read
-    [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-    return _Twice(key)
+def _twice(value: Any) -> str | None:
+    return f".{value[:64]}" if type(value) is _Twice else None
 
 
-Place = tuple["Place | None", str | int]  # of what holds it, and its key or index there
+def _nul(value: Any) -> str | None:
+    strings = [value] if isinstance(value, str) else value if isinstance(value, dict) else ()
+    return "" if any("\0" in string for string in strings) else None
 
 
-def _find(marked: Any) -> str | None:
-    left: list[tuple[Any, Place | None]] = [(marked, None)]
-    while left:
-        one, place = left.pop()
-        if type(one) is _Twice:
-            return _path((place, one))
-        steps: Iterable[tuple[str | int, Any]] = ()
-        if type(one) is dict:
-            steps = one.items()
-        elif type(one) is list:
-            steps = enumerate(one)
-        left += [(item, (place, at)) for at, item in steps if type(item) in (dict, list, _Twice)]
-    return None
-
-
-def _path(place: Place | None) -> str:
-    path = ""
-    while place is not None:
-        place, at = place
-        path = (f"[{at}]" if isinstance(at, int) else f".{at[:64]}") + path
-    return path.lstrip(".")
+def _find(value: Any, bad: Callable[[Any], str | None], path: str = "") -> str | None:
+    """Path to the first value that is `bad`, which says where within the value (the rest of the
+    path). JSON of the parser is at most 200 levels deep."""
+    rest = bad(value)
+    if rest is not None:
+        return (path + rest).lstrip(".") or "body"
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, list):
+        inner = ((f"[{i}]", item) for i, item in enumerate(value))
+    elif isinstance(value, dict):
+        inner = ((f".{key[:64]}", item) for key, item in value.items())
+    found = (_find(item, bad, path + step) for step, item in inner)
+    return next((where for where in found if where is not None), None)

@@ -12,28 +12,28 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from engine.messages import MAX_LOGPROBS, Ready
 from server.api import replies
-from server.api.constraints import Source
 from server.api.errors import invalid
-from server.api.explain import must_be
-from server.api.intake import Call, Prompts, Whole, begin, encode, gather
-from server.api.limits import (
-    MAX_LENGTH_FIELD,
-    MAX_N,
-    MAX_PROMPTS,
-)
-from server.api.params import check_prompt_ids
+from server.api.intake import Call, Prompts, begin, check, encode, gather
+from server.api.limits import MAX_LENGTH_FIELD, MAX_N, MAX_PROMPTS
+from server.api.params import check_ids
 from server.api.replies import completion_logprobs, prompt_logprobs, provenance_body, usage_body
+from server.api.request import Source, must_be
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
-from server.api.schema import CommonRequest, TokenId, is_ids
+from server.api.schema import CommonRequest, TokenId
 from server.api.services import Services
-from server.api.sse import GenerationStream
+from server.api.sse import EventStream, chunks
 from server.generation.choice import Delta
-from server.generation.generation import Generation
 from server.generation.generation_spec import Echo
 
+KIND = "text_completion"
 Prompt = str | list[int]
 OnePrompt = Source | Annotated[list[TokenId], Field(min_length=1)]
 ManyPrompts = Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+
+def is_ids(value: Any) -> bool:
+    # One pass in C: a body may hold very many, and other streams wait meanwhile.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def as_prompts(value: Any) -> tuple[Prompt, ...]:
@@ -97,63 +97,42 @@ def completions_router(services: Services) -> APIRouter:
     )
     async def create_completion(http: Request, request: CompletionRequest) -> Response:
         call = await start_completion(services, request, prefix="cmpl-")
+        prompts = call.generation.spec.prompts if request.return_token_ids else None
+        shape = CompletionShape(prompts, request.n)
         if request.stream:
-            prompts = call.generation.spec.prompts if request.return_token_ids else None
-            return GenerationStream(call, CompletionChunks(prompts, request.n))
-        wholes = await gather(http, call.generation)
-        choices = [_choice(services, request, call.generation, whole) for whole in wholes]
+            return EventStream(call, chunks(call, KIND, shape.choices))
+        choices = [c for whole in await gather(http, call.generation) for c in shape.choices(whole)]
+        if (count := request.prompt_logprobs) is not None:
+            for choice in choices:
+                number = choice["index"] // request.n
+                choice["prompt_logprobs"] = prompt_logprobs(
+                    call.generation, number, count, services.tokenizer
+                )
         usage = usage_body(call.generation.usage)
-        reply = {**call.head("text_completion"), "choices": choices, "usage": usage}
-        return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
+        reply = {**call.head(KIND), "choices": choices, "usage": usage, "seed": call.seed}
+        return JSONResponse(reply, headers={"x-request-id": call.id})
 
     return router
 
 
 async def start_completion(services: Services, request: CompletionRequest, *, prefix: str) -> Call:
     """A started generation of every choice of every prompt."""
-
-    async def load(ready: Ready) -> Prompts:
-        return await _load(services, request, ready)
-
-    return await begin(services, request, prefix=prefix, num_prompts=len(request.prompt), load=load)
-
-
-def _choice(
-    services: Services, request: CompletionRequest, generation: Generation, whole: Whole
-) -> dict[str, Any]:
-    choice: dict[str, Any] = {
-        "index": whole.index,
-        "text": whole.text,
-        "logprobs": completion_logprobs(whole.logprobs),
-        "finish_reason": whole.finish,
-        **provenance_body(whole.provenance),
-    }
-    number = whole.index // request.n
-    if request.return_token_ids:
-        choice["token_ids"] = whole.tokens
-        choice["prompt_token_ids"] = generation.spec.prompts[number]
-    if request.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = prompt_logprobs(
-            generation.prompt_logprobs(number),
-            generation.spec.prompts[number],
-            request.prompt_logprobs,
-            services.tokenizer,
-        )
-    return choice
+    num_prompts = len(request.prompt)
+    ready = check(services, request, num_prompts=num_prompts)
+    with services.admission.reserve(num_prompts * request.fan_out):
+        load = _load_between if request.suffix else _load
+        prompts = await load(services, request, ready)
+        return await begin(services, request, prompts, ready, prefix=prefix)
 
 
-class CompletionChunks:
-    """`prompts`: their ids, when the request wants ids; each choice's stand on its first chunk."""
-
-    kind = "text_completion"
+class CompletionShape:
+    """How a completion writes its choices, whole or in chunks. `prompts`: their ids, when the
+    request wants ids; each choice's stand on its first chunk."""
 
     def __init__(self, prompts: Sequence[Sequence[int]] | None = None, n: int = 1) -> None:
         self._prompts = prompts
         self._n = n
         self._begun: set[int] = set()
-
-    def opening(self, num_choices: int) -> list[dict[str, Any]]:
-        return []
 
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         choice = {
@@ -163,22 +142,15 @@ class CompletionChunks:
             "finish_reason": delta.finish,
             **provenance_body(delta.provenance),
         }
-        if delta.tokens:
-            choice["token_ids"] = list(delta.tokens)
-        if self._prompts is not None and delta.index not in self._begun:
-            self._begun.add(delta.index)
-            choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
-        return [choice]
-
-    def around(self, index: int) -> tuple[str, str] | None:
         if self._prompts is not None:
-            return None
-        return f'{{"index":{index},"text":', ',"logprobs":null,"finish_reason":null}'
+            choice["token_ids"] = list(delta.tokens)
+            if delta.index not in self._begun:
+                self._begun.add(delta.index)
+                choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
+        return [choice]
 
 
 async def _load(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
-    if request.suffix:
-        return await _load_between(services, request, ready)
     all_ids: list[list[int]] = []
     echoes: list[Echo] = []
     params = _params(request)
@@ -187,7 +159,7 @@ async def _load(services: Services, request: CompletionRequest, ready: Ready) ->
             ids = await encode(services, prompt, ready=ready, param=param, add_special_tokens=True)
             text = prompt
         else:
-            check_prompt_ids(prompt, ready=ready, param=param)
+            check_ids(prompt, ready=ready, param=param)
             ids, text = prompt, ""
             if request.echo:
                 text = services.tokenizer.decode(
@@ -213,7 +185,7 @@ async def _load_between(services: Services, request: CompletionRequest, ready: R
         if isinstance(prompt, str):
             before = await plain(prompt, param=param)
         else:
-            check_prompt_ids(prompt, ready=ready, param=param)
+            check_ids(prompt, ready=ready, param=param)
             before = prompt
         all_ids.append([*lead, *fill_in.prompt(before, after)])
         if len(after) > len(before):

@@ -6,7 +6,6 @@ never a 5xx or a traceback, and no message repeats a prompt, a key or other long
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -83,9 +82,10 @@ def invalid(param: str | None, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-def missing(param: str, allowed: str) -> ApiError:
+def missing(param: str, allowed: str | None = None) -> ApiError:
     """A 400 for a field that must be given; `allowed`: what it may be."""
-    return ApiError(400, f"`{param}` is required: {allowed}", param=param, code="missing_field")
+    message = f"`{param}` is required" + (f": {allowed}" if allowed else "")
+    return ApiError(400, message, param=param, code="missing_field")
 
 
 def unknown_field(path: str) -> ApiError:
@@ -96,13 +96,6 @@ def unknown_field(path: str) -> ApiError:
 def unsupported(param: str, message: str) -> ApiError:
     """A 400 for a field that is known, and not honoured."""
     return ApiError(400, message, param=param, code="unsupported_field")
-
-
-def only(given: Iterable[str], names: Container[str], path: str) -> None:
-    """Raises ApiError for the first member of the object at `path` that is none of `names`."""
-    for name in given:
-        if name not in names:
-            raise unknown_field(f"{path}.{name[:64]}")
 
 
 def as_api_error(error: Exception) -> ApiError:

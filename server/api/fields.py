@@ -35,7 +35,7 @@ from server.config import Config
 from server.text.tokenizer import Tokenizer
 from server.text.tools.formats import tool_format
 
-Endpoint = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
+Endpoint = Literal["completions", "chat", "responses", "tokenize", "detokenize", "speculation"]
 Status = Literal["supported", "no-op", "refused"]
 
 
@@ -78,6 +78,7 @@ CHAT: tuple[Endpoint, ...] = ("chat",)
 RESPONSES: tuple[Endpoint, ...] = ("responses",)
 TOKENIZE: tuple[Endpoint, ...] = ("tokenize",)
 DETOKENIZE: tuple[Endpoint, ...] = ("detokenize",)
+SPECULATION: tuple[Endpoint, ...] = ("speculation",)
 BOTH = COMPLETIONS + CHAT
 GENERATING = BOTH + RESPONSES  # /v1/responses runs on chat: the same row means the same there
 CHAT_RESPONSES = CHAT + RESPONSES
@@ -375,6 +376,12 @@ FIELDS: tuple[FieldRow, ...] = (
     supported(DETOKENIZE, "tokens",
         "a list of token ids below the vocabulary size, at most as many as the context holds",
         "Special tokens are written out."),
+    supported(SPECULATION, "mode", 'one of "auto", "fixed", "off"',
+        "Who chooses K: the configured controller, or the operator."),
+    supported(SPECULATION, "k",
+        "an integer from 1 to the server's K, and only with `mode` \"fixed\" (for no guesses ask"
+        ' for `mode` "off")',
+        "The K of every step."),
 )
 # fmt: on
 

@@ -1,8 +1,8 @@
 """Intake: from a request to a started Generation, the same for all endpoints that generate.
 
 Order, so that the cheap refusals come first: body within its cap (413, `body`), JSON and fields
-(400, `schema`), model name (404), engine ready (503), room (429), the grammar in a child process
-(400), tokenising (a long text in a worker thread), context (400). Leaves response shapes to the
+(400, `request`), model name (404), engine ready (503), room (429), tokenizing (a long text in a
+worker thread), context (400), the grammar in a child process (400). Leaves response shapes to the
 endpoints.
 """
 
@@ -10,34 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
 from engine.messages import Grammar, Ready
 from server.api.errors import ClientGone, ContextLengthExceeded, invalid
-from server.api.explain import check_settings
 from server.api.params import (
     check_ids,
     check_length,
-    check_prediction,
     effective,
-    engine_wish,
+    engine_speculation,
     sampling_params,
 )
+from server.api.request import check_settings
 from server.api.schema import CommonRequest
 from server.api.services import Services
-from server.generation.annotations import Origin, TextLogprobs
-from server.generation.choice import Finish
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import Echo, GenerationSpec
 
 T = TypeVar("T")
-SHORT = 1024  # characters: tokenised in half a millisecond or so
+SHORT = 1024  # characters: tokenized in half a millisecond or so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,50 +63,55 @@ class Call:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompts:
-    """Token ids of every prompt, the field to name when one is too long, what a completion that
-    echoes begins with, the special tokens that leave text even where others leave none, and the
-    grammar of tool calls, checked."""
+    """Token ids of every prompt, and the field to name when one is too long."""
 
     ids: list[list[int]]
     params: list[str]
-    echoes: list[Echo] | None = None
+    echoes: list[Echo] | None = None  # what a completion that echoes begins with
     ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
-    shown_tokens: frozenset[int] = frozenset()
-    grammar: Grammar | None = None
+    shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
+    grammar: Grammar | None = None  # of tool calls, checked
+
+
+def check(services: Services, request: CommonRequest, *, num_prompts: int) -> Ready:
+    """The engine's facts, once the request is known to fit them; its prompts aside."""
+    services.check_model(request.model)
+    ready = services.require_ready()
+    check_settings(request, services.facts)
+    check_ids(request.logit_bias, ready=ready, param="logit_bias")
+    check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
+    engine_speculation(request.speculation, ready)
+    count, allowed = num_prompts * request.fan_out, services.admission.max_inflight
+    if count > allowed:
+        name = "n" if request.fan_out == request.n else "best_of"
+        raise invalid(
+            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
+        )
+    return ready
 
 
 async def begin(
-    services: Services,
-    request: CommonRequest,
-    *,
-    prefix: str,
-    num_prompts: int,
-    load: Callable[[Ready], Awaitable[Prompts]],
+    services: Services, request: CommonRequest, prompts: Prompts, ready: Ready, *, prefix: str
 ) -> Call:
-    """Check the request against the engine's facts, load its prompts and submit it."""
-    ready = _checked(services, request)
-    count = num_prompts * request.fan_out
-    _check_count(services, request, count)
-    with services.admission.reserve(count):
-        if (constraint := request.constraint) is not None:
-            await services.grammars.check(constraint.grammar, param=constraint.param)
-        prompts = await load(ready)
-        for ids, param in zip(prompts.ids, prompts.params, strict=True):
-            check_length(len(ids), request, ready, param=param)
-        prediction = await _prediction(services, request, ready)
-        seed = request.seed if request.seed is not None else services.draw_seed()
-        id = prefix + uuid.uuid4().hex
-        generation = Generation(
-            _spec(request, prompts, prediction, ready, id=id, seed=seed),
-            client=services.client,
-            tokenizer=services.tokenizer,
-            metrics=services.metrics,
-            clock=services.monotonic,
-        )
-        now = services.wall()
-        generation.start(arrival=now)
+    """Check the request with its prompts, and submit it."""
+    for ids, param in zip(prompts.ids, prompts.params, strict=True):
+        check_length(len(ids), request, ready, param=param)
+    if request.constraint is not None:
+        await services.grammars.check(request.constraint.grammar, param=request.constraint.param)
+    prediction = await _prediction(services, request, ready)
+    seed = request.seed if request.seed is not None else services.draw_seed()
+    id = prefix + uuid.uuid4().hex
+    generation = Generation(
+        _spec(request, prompts, prediction, ready, id=id, seed=seed),
+        client=services.client,
+        tokenizer=services.tokenizer,
+        metrics=services.metrics,
+        clock=services.monotonic,
+    )
+    now = services.wall()
+    generation.start(arrival=now)
     return Call(
         id=id,
         created=int(now),
@@ -121,28 +124,6 @@ async def begin(
     )
 
 
-def _checked(services: Services, request: CommonRequest) -> Ready:
-    """The engine's facts, once the request is known to fit them; its prompts aside."""
-    services.check_model(request.model)
-    ready = services.require_ready()
-    given = {name: getattr(request, name) for name in request.model_fields_set}
-    check_settings(given, request.endpoint, services.facts)
-    check_ids("logit_bias", request.logit_bias, ready)
-    check_ids("stop_token_ids", request.stop_token_ids, ready)
-    engine_wish(request.speculation, ready)
-    return ready
-
-
-def _check_count(services: Services, request: CommonRequest, count: int) -> None:
-    """Refuse more sequences than could ever be admitted."""
-    allowed = services.admission.max_inflight
-    if count > allowed:
-        name = "n" if request.fan_out == request.n else "best_of"
-        raise invalid(
-            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
-        )
-
-
 def _spec(
     request: CommonRequest,
     prompts: Prompts,
@@ -152,14 +133,16 @@ def _spec(
     id: str,
     seed: int,
 ) -> GenerationSpec:
-    echo = prompts.echoes is not None
     params = sampling_params(
-        request, seed, ready, echo=echo, ends=prompts.ends, prediction=prediction
+        request,
+        seed,
+        ready,
+        echo=prompts.echoes is not None,
+        ends=prompts.ends,
+        prediction=prediction,
+        grammar=prompts.grammar or request.grammar,
     )
     grammar_param = request.constraint.param if request.constraint is not None else None
-    if prompts.grammar is not None:
-        params = msgspec.structs.replace(params, grammar=prompts.grammar)
-        grammar_param = "tools"
     return GenerationSpec(
         id=id,
         prompts=prompts.ids,
@@ -168,23 +151,29 @@ def _spec(
         context=ready.max_model_len,
         n=request.n,
         best_of=request.fan_out,
-        stop=request.stop,
+        stop=tuple(request.stop),
         include_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
         shown_tokens=prompts.shown_tokens,
         echoes=prompts.echoes,
         show_logprobs=request.alternatives is not None,
         show_tokens=request.return_token_ids,
-        grammar_param=grammar_param,
+        grammar_param=grammar_param if prompts.grammar is None else "tools",
     )
 
 
 async def _prediction(services: Services, request: CommonRequest, ready: Ready) -> tuple[int, ...]:
-    text, param = request.prediction, "prediction.content"
-    if text is None:
+    if request.prediction is None:
         return ()
+    text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
     ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
-    return check_prediction(ids, ready)
+    if len(ids) > context:
+        raise ContextLengthExceeded(
+            f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
+            " output together",
+            param=param,
+        )
+    return tuple(ids)
 
 
 async def encode(
@@ -196,8 +185,8 @@ async def encode(
     add_special_tokens: bool,
     plain: bool = False,
 ) -> list[int]:
-    """Token ids of a text, if long in a worker thread. One that cannot fit is not tokenised.
-    `plain`: no special token, not even where the text spells one out."""
+    """Token ids of a text. One that cannot fit is not tokenized. `plain`: no special token, not
+    even where the text spells one out."""
 
     def work() -> list[int]:
         check_size(services, text, ready=ready, param=param)
@@ -225,28 +214,12 @@ def check_size(services: Services, text: str, *, ready: Ready, param: str) -> No
         )
 
 
-@dataclass(slots=True)
-class Whole:
-    """One choice, complete."""
-
-    index: int
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[TextLogprobs] | None = None
-    finish: Finish = "stop"
-    tokens: list[int] = field(default_factory=list)  # their ids, when the request wants them
-    provenance: list[Origin] | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
+async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
+    """Every wanted choice, whole and numbered in order; raises as `while_connected` does."""
+    return await while_connected(http, generation, _collect(generation))
 
 
-async def gather(http: HttpRequest, generation: Generation) -> list[Whole]:
-    """Every wanted choice, numbered in order; raises as `while_there` does."""
-    return await while_there(http, generation, _collect(generation))
-
-
-async def while_there(
+async def while_connected(
     http: HttpRequest, generation: Generation, reading: Coroutine[Any, Any, T]
 ) -> T:
     """What `reading` makes of the generation. Raises ClientGone when the connection closes first,
@@ -270,18 +243,22 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
-async def _collect(generation: Generation) -> list[Whole]:
-    wholes = [Whole(choice.index) for choice in generation.choices]
+async def _collect(generation: Generation) -> list[Delta]:
+    parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for delta in generation.deltas():
-        whole = wholes[delta.index]
-        whole.pieces.append(delta.text)
-        if delta.logprobs is not None:
-            whole.logprobs = (whole.logprobs or []) + delta.logprobs
-        whole.tokens += delta.tokens
-        if delta.provenance is not None:
-            whole.provenance = (whole.provenance or []) + delta.provenance
-        whole.finish = delta.finish or whole.finish
-    wanted = [wholes[choice.index] for choice in generation.wanted]
-    for index, whole in enumerate(wanted):
-        whole.index = index
-    return wanted
+        parts[delta.index].append(delta)
+    return [_joined(i, parts[choice.index]) for i, choice in enumerate(generation.wanted)]
+
+
+def _joined(index: int, deltas: list[Delta]) -> Delta:
+    """All of a choice as one."""
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    origins = [delta.provenance for delta in deltas if delta.provenance is not None]
+    return Delta(
+        index,
+        "".join(delta.text for delta in deltas),
+        list(chain.from_iterable(logprobs)) if logprobs else None,
+        deltas[-1].finish,
+        list(chain.from_iterable(delta.tokens for delta in deltas)),
+        list(chain.from_iterable(origins)) if origins else None,
+    )

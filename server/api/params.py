@@ -4,50 +4,39 @@ becomes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from engine.messages import Ready, SamplingParams, Speculation, proposers_of
-from server.api.errors import ApiError, ContextLengthExceeded, invalid
-from server.api.schema import CommonRequest, SpeculationWish
+from engine.messages import Grammar, Ready, SamplingParams, Speculation, proposers_of
+from server.api.errors import ContextLengthExceeded, invalid
+from server.api.schema import CommonRequest, SpeculationOptions
 from server.generation.generation_spec import MASK, Guessing
 
 
-def engine_wish(wish: SpeculationWish | None, ready: Ready) -> Speculation | None:
-    """The wish as the engine takes it. Raises ApiError for what this engine has not."""
-    if wish is None:
+def engine_speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation | None:
+    """The options as the engine takes them. Raises ApiError for what this engine has not."""
+    if asked is None:
         return None
-    if wish.max_draft is not None and wish.max_draft > ready.k_max:
+    bound = None if asked.max_draft == "auto" else asked.max_draft
+    if bound is not None and bound > ready.k_max:
         allowed = f'"auto" or an integer from 0 to {ready.k_max}'
         path = "speculation.max_draft"
-        raise invalid(path, f"`{path}` must be {allowed}, but {wish.max_draft} was given")
-    for i, name in enumerate(wish.proposers or ()):
+        raise invalid(path, f"`{path}` must be {allowed}, but {bound} was given")
+    for i, name in enumerate(asked.proposers or ()):
         if name not in ready.proposers:
             path = f"speculation.proposers[{i}]"
             here = ", ".join(ready.proposers) or "nobody: speculation is off"
             raise invalid(path, f"`{path}`: {name} does not guess on this server; {here}")
-    bound = wish.max_draft if wish.enabled else 0
-    return Speculation(max_draft=bound, proposers=wish.proposers)
+    proposers = None if asked.proposers is None else tuple(asked.proposers)
+    return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)
 
 
 def effective(params: SamplingParams, ready: Ready) -> Guessing:
-    """What the engine will do of its own and the request's wishes, as the reply says it."""
+    """What speculation is allowed to be, by the engine's settings and the request's."""
     proposers = proposers_of(params, ready)
     if not proposers:
         return Guessing(enabled=False, max_draft=0, proposers=())
-    said = params.speculation
-    bound = None if said is None else said.max_draft
+    bound = None if params.speculation is None else params.speculation.max_draft
     return Guessing(enabled=True, max_draft="auto" if bound is None else bound, proposers=proposers)
-
-
-def check_prediction(ids: list[int], ready: Ready) -> tuple[int, ...]:
-    """Raises ContextLengthExceeded for a prediction that no reply could be."""
-    if len(ids) > ready.max_model_len:
-        raise ContextLengthExceeded(
-            f"`prediction.content` has {len(ids)} tokens; this model's context holds"
-            f" {ready.max_model_len}, prompt and output together",
-            param="prediction.content",
-        )
-    return tuple(ids)
 
 
 GREEDY_BELOW = 1e-4
@@ -61,6 +50,7 @@ def sampling_params(
     echo: bool = False,
     ends: Sequence[int] = (),
     prediction: tuple[int, ...] = (),
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """`echo`: the prompt is shown, with logprobs if those are. `ends`: tokens that end this text
     as the model's own end of text does."""
@@ -89,30 +79,18 @@ def sampling_params(
         cache_salt=request.cache_salt,
         priority=request.priority,
         prediction=prediction,
-        speculation=engine_wish(request.speculation, ready),
+        speculation=engine_speculation(request.speculation, ready),
         provenance=request.provenance,
-        grammar=request.grammar,
+        grammar=grammar,
     )
 
 
-def check_prompt_ids(ids: Sequence[int], *, ready: Ready, param: str) -> None:
-    for token in (min(ids), max(ids)):  # not one by one: there may be millions
+def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
+    for token in (min(ids, default=0), max(ids, default=0)):  # there may be millions
         if not 0 <= token < ready.vocab_size:
-            raise _bad_id(param, token, ready)
-
-
-def check_ids(param: str, ids: Sequence[int] | dict[int, float], ready: Ready) -> None:
-    for token in ids:
-        if not 0 <= token < ready.vocab_size:
-            raise _bad_id(param, token, ready)
-
-
-def _bad_id(param: str, token: int, ready: Ready) -> ApiError:
-    given = str(token) if abs(token) < 10**20 else "a larger number"
-    return invalid(
-        param,
-        f"`{param}`: token ids must be from 0 to {ready.vocab_size - 1}, but {given} was given",
-    )
+            given = str(token) if abs(token) < 10**20 else "a larger number"
+            allowed = f"token ids must be from 0 to {ready.vocab_size - 1}"
+            raise invalid(param, f"`{param}`: {allowed}, but {given} was given")
 
 
 def check_length(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from engine.messages import Mode, Reason, TokenLogprobs
+from engine.messages import Mode, Reason
 from server.generation.annotations import Alternative, Origin, TextLogprobs, token_text
+from server.generation.generation import Generation
 from server.generation.usage import Usage
 from server.text.tokenizer import Tokenizer
 
@@ -336,11 +337,13 @@ def chat_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | No
 
 
 def prompt_logprobs(
-    entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], count: int, tokenizer: Tokenizer
+    generation: Generation, number: int, count: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """vLLM's shape: per prompt token an object from token id to log-probability, rank among all
-    tokens and text, of the token itself and of the `count` likeliest; null for the first one."""
+    """Of prompt `number`, in vLLM's shape: per token an object from token id to log-probability,
+    rank among all tokens and text, of the token itself and of the `count` likeliest; null for the
+    first one."""
     rows: list[dict[str, Any] | None] = []
+    tokens, entries = generation.spec.prompts[number], generation.prompt_logprobs(number)
     for token, entry in zip(tokens, entries, strict=True):
         if entry is None:
             rows.append(None)

@@ -1,19 +1,20 @@
-"""ResponseEvents: what a chat reply says, as output items of a Response and the events of them.
+"""ResponseEvents: a chat reply as the output items of a Response, and the events of them.
 
 Takes the choices of chat chunks in; a whole reply is its own single chunk, so that a Response is
-what its stream's events tell. Order, held by the tests: created, in_progress; per item
+what the events of its stream add up to. Order, held by the tests: created, in_progress; per item
 output_item.added, then for text content_part.added, output_text.delta ..., output_text.done,
 content_part.done, for a call function_call_arguments.delta ..., .done; output_item.done; last one
 of completed, incomplete, failed. One item is open at a time; numbers rise by one.
 
-What chat tells beside the text (`EXTRAS`, extensions) stands in the last Response, whole, and in
-streams also on the next delta event.
+What a chat choice has beside the text (`EXTRAS`, extensions) stands in the last Response, whole,
+and in streams also on the next delta event.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,12 +43,10 @@ class ResponseEvents:
     _open: bool = field(default=False, init=False)  # whether the last item of the output is
     _called: bool = field(default=False, init=False)
     _spare: list[Any] = field(default_factory=list, init=False)  # logprobs of text not out yet
-    _told: int = field(default=0, init=False)  # bytes of text told so far
-    _covered: int = field(default=0, init=False)  # bytes of the log-probabilities told so far
+    _bytes_out: int = field(default=0, init=False)  # of text
+    _bytes_scored: int = field(default=0, init=False)  # of the text of log-probabilities sent
     _extras: dict[str, list[Any]] = field(default_factory=dict, init=False)
     _fresh: dict[str, list[Any]] = field(default_factory=dict, init=False)  # not on an event yet
-    _said: list[str] = field(default_factory=list, init=False)  # of the open item
-    _logprobs: list[Any] = field(default_factory=list, init=False)
 
     def begin(self) -> Iterator[Event]:
         for kind in ("response.created", "response.in_progress"):
@@ -60,7 +59,8 @@ class ResponseEvents:
             if name in choice:
                 self._extras.setdefault(name, []).extend(choice[name])
                 self._fresh.setdefault(name, []).extend(choice[name])
-        self._spare += (choice["logprobs"] or {}).get("content") or []
+        if self.with_logprobs and not self._called:
+            self._spare += (choice["logprobs"] or {}).get("content") or []
         if delta.get("content"):
             yield from self._text(delta["content"])
         for call in delta.get("tool_calls") or ():
@@ -69,23 +69,18 @@ class ResponseEvents:
 
     def end(self, usage: dict[str, Any], *, now: int) -> Iterator[Event]:
         """The end of a reply that came to one: by itself, or at its limit."""
+        status = "incomplete" if self._finish == "length" else "completed"
         if not self.output or (self._spare and not self._called):
             yield from self._text("", last=True)
         if self._open:
-            yield from self._close("incomplete" if self._finish == "length" else "completed")
-        yield self._event(
-            f"response.{self.status}", response=self.response(self.status, usage, now=now)
-        )
+            yield from self._close(status)
+        yield self._event(f"response.{status}", response=self.response(status, usage, now=now))
 
     def fail(self, error: ApiError) -> Event:
         """The end of a reply that was cut off: what is open stays unfinished."""
         code = "invalid_prompt" if error.status == 400 else "server_error"  # the API's own names
-        told = {"code": code, "message": error.message}
-        return self._event("response.failed", response=self.response("failed", error=told))
-
-    @property
-    def status(self) -> str:
-        return "incomplete" if self._finish == "length" else "completed"
+        cause = {"code": code, "message": error.message}
+        return self._event("response.failed", response=self.response("failed", error=cause))
 
     def response(
         self,
@@ -96,7 +91,6 @@ class ResponseEvents:
         now: int | None = None,
     ) -> dict[str, Any]:
         """The Response as it stands."""
-        self._settle()
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self.base,
@@ -116,28 +110,13 @@ class ResponseEvents:
     def _text(self, text: str, *, last: bool = False) -> Iterator[Event]:
         if not (self._open and self._item["type"] == "message"):
             yield from self._begin_message()
-        self._told += len(text.encode())
-        logprobs = self._release(last=last)
-        self._said.append(text)
-        self._logprobs += logprobs
+        self._bytes_out += len(text.encode())
+        part, logprobs = self._item["content"][0], self._release(last=last)
+        part["text"] += text
+        if self.with_logprobs:
+            part["logprobs"] += logprobs
         if text or logprobs:
-            fresh, self._fresh = self._fresh, {}
-            yield self._of_part(
-                "response.output_text.delta", delta=text, logprobs=logprobs, **fresh
-            )
-
-    def _release(self, *, last: bool) -> list[Any]:
-        """The log-probabilities that belong to the text told so far."""
-        if not self.with_logprobs or self._called:
-            self._spare = []
-        size = len(self._spare)
-        if self.with_calls and not last:
-            size = 0
-            while size < len(self._spare) and self._covered < self._told:
-                self._covered += len(self._spare[size]["bytes"])
-                size += 1
-        out, self._spare = self._spare[:size], self._spare[size:]
-        return out
+            yield self._delta("output_text", text, content_index=0, logprobs=logprobs)
 
     def _begin_message(self) -> Iterator[Event]:
         item = {"id": self.draw_id("msg"), "type": "message", "role": "assistant", "content": []}
@@ -145,8 +124,21 @@ class ResponseEvents:
         part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
         if self.with_logprobs:
             part["logprobs"] = []
-        yield self._of_part("response.content_part.added", part=dict(part))
+        yield self._of_item("content_part.added", content_index=0, part=deepcopy(part))
         self._item["content"] = [part]
+
+    def _release(self, *, last: bool) -> list[Any]:
+        """The log-probabilities that belong to the text that is out."""
+        size = len(self._spare)
+        if self._called:
+            size = 0
+        elif self.with_calls and not last:
+            size = 0
+            while size < len(self._spare) and self._bytes_scored < self._bytes_out:
+                self._bytes_scored += len(self._spare[size]["bytes"])
+                size += 1
+        out, self._spare = self._spare[:size], self._spare[size:]
+        return out
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         """One delta of a tool call: its begin (with an id), or more of its arguments."""
@@ -155,57 +147,40 @@ class ResponseEvents:
             self._called = True
             item = {"id": self.draw_id("fc"), "type": "function_call", "call_id": call["id"]}
             yield from self._add({**item, "name": function["name"], "arguments": ""})
-        text = function.get("arguments") or ""
-        self._said.append(text)
-        if text:
-            fresh, self._fresh = self._fresh, {}
-            yield self._of_item("response.function_call_arguments.delta", delta=text, **fresh)
+        if text := function.get("arguments"):
+            self._item["arguments"] += text
+            yield self._delta("function_call_arguments", text)
 
     def _add(self, item: dict[str, Any]) -> Iterator[Event]:
         if self._open:
             yield from self._close("completed")
         self.output.append({**item, "status": "in_progress"})
         self._open = True
-        yield self._event(
-            "response.output_item.added", output_index=self._index, item=dict(self._item)
-        )
-
-    def _settle(self) -> None:
-        """Write what the open item says into it."""
-        if not self._open:
-            return
-        text = "".join(self._said)
-        if self._item["type"] == "function_call":
-            self._item["arguments"] = text
-        elif self._item["content"]:
-            part = self._item["content"][0]
-            part["text"] = text
-            if self.with_logprobs:
-                part["logprobs"] = self._logprobs
+        yield self._of_output("output_item.added")
 
     def _close(self, status: str) -> Iterator[Event]:
-        self._settle()
-        self._open, self._said, self._logprobs, item = False, [], [], self._item
+        self._open, item = False, self._item
         item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
-            told = {"text": part["text"], "logprobs": part.get("logprobs", [])}
-            yield self._of_part("response.output_text.done", **told)
-            yield self._of_part("response.content_part.done", part=dict(part))
+            text = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            yield self._of_item("output_text.done", content_index=0, **text)
+            yield self._of_item("content_part.done", content_index=0, part=dict(part))
         else:
-            arguments = item["arguments"]
-            yield self._of_item("response.function_call_arguments.done", arguments=arguments)
-        yield self._event("response.output_item.done", output_index=self._index, item=dict(item))
+            yield self._of_item("function_call_arguments.done", arguments=item["arguments"])
+        yield self._of_output("output_item.done")
 
-    @property
-    def _index(self) -> int:
-        return len(self.output) - 1
+    def _delta(self, of: str, text: str, **fields: Any) -> Event:
+        fresh, self._fresh = self._fresh, {}
+        return self._of_item(f"{of}.delta", delta=text, **fields, **fresh)
 
-    def _of_part(self, kind: str, **fields: Any) -> Event:
-        return self._of_item(kind, content_index=0, **fields)
+    def _of_output(self, kind: str) -> Event:
+        index = len(self.output) - 1
+        return self._event(f"response.{kind}", output_index=index, item=dict(self._item))
 
     def _of_item(self, kind: str, **fields: Any) -> Event:
-        return self._event(kind, item_id=self._item["id"], output_index=self._index, **fields)
+        place = {"item_id": self._item["id"], "output_index": len(self.output) - 1}
+        return self._event(f"response.{kind}", **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Event:
         event = {"type": kind, "sequence_number": self._number, **fields}

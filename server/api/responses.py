@@ -1,12 +1,11 @@
 """POST /v1/responses: input items in, output items out. Nothing is stored.
 
-The chat endpoint does the work (`schema_responses` asks it, `response_events` retells it): the same
-template, tools, grammars and sampling. `/v1/responses/input_tokens` counts what it would be asked.
+The chat endpoint does the work (`schema_responses` makes its request, `response_events` turns its
+choices into items): the same template, tools, grammars and sampling.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -14,20 +13,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from engine.errors import EngineError
 from server.api import replies
-from server.api.chat import ChatChunks, prompt_ids, start_chat
-from server.api.errors import ApiError, as_api_error
+from server.api.chat import ChatShape, prompt_ids, start_chat
+from server.api.errors import ApiError
 from server.api.fields import LOGPROBS, NOT_STORED
-from server.api.intake import Call, while_there
+from server.api.intake import Call, while_connected
 from server.api.replies import usage_body
 from server.api.response_events import Event, ResponseEvents
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema_responses import InputTokensRequest, ResponsesRequest
 from server.api.services import Services
-from server.api.sse import EventStream, as_event
-
-logger = logging.getLogger(__name__)
+from server.api.sse import EventStream, as_event, as_logged_error
 
 
 def responses_router(services: Services) -> APIRouter:
@@ -35,28 +31,30 @@ def responses_router(services: Services) -> APIRouter:
 
     @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED | REFUSALS)
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
-        with request.renames.applied():
+        with request.renamed():
             call, use = await start_chat(services, request.chat, prefix="resp_")
-        chunks = ChatChunks(call.id, use)
-        telling = ResponseEvents(
+        writer = ResponseEvents(
             _base(request, call),
             with_logprobs=LOGPROBS in request.include,
             with_calls=use is not None,
         )
-        events = _events(services, call, chunks, telling)
+        events = _events(services, call, ChatShape(call.id, use), writer)
         if request.chat.stream:
-            return EventStream(call, _stream(call, events, telling))
-        with request.renames.applied():
-            last = await while_there(http, call.generation, _last(events))
+            return EventStream(call, _stream(call, events, writer))
+        with request.renamed():
+            last = await while_connected(http, call.generation, _last(events))
         return JSONResponse(last["response"], headers={"x-request-id": call.id})
 
     @router.post(
         "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS
     )
     async def count_input_tokens(http: Request, request: InputTokensRequest) -> Response:
-        with request.renames.applied():
-            count = await _count(services, request)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+        with request.renamed():
+            if request.chat.model:
+                services.check_model(request.chat.model)
+            with services.admission.reserve(1):
+                ids = await prompt_ids(services, request.chat, services.known())
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @router.api_route(
         "/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
@@ -68,17 +66,17 @@ def responses_router(services: Services) -> APIRouter:
 
 
 async def _events(
-    services: Services, call: Call, chunks: ChatChunks, telling: ResponseEvents
+    services: Services, call: Call, shape: ChatShape, writer: ResponseEvents
 ) -> AsyncGenerator[Event, None]:
     """From created to completed or incomplete; raises as the generation does."""
-    for event in telling.begin():
+    for event in writer.begin():
         yield event
     async with aclosing(call.generation.deltas()) as deltas:
         async for delta in deltas:
-            for choice in chunks.choices(delta):
-                for event in telling.feed(choice):
+            for choice in shape.choices(delta):
+                for event in writer.feed(choice):
                     yield event
-    for event in telling.end(_usage(call), now=int(services.wall())):
+    for event in writer.end(_usage(call), now=int(services.wall())):
         yield event
 
 
@@ -91,7 +89,7 @@ async def _last(events: AsyncGenerator[Event, None]) -> Event:
 
 
 async def _stream(
-    call: Call, events: AsyncGenerator[Event, None], telling: ResponseEvents
+    call: Call, events: AsyncGenerator[Event, None], writer: ResponseEvents
 ) -> AsyncGenerator[bytes, None]:
     """A generation that is cut off ends with response.failed. The API has no [DONE]."""
     try:
@@ -99,64 +97,52 @@ async def _stream(
             async for event in events:
                 yield as_event(event, event["type"])
     except Exception as error:
-        if isinstance(error, EngineError):
-            logger.warning("%s ended with an error: %s", call.id, error)
-        else:
-            logger.exception("%s ended with an internal error", call.id)
-        failed = telling.fail(as_api_error(error))
+        failed = writer.fail(as_logged_error(call, error))
         yield as_event(failed, failed["type"])
-
-
-async def _count(services: Services, asked: InputTokensRequest) -> int:
-    if asked.names_model:
-        services.check_model(asked.chat.model)
-    ready = services.known()
-    with services.admission.reserve(1):
-        return len(await prompt_ids(services, asked.chat, ready))
 
 
 def _usage(call: Call) -> dict[str, Any]:
     """Chat's usage under this API's names; the server's own parts as they are."""
-    told = usage_body(call.generation.usage)
-    output = told.pop("completion_tokens_details", {})
+    usage = usage_body(call.generation.usage)
+    output = usage.pop("completion_tokens_details")
     return {
-        "input_tokens": told.pop("prompt_tokens"),
-        "input_tokens_details": {"cache_write_tokens": 0, **told.pop("prompt_tokens_details")},
-        "output_tokens": told.pop("completion_tokens"),
+        "input_tokens": usage.pop("prompt_tokens"),
+        "input_tokens_details": {"cache_write_tokens": 0, **usage.pop("prompt_tokens_details")},
+        "output_tokens": usage.pop("completion_tokens"),
         "output_tokens_details": {"reasoning_tokens": 0, **output},
-        **told,
+        **usage,
     }
 
 
-def _base(own: ResponsesRequest, call: Call) -> dict[str, Any]:
+def _base(request: ResponsesRequest, call: Call) -> dict[str, Any]:
     """What the Response says of its request, defaults filled in."""
-    chat = own.chat
-    shown = {"type": "text"} if own.text.format is None else own.text.format
-    ids = call.generation.spec.prompts[0]
+    chat, sent = request.chat, request.sent
+    ids = {"prompt_token_ids": call.generation.spec.prompts[0]} if chat.return_token_ids else {}
+    text = {"verbosity": None, **sent.get("text", {})}
     return {
-        **({"prompt_token_ids": ids} if chat.return_token_ids else {}),
+        **ids,
         "id": call.id,
         "object": "response",
         "created_at": call.created,
         "model": call.model,
         "system_fingerprint": call.fingerprint,
         "seed": call.seed,
-        "instructions": own.instructions,
-        "max_output_tokens": own.max_output_tokens,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
         "temperature": chat.temperature,
         "top_p": chat.top_p,
-        "top_logprobs": own.top_logprobs or 0,
-        "text": {"format": shown, "verbosity": own.text.verbosity},
-        "reasoning": {"effort": own.reasoning.effort, "summary": None},
-        "tools": own.tools,
-        "tool_choice": "auto" if own.tool_choice is None else own.tool_choice,
+        "top_logprobs": request.top_logprobs or 0,
+        "text": {**text, "format": text.get("format") or {"type": "text"}},
+        "reasoning": {"effort": request.reasoning.effort, "summary": None},
+        "tools": sent.get("tools", []),
+        "tool_choice": sent.get("tool_choice", "auto"),
         "parallel_tool_calls": chat.parallel_tool_calls is not False,
-        "truncation": own.truncation,
+        "truncation": request.truncation,
         "background": False,
         "store": False,
         "previous_response_id": None,
-        "metadata": chat.metadata or {},
+        "metadata": chat.metadata,
         "user": chat.user,
         "safety_identifier": chat.safety_identifier,
         "prompt_cache_key": chat.prompt_cache_key,

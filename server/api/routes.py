@@ -1,22 +1,25 @@
-"""Routes with a body, declared as FastAPI has it and read as strictly as this server reads.
+"""Routes, declared as FastAPI has it and read as strictly as this server reads, and /openapi.json.
 
 An endpoint says `request: ChatRequest`, and FastAPI describes it. The body is read by `body`
 (bounds, duplicate keys) and by the class itself (`RequestBody.read`, whose errors name the field),
-which FastAPI's own reader knows nothing of.
+which FastAPI's own reader knows nothing of. A test sends what the description allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.routing import request_response
 
+from engine.messages import Ready
 from server.api import replies
 from server.api.body import read_body
-from server.api.schema import RequestBody, parse
+from server.api.request import RequestBody, parse
 from server.api.services import Services
 
 EVENT = {
@@ -24,6 +27,11 @@ EVENT = {
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
     "required": ["data"],
 }  # each; `data` is JSON, or the word [DONE]
+NO_SUCH = ("HTTPValidationError", "ValidationError")  # of FastAPI's own reader, which is not used
+UNAUTHORIZED = {
+    "description": "the API key is missing or wrong",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
 Responses = dict[int | str, dict[str, Any]]
 STREAMED: Responses = {
     200: {
@@ -33,8 +41,11 @@ STREAMED: Responses = {
 }
 
 
-def refusals(told: dict[int, str]) -> Responses:
-    return {status: {"model": replies.Error, "description": said} for status, said in told.items()}
+def refusals(reasons: dict[int, str]) -> Responses:
+    return {
+        status: {"model": replies.Error, "description": reason}
+        for status, reason in reasons.items()
+    }
 
 
 REFUSALS = refusals(
@@ -52,9 +63,12 @@ REFUSALS = refusals(
 
 
 class BodyRouter(APIRouter):
-    """Its endpoints take `http: Request`, and those with a body a subclass of RequestBody."""
+    """Its endpoints take `http: Request`, and those with a body a subclass of RequestBody. `guard`
+    is asked before such a body is read; it raises ApiError."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(
+        self, services: Services, *, guard: Callable[[Request], None] | None = None
+    ) -> None:
         limit = services.config.server.max_body_bytes
 
         class BodyRoute(APIRoute):
@@ -71,6 +85,8 @@ class BodyRouter(APIRouter):
                 kind: type[RequestBody] = annotation
 
                 async def handle(http: Request) -> Response:
+                    if guard is not None:
+                        guard(http)
                     request = parse(await read_body(http, limit), kind)
                     response: Response = await endpoint(http=http, **{name: request})
                     return response
@@ -78,3 +94,64 @@ class BodyRouter(APIRouter):
                 return handle
 
         super().__init__(route_class=BodyRoute)
+
+
+def openapi_router(services: Services) -> APIRouter:
+    router = APIRouter()
+    last: tuple[Ready | None, bytes] | None = None
+
+    @router.get("/openapi.json", response_model=replies.Document)
+    async def openapi(http: Request) -> Response:
+        nonlocal last
+        ready = services.facts.ready
+        if last is None or last[0] is not ready:
+            last = (ready, bytes(JSONResponse(document(http.app, services)).body))
+        return Response(last[1], media_type="application/json")
+
+    return router
+
+
+def document(app: FastAPI, services: Services) -> dict[str, Any]:
+    """What FastAPI says of the routes, with what it cannot know: the names of the model, the keys,
+    and the bounds of the engine, once it was ready."""
+    ready, keyed = services.facts.ready, services.config.server.api_key is not None
+    found = get_openapi(
+        title=app.title, version=services.version, openapi_version="3.1.0", routes=app.routes
+    )
+    for methods in found["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+            if keyed:
+                operation["responses"].setdefault("401", UNAUTHORIZED)
+    schemas = found["components"]["schemas"]
+    for name in NO_SUCH:
+        schemas.pop(name, None)
+    _name_models(schemas, services.config.model_names)
+    if ready is not None:
+        _bound_tokens(schemas, ready.vocab_size - 1)
+        schemas["SpeculationRequest"]["properties"]["k"]["anyOf"][0]["maximum"] = ready.k_max
+    bearer = {"type": "http", "scheme": "bearer"}
+    keys = {"AdminKey": bearer, **({"ApiKey": bearer} if keyed else {})}
+    found["components"]["securitySchemes"] = keys
+    return {**found, "security": [{"ApiKey": []}]} if keyed else found
+
+
+def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
+    for schema in schemas.values():
+        field = schema.get("properties", {}).get("model", {})
+        if "description" in field:  # a request's
+            one = {"enum": list(names)}
+            said = {"anyOf": [one, {"type": "null"}]} if "anyOf" in field else one
+            schema["properties"]["model"] = {**said, "description": field["description"]}
+
+
+def _bound_tokens(value: Any, last: int) -> None:
+    """`last`: the last id of the vocabulary."""
+    if isinstance(value, dict):
+        if value.get("title") == "TokenId":
+            value["maximum"] = last
+        for inner in value.values():
+            _bound_tokens(inner, last)
+    elif isinstance(value, list):
+        for inner in value:
+            _bound_tokens(inner, last)

@@ -11,9 +11,9 @@ from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
 from server.api.fields import Facts
 from server.config import Config
-from server.engine.client import Admission, EngineHandle
+from server.engine.client import Admission, EngineClient
 from server.engine.lifecycle import NOT_READY
-from server.generation.structured import Grammars
+from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
@@ -24,10 +24,10 @@ class Services:
 
     config: Config
     tokenizer: Tokenizer
-    client: EngineHandle
+    client: EngineClient
     metrics: Metrics
     admission: Admission
-    grammars: Grammars
+    grammars: GrammarChecker
     version: str
     monotonic: Callable[[], float]
     wall: Callable[[], float]

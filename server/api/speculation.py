@@ -8,10 +8,9 @@ request that is sent after the reply, and outlives a restart of the engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -20,14 +19,88 @@ from pydantic import Field
 from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
 from server.api import replies
 from server.api.auth import check_admin
-from server.api.body import Part, parse_json, read_body
-from server.api.errors import ApiError, NotReady, invalid
-from server.api.explain import shown
-from server.api.routes import REFUSALS, refusals
+from server.api.errors import NotReady, invalid, missing
+from server.api.request import RequestBody, wrong
+from server.api.routes import REFUSALS, BodyRouter, refusals
 from server.api.services import Services
 from server.engine.lifecycle import NOT_READY
-from server.observe.metrics_table import MAX_DEPTH
 from server.observe.speculation import Gain
+
+logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parents[1] / "pages" / "speculation.html"
+ITSELF = {  # it loads nothing, speaks to this server only, and nobody may frame it
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
+    " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+}
+SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 503)} | refusals(
+    {
+        401: "the admin key is missing or wrong",
+        403: "this server has no admin key, or the key is a client's",
+    }
+)
+DIGITS = 6  # that a figure of an estimate is worth
+
+
+class SpeculationRequest(RequestBody):
+    endpoint = "speculation"
+
+    mode: Mode
+    k: Annotated[int, Field(json_schema_extra={"minimum": 1})] | None = None
+
+    def switch(self, k_max: int) -> SetSpeculation:
+        """Raises ApiError (400) for what an engine with this bound on K cannot do."""
+        if self.mode != "fixed" and self.k is not None:
+            raise invalid("k", f'`k` is only allowed with `mode` "fixed", not with "{self.mode}"')
+        allowed = f'an integer from 1 to {k_max} (for no guesses ask for `mode` "off")'
+        if self.mode == "fixed" and k_max > 0:
+            if self.k is None:
+                raise missing("k", f'{allowed}, with `mode` "fixed"')
+            if not 1 <= self.k <= k_max:
+                raise wrong("k", allowed, self.k)
+        asked = SetSpeculation(self.mode, self.k or 0)
+        if (refusal := mode_refusal(asked, k_max)) is not None:
+            raise invalid(*refusal)
+        return asked
+
+
+def speculation_router(services: Services) -> APIRouter:
+    server = services.config.server
+
+    def guard(http: Request) -> None:
+        check_admin(http.headers, key=server.admin_key, api_key=server.api_key)
+
+    router = BodyRouter(services, guard=guard)
+    page = PAGE.read_text(encoding="utf-8")
+
+    @router.get("/speculation/live", response_class=HTMLResponse)
+    async def live() -> Response:
+        return HTMLResponse(page, headers=ITSELF)
+
+    @router.get(
+        "/speculation",
+        response_model=replies.Speculation,
+        responses=refusals({503: "the engine was never ready"}),
+    )
+    async def read() -> Response:
+        return JSONResponse(_present(services, services.known()))
+
+    @router.post(
+        "/speculation",
+        response_model=replies.Speculation,
+        responses=SWITCH_REFUSALS,
+        openapi_extra={"security": [{"AdminKey": []}]},
+    )
+    async def switch(http: Request, request: SpeculationRequest) -> Response:
+        ready = services.known()
+        asked = request.switch(ready.k_max)
+        if services.client.state in ("draining", "failed", "stopped"):
+            raise NotReady(NOT_READY[services.client.state])
+        services.client.set_speculation(asked)
+        logger.info("POST /speculation: K is to be %s", _in_words(asked))
+        return JSONResponse(_present(services, ready))
+
+    return router
 
 
 def came_of(gain: Gain) -> str:
@@ -102,131 +175,21 @@ def _evidence(estimates: Estimates) -> str:
     return said + "."
 
 
-logger = logging.getLogger(__name__)
-
-MODES: tuple[Mode, ...] = get_args(Mode)
-PAGE = Path(__file__).parents[1] / "pages" / "speculation.html"
-ITSELF = {  # it loads nothing, speaks to this server only, and nobody may frame it
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
-    " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
-}
-SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 503)} | refusals(
-    {
-        401: "the admin key is missing or wrong",
-        403: "this server has no admin key, or the key is a client's",
-    }
-)
-# FastAPI would read the body before the key is looked at.
-SWITCH = {
-    "security": [{"AdminKey": []}],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/SpeculationRequest"}}
-        },
-    },
-}
-DIGITS = 6  # that a figure of an estimate is worth
-
-
-class SpeculationRequest(Part):
-    """Described only: `read_switch` reads it, with the bound of the engine."""
-
-    mode: Mode
-    k: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
-
-
-def speculation_router(services: Services) -> APIRouter:
-    router = APIRouter()
-    page = PAGE.read_text(encoding="utf-8")
-
-    @router.get("/speculation/live", response_class=HTMLResponse)
-    async def live() -> Response:
-        return HTMLResponse(page, headers=ITSELF)
-
-    @router.get(
-        "/speculation",
-        response_model=replies.Speculation,
-        responses=refusals({503: "the engine was never ready"}),
-    )
-    async def read() -> Response:
-        return JSONResponse(_present(services, services.known()))
-
-    @router.post(
-        "/speculation",
-        response_model=replies.Speculation,
-        responses=SWITCH_REFUSALS,
-        openapi_extra=SWITCH,
-    )
-    async def switch(http: Request) -> Response:
-        server = services.config.server
-        check_admin(http.headers, key=server.admin_key, api_key=server.api_key)
-        body = await read_body(http, server.max_body_bytes)
-        ready = services.known()
-        said = read_switch(parse_json(body), ready.k_max)
-        if services.client.state in ("draining", "failed", "stopped"):
-            raise NotReady(NOT_READY[services.client.state])
-        services.client.set_speculation(said)
-        logger.info("POST /speculation: K is to be %s", told(said))
-        return JSONResponse(_present(services, ready))
-
-    return router
-
-
-def read_switch(given: Mapping[str, Any], k_max: int) -> SetSpeculation:
-    """{"mode": "auto" | "fixed" | "off", "k": of `fixed`}. A null is as good as leaving the field
-    out. Raises ApiError (400) that names the field."""
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
-        if name not in ("mode", "k"):
-            message = f"unknown field `{name[:64]}`; this route has `mode` and `k`"
-            raise ApiError(400, message, param=name[:64], code="unknown_field")
-    allowed = ", ".join(f'"{mode}"' for mode in MODES)
-    if "mode" not in given:
-        message = f"`mode` is required: one of {allowed}"
-        raise ApiError(400, message, param="mode", code="missing_field")
-    mode = given["mode"]
-    if mode not in MODES:
-        raise invalid("mode", f"`mode` must be one of {allowed}, but {shown(mode)} was given")
-    said = SetSpeculation(mode, _k(mode, given.get("k"), k_max))
-    refusal = mode_refusal(said, k_max)
-    if refusal is not None:
-        raise invalid(*refusal)
-    return said
-
-
-def _k(mode: Mode, k: object, k_max: int) -> int:
-    if mode != "fixed":
-        if k is not None:
-            raise invalid("k", f'`k` is only allowed with `mode` "fixed", not with "{mode}"')
-        return 0
-    if k_max == 0:
-        return 0  # refused for its mode
-    bounds = f"an integer from 1 to {k_max}"
-    if k is None:
-        message = f'`k` is required with `mode` "fixed": {bounds}'
-        raise ApiError(400, message, param="k", code="missing_field")
-    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= k_max:
-        hint = '; for no guesses ask for `mode` "off"' if k == 0 and k is not False else ""
-        raise invalid("k", f"`k` must be {bounds}, but {shown(k)} was given{hint}")
-    return k
-
-
 def _present(services: Services, ready: Ready) -> dict[str, Any]:
     """The mode as it was set and what it settles; what all guesses came to in it lately; the main
     proposer's part as of the last step. `reason` and `speedup` are null where nobody has chosen yet
     in the present mode."""
-    said = services.client.speculation
+    asked = services.client.speculation
     last = services.client.estimates or Estimates()
     estimated = bool(last.rates)
-    obeyed = last.mode == said.mode and (said.mode != "fixed" or last.k == said.k)
-    settled = None if said.mode == "auto" else said.mode
-    k = last.k if said.mode == "auto" else said.k
+    obeyed = last.mode == asked.mode and (asked.mode != "fixed" or last.k == asked.k)
+    settled = None if asked.mode == "auto" else asked.mode
+    k = last.k if asked.mode == "auto" else asked.k
     gain = services.metrics.gain if obeyed else Gain()
-    chosen = why(last) if obeyed else f"From the next step on K is {told(said)}."
+    chosen = why(last) if obeyed else f"From the next step on K is {_in_words(asked)}."
     return {
         "object": "speculation",
-        "mode": said.mode,
+        "mode": asked.mode,
         "controller": ready.controller,
         "proposer": ready.proposer,
         "k_max": ready.k_max,
@@ -234,11 +197,11 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
         "reason": last.reason if obeyed else settled,
         "explanation": " ".join(filter(None, [chosen, came_of(gain)])),
         "num_sequences": last.num_sequences,
-        "speedup": _known(gain.speedup),
-        "tokens_per_round": _known(gain.tokens_per_round),
+        "speedup": _figure(gain.speedup),
+        "tokens_per_round": _figure(gain.tokens_per_round),
         "by_proposer": _shares(gain),
         "acceptance": _figure(last.acceptance) if estimated else None,
-        "kept": [_figure(share) for share in services.metrics.kept.shares],
+        "kept": [_figure(share) for share in services.metrics.acceptance.shares],
         "survival": [_figure(chance) for chance in last.survival],
         "tokens_per_second": [_figure(rate) for rate in last.rates],
         "expected_speedup": _figure(last.speedup if obeyed else _expected(last, k))
@@ -264,21 +227,17 @@ def _expected(last: Estimates, k: int) -> float:
     return rates[k] / rates[0] if k < len(rates) and rates[0] else nan
 
 
-def told(said: SetSpeculation) -> str:
+def _in_words(asked: SetSpeculation) -> str:
     """Completes "K is ..."."""
-    match said.mode:
+    match asked.mode:
         case "fixed":
-            return f"fixed at {said.k}"
+            return f"fixed at {asked.k}"
         case "off":
             return "0 for everybody"
         case _:
             return "chosen by the configured controller"
 
 
-def _known(value: float | None) -> float | None:
-    return None if value is None else _figure(value)
-
-
-def _figure(value: float) -> float | None:
+def _figure(value: float | None) -> float | None:
     """JSON has no word for what is not finite."""
-    return float(f"{value:.{DIGITS}g}") if isfinite(value) else None
+    return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")

@@ -21,9 +21,9 @@ from typing import Any
 
 from engine.messages import Grammar
 from server.api.errors import invalid
-from server.api.schema_chat import ChatRequest
+from server.api.schema import ChatRequest
 from server.api.services import Services
-from server.api.tools import Tool, ToolChoice
+from server.api.tools import ToolFunction, tool_choice
 from server.errors import GrammarRefused
 from server.generation.choice import Finish
 from server.text.tools.calls import CallArguments, CallBegin, Text, ToolCallParser, ToolEvent
@@ -103,7 +103,7 @@ class ToolUse:
     """Tools that a model is told of: `offered` may be called."""
 
     format: ToolFormat
-    offered: tuple[Tool, ...]
+    offered: tuple[ToolFunction, ...]
     skip_special_tokens: bool
 
     def reader(self, request_id: str, choice: int) -> CallReader:
@@ -114,20 +114,22 @@ class ToolUse:
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
     """None when no call can come of this request; a model without tools was refused before."""
-    choice = request.tool_choice
-    if not request.tools or (choice is not None and choice.mode == "none"):
+    choice = tool_choice(request.tool_choice)
+    if not request.tools or choice.mode == "none":
         return None
     found = tool_format(services.tokenizer, services.config.server.tool_parser)
     assert isinstance(found, ToolFormat), found
-    names = choice.names if choice is not None else None
-    tools = tuple(tool for tool in request.tools if names is None or tool.name in names)
+    names = choice.names
+    tools = tuple(
+        tool.function for tool in request.tools if names is None or tool.function.name in names
+    )
     return ToolUse(found, tools, request.skip_special_tokens)
 
 
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
     """What holds the reply to its promises, checked; None if nothing was promised. Raises
     GrammarRefused when it cannot be done, QueueFull when there is no time to say."""
-    choice, content = request.tool_choice or ToolChoice("auto"), _content_schema(request)
+    choice, content = tool_choice(request.tool_choice), _content_schema(request)
     required = choice.mode == "required"
     many = request.parallel_tool_calls is not False and not choice.single
     chosen = required or choice.names is not None or not many
@@ -157,12 +159,12 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
 async def _name_the_strict(services: Services, request: ChatRequest, use: ToolUse) -> None:
     """Raises GrammarRefused for the first strict tool whose schema alone cannot be honoured."""
     for i, tool in enumerate(request.tools):
-        if tool.strict and tool in use.offered:
-            alone = Grammar("json_schema", json.dumps(_schema(tool)))
+        if tool.function.strict and tool.function in use.offered:
+            alone = Grammar("json_schema", json.dumps(_schema(tool.function)))
             await services.grammars.check(alone, param=f"tools[{i}].function.parameters")
 
 
-def _schema(tool: Tool) -> Mapping[str, Any]:
+def _schema(tool: ToolFunction) -> Mapping[str, Any]:
     return NO_ARGUMENTS if tool.parameters is None else {**ANY_OBJECT, **tool.parameters}
 
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -41,31 +41,6 @@ POLLIN = int(zmq.POLLIN)  # an enumeration takes longer to compare than all of t
 EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
 
 
-class EngineHandle(Protocol):
-    """What the HTTP side needs of an engine: EngineClient, or a test's double."""
-
-    @property
-    def state(self) -> EngineState: ...
-
-    @property
-    def ready(self) -> Ready | None: ...
-
-    @property
-    def inflight(self) -> int: ...
-
-    def submit(self, submit: Submit) -> Stream: ...
-
-    def abort(self, ids: Iterable[str]) -> None: ...
-
-    @property
-    def speculation(self) -> SetSpeculation: ...
-
-    @property
-    def estimates(self) -> Estimates | None: ...
-
-    def set_speculation(self, said: SetSpeculation) -> None: ...
-
-
 class EngineClient:
     """Speaks to one engine incarnation after the other; the supervisor says which, and sets
     `state`. `on_metrics` is called with every step's metrics, heartbeats included."""
@@ -75,7 +50,7 @@ class EngineClient:
         self.ready: Ready | None = None  # of the present incarnation, or the last one's
         self.on_metrics = on_metrics
         self.speculation = SetSpeculation("auto")  # as last set
-        self.estimates: Estimates | None = None  # as the engine last told
+        self.estimates: Estimates | None = None  # as the engine last sent
         self._streams: dict[str, Stream] = {}
         self._link: _Link | None = None
 
@@ -94,8 +69,8 @@ class EngineClient:
         return stream
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End these requests at once on this side, and tell the engine. Never blocks; ids that
-        have ended are passed over. What the engine still says of them is dropped."""
+        """End these requests at once on this side, and abort them in the engine. Never blocks; ids
+        that have ended are passed over. What the engine still sends of them is dropped."""
         open_ids = [id for id in ids if id in self._streams]
         for id in open_ids:
             self._streams.pop(id).abort()
@@ -108,7 +83,7 @@ class EngineClient:
         self.speculation = said
         self.send(said)
 
-    # -- for the supervisor ------------------------------------------------------------------
+    # -- for the supervisor --
 
     def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
         """Bind fresh endpoints for a new incarnation and start to pump its events. A message of
@@ -116,7 +91,7 @@ class EngineClient:
         assert self._link is None, "the previous incarnation is still connected"
         self._link = _Link(commands, events, lambda event: self._on_event(event, on_event))
 
-    async def disconnect(self) -> None:
+    def disconnect(self) -> None:
         """Close this incarnation's endpoints; what was still on the way is lost."""
         if self._link is not None:
             link, self._link = self._link, None
@@ -142,11 +117,8 @@ class EngineClient:
             case Outputs():
                 self.estimates = event.metrics.estimates
                 self.on_metrics(event.metrics)
-                # First tokens first: somebody waits for them, and their streams' own way is longer.
-                items = event.items
-                if firsts := [output for output in items if output.cached_tokens is not None]:
-                    items = firsts + [output for output in items if output.cached_tokens is None]
-                self._deliver(items)
+                # First tokens first: they count for the time to first token.
+                self._deliver(sorted(event.items, key=lambda output: output.cached_tokens is None))
         on_event(event)
 
     def _deliver(self, items: list[Output]) -> None:
@@ -154,7 +126,7 @@ class EngineClient:
         for output in items:
             stream = streams.get(output.id)
             if stream is None:
-                continue  # aborted on this side; the engine's word crossed ours
+                continue  # aborted on this side while it was on its way
             if output.finish is not None:
                 del streams[output.id]
             stream.put(output)
@@ -172,12 +144,12 @@ class _Link:
         self._context = zmq.asyncio.Context()
         self._commands = self._context.socket(zmq.PUSH)
         self._events: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PULL)
-        self._bind(self._commands, commands)
-        self._bind(self._events, events)
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.Handle | None = None
+        self._bind(self._commands, commands)
+        self._bind(self._events, events)
         self._loop.add_reader(self._events.FD, self._read)
-        self._read()  # the descriptor tells of changes, not of a state
+        self._read()  # the descriptor signals changes, not a state
 
     def send(self, command: Command) -> None:
         # Done at once, or queued inside until the engine has connected: nothing to await.
@@ -185,9 +157,6 @@ class _Link:
 
     def close(self) -> None:
         self._stop_reading()
-        self._destroy()
-
-    def _destroy(self) -> None:
         self._events.close(linger=0)  # the context knows only the sockets of its own kind
         self._context.destroy(linger=0)
 
@@ -196,7 +165,7 @@ class _Link:
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
-            self._destroy()
+            self.close()
             raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
 
     def _read(self) -> None:
@@ -225,7 +194,7 @@ class _Link:
 class Admission:
     """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
 
-    def __init__(self, client: EngineHandle, max_inflight: int) -> None:
+    def __init__(self, client: EngineClient, max_inflight: int) -> None:
         self.max_inflight = max_inflight
         self._client = client
         self._reserved = 0

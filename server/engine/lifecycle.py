@@ -2,7 +2,7 @@
 
     starting -> ready -> draining -> stopped
     starting, ready -> lost -> starting again after a back-off, or failed for good
-    starting -> failed when the engine itself says that its configuration cannot run
+    starting -> failed when the engine reports that its configuration cannot run
 
 Promises: no clocks, no processes, no sleeping (time is passed in, waiting is returned); one log
 line per change of state; an impossible change is a bug and asserts.
@@ -38,8 +38,8 @@ ALLOWED: dict[EngineState, frozenset[EngineState]] = {
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Seconds, but for `max_restarts`. A spell of `window` seconds in `ready` forgives all
-    earlier losses; the wait before the n-th restart in a row is `backoff * 2**(n-1)`."""
+    """Seconds, but for `max_restarts`. After `window` seconds in `ready` earlier losses do not
+    count; the wait before the n-th restart in a row is `backoff * 2**(n-1)`."""
 
     max_restarts: int = 5
     window: float = 300.0
@@ -52,7 +52,7 @@ class Loss:
     """How an incarnation ended when it should not have."""
 
     sentence: str
-    useless_to_retry: bool = False  # the engine itself said that this configuration cannot run
+    useless_to_retry: bool = False  # by the engine, of this configuration
 
 
 class Lifecycle:

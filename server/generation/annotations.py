@@ -1,4 +1,4 @@
-"""What is told of a text's tokens: log-probabilities, and who proposed each token.
+"""What a choice says of its tokens: log-probabilities, and who proposed each.
 
 Entries leave with the text that they belong to, so what belongs to text that a stop string cut away
 never leaves. Provenance: put together, the texts of all origins are the text of the choice (an
@@ -34,38 +34,19 @@ class TextLogprobs:
     offset: int
 
 
-class HeldLogprobs:
-    """Entries of one choice whose text is not out yet. Positions are in characters of its text."""
+def text_logprobs(
+    tokenizer: Tokenizer, token: int, entry: TokenLogprobs | None, *, offset: int
+) -> TextLogprobs:
+    """None: nothing precedes the token."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._held: list[TextLogprobs] = []
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def add(self, token: int, entry: TokenLogprobs | None, *, position: int) -> None:
-        """One more token, whose text begins at `position`. None: nothing precedes it."""
-        top = [] if entry is None else [self._alternative(t, logprob) for t, logprob in entry.top]
-        chosen = self._alternative(token, None if entry is None else entry.logprob)
-        self._held.append(TextLogprobs(chosen, top, position))
-
-    def release(self, emitted: int) -> list[TextLogprobs]:
-        """Those of text that begins within the first `emitted` characters."""
-        size = 0
-        while size < len(self._held) and self._held[size].offset < emitted:
-            size += 1
-        out, self._held = self._held[:size], self._held[size:]
-        return out
-
-    def release_all(self) -> list[TextLogprobs]:
-        """Those without text, too: nothing cuts the text off, or nothing did."""
-        out, self._held = self._held, []
-        return out
-
-    def _alternative(self, token: int, logprob: float | None) -> Alternative:
-        raw = self._tokenizer.token_bytes(token)
+    def alternative(token: int, logprob: float | None) -> Alternative:
+        raw = tokenizer.token_bytes(token)
         return Alternative(token_text(raw), raw, logprob)
+
+    if entry is None:
+        return TextLogprobs(alternative(token, None), [], offset)
+    top = [alternative(other, logprob) for other, logprob in entry.top]
+    return TextLogprobs(alternative(token, entry.logprob), top, offset)
 
 
 def token_text(raw: bytes) -> str:

@@ -1,5 +1,5 @@
-"""Choice: one engine request seen as text. Owns its detokenizer, stop strings, counts
-(`usage`), logprobs (`logprobs`) and provenance.
+"""Choice: one engine request seen as text. Owns its detokenizer, stop strings, usage,
+log-probabilities and provenance.
 
 Text rule: the token that ended the sequence (EOS or one of stop_token_ids) has no text and no
 logprobs entry unless `include_stop`, but it is counted.
@@ -7,18 +7,20 @@ logprobs entry unless `include_stop`, but it is counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Literal
 
+import msgspec
+
 from engine.errors import EngineLost
-from engine.messages import Output, TokenLogprobs
+from engine.messages import Output, SamplingParams, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.errors import GenerationFailed
-from server.generation.annotations import HeldLogprobs, Origin, Provenance, TextLogprobs
-from server.generation.generation_spec import Echo
-from server.generation.usage import Counts
+from server.generation.annotations import Origin, Provenance, TextLogprobs, text_logprobs
+from server.generation.generation_spec import Echo, GenerationSpec
+from server.generation.usage import Usage
 from server.text.detokenizer import Detokenizer, StopStrings
 from server.text.tokenizer import Tokenizer
 
@@ -36,54 +38,35 @@ class Delta:
     tokens: Sequence[int] = ()  # counted since the last one, whether or not their text is out
     provenance: list[Origin] | None = None
 
-    @property
-    def says_more(self) -> bool:
-        """Whether there is anything besides text."""
-        return (
-            self.finish is not None
-            or self.logprobs is not None
-            or self.provenance is not None
-            or bool(self.tokens)
-        )
-
 
 class Choice:
-    """`show_logprobs`: whether those of generated tokens are for the reader, should they come."""
+    """`params` are those that its request went to the engine with."""
 
     def __init__(
         self,
         index: int,
         stream: Stream,
         *,
+        spec: GenerationSpec,
+        params: SamplingParams,
         tokenizer: Tokenizer,
-        stop: tuple[str, ...],
-        include_stop: bool,
-        skip_special_tokens: bool,
-        shown_tokens: frozenset[int] = frozenset(),
-        min_tokens: int = 0,
-        echo: Echo | None = None,
-        show_logprobs: bool = True,
-        show_tokens: bool = False,
-        provenance: bool = False,
     ) -> None:
         self.index = index
         self.stream = stream
         self.finish: Finish | None = None
-        self.counts = Counts()
+        self.usage = Usage()
+        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        self._spec = spec
+        self._min_tokens = params.min_tokens
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
+            tokenizer, skip_special_tokens=spec.skip_special_tokens, shown=spec.shown_tokens
         )
-        self._stops = StopStrings(stop, include=include_stop) if stop else None
-        self._include_stop = include_stop
-        self._min_tokens = min_tokens
-        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        self._stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
         self._logprob = 0.0  # sum over the counted tokens
-        self._echo = echo
-        self._show_logprobs = show_logprobs
-        self._show_tokens = show_tokens
-        self._provenance = Provenance() if provenance else None
-        self._held = HeldLogprobs(tokenizer)
+        self._echo = None if spec.echoes is None else spec.echoes[index // spec.fan_out]
+        self._provenance = Provenance() if params.provenance else None
+        self._logprobs: list[TextLogprobs] = []  # whose text is not out yet
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
         self._closed = False
@@ -106,10 +89,10 @@ class Choice:
             raise EngineLost("the engine ended this request before it was finished")
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
-        before = self.counts.tokens
+        before = self.usage.completion_tokens
         text = self._begin(output) + self._take(output)
-        tokens = output.tokens[: self.counts.tokens - before]
-        self.counts.take(output, self.stream.steps, len(tokens), stopped=self._hit)
+        tokens = output.tokens[: self.usage.completion_tokens - before]
+        self.usage.take(self.stream.steps or (output,), len(tokens), stopped=self._hit)
         if output.logprobs is not None:
             self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
         if output.finish is not None and not self._hit:
@@ -118,8 +101,10 @@ class Choice:
             self.finish = "length" if output.finish == "length" and not self._hit else "stop"
             self._closed = self._closed or self._hit
         self._emitted += len(text)
-        logprobs = self._release(asked=output.logprobs is not None and self._show_logprobs)
-        shown = tokens if self._show_tokens else ()
+        logprobs = None
+        if self._logprobs or (output.logprobs is not None and self._spec.show_logprobs):
+            logprobs = self._release()
+        shown = tokens if self._spec.show_tokens else ()
         provenance = self._origins()
         if not (text or logprobs or shown or provenance or self.finish):
             return None
@@ -129,7 +114,7 @@ class Choice:
     def mean_logprob(self) -> float:
         """Per counted token, under the model itself, if the engine was asked for log-probabilities.
         Without a token it is 0."""
-        return self._logprob / max(self.counts.tokens, 1)
+        return self._logprob / max(self.usage.completion_tokens, 1)
 
     @property
     def _hit(self) -> bool:
@@ -140,40 +125,44 @@ class Choice:
         if self._echo is None:
             return ""
         echo, self._echo = self._echo, None
-        if output.prompt_logprobs is not None and echo.alternatives is not None:
-            positions = echo.positions(self._tokenizer)
-            scored = zip(echo.tokens, output.prompt_logprobs, positions, strict=True)
-            for token, entry, at in scored:
-                if entry is not None:
-                    top = entry.top[: echo.alternatives]
-                    entry = TokenLogprobs(token, entry.logprob, top, entry.rank)
-                self._held.add(token, entry, position=at)
         self._position = len(echo.text)
+        if output.prompt_logprobs is not None and echo.alternatives is not None:
+            self._add_prompt_logprobs(echo, echo.alternatives, output.prompt_logprobs)
         return echo.text
+
+    def _add_prompt_logprobs(
+        self, echo: Echo, count: int, entries: Sequence[TokenLogprobs | None]
+    ) -> None:
+        offsets = echo.positions(self._tokenizer)
+        for token, entry, offset in zip(echo.tokens, entries, offsets, strict=True):
+            if entry is not None:
+                entry = msgspec.structs.replace(entry, token=token, top=entry.top[:count])
+            self._logprobs.append(text_logprobs(self._tokenizer, token, entry, offset=offset))
 
     def _take(self, output: Output) -> str:
         """Text of the generated tokens that became certain. One by one where the count of tokens
         or their places matter."""
         tokens = output.tokens
-        ended = output.stop_token is not None and not self._include_stop
+        ended = output.stop_token is not None and not self._spec.include_stop
         visible = tokens[:-1] if ended and tokens else tokens
-        logprobs = output.logprobs if self._show_logprobs else None
+        logprobs = output.logprobs if self._spec.show_logprobs else None
         if self._stops is None and logprobs is None and self._provenance is None:
-            self.counts.tokens += len(tokens)
+            self.usage.completion_tokens += len(tokens)
             return self._detokenizer.push(visible)
         text = ""
-        sources = _each(output.sources) if self._provenance is not None else None
+        sources = [name for name, count in output.sources or () for name in repeat(name, count)]
         for i, token in enumerate(visible):
+            at = self._position
             if logprobs is not None:
-                self._held.add(token, logprobs[i], position=self._position)
+                self._logprobs.append(text_logprobs(self._tokenizer, token, logprobs[i], offset=at))
             piece = self._detokenizer.push([token])
-            if self._provenance is not None and sources is not None:
-                self._provenance.add(next(sources), piece, position=self._position)
-            text += self._push(piece, self.counts.tokens + 1)
-            self.counts.tokens += 1
+            if self._provenance is not None:
+                self._provenance.add(sources[i], piece, position=at)
+            text += self._push(piece, self.usage.completion_tokens + 1)
+            self.usage.completion_tokens += 1
             if self._hit:
                 return text
-        self.counts.tokens += len(tokens) - len(visible)
+        self.usage.completion_tokens += len(tokens) - len(visible)
         return text
 
     def _push(self, piece: str, num_tokens: int) -> str:
@@ -186,16 +175,18 @@ class Choice:
         rest = self._detokenizer.flush()
         if self._provenance is not None:
             self._provenance.append(rest)
-        text = self._push(rest, self.counts.tokens)
+        text = self._push(rest, self.usage.completion_tokens)
         return text if self._stops is None or self._hit else text + self._stops.flush()
 
-    def _release(self, *, asked: bool) -> list[TextLogprobs] | None:
-        """Entries whose text is out; at the end the rest too, unless a stop string cut it off."""
-        if not (asked or self._held):
-            return None
-        if self._stops is None or (self.finish is not None and not self._hit):
-            return self._held.release_all()
-        return self._held.release(self._emitted)
+    def _release(self) -> list[TextLogprobs]:
+        """Entries whose text is out; without stop strings, and at the end unless one cut the rest
+        off, those without text too."""
+        held = self._logprobs
+        size = len(held)
+        if self._stops is not None and (self.finish is None or self._hit):
+            size = next((i for i, one in enumerate(held) if one.offset >= self._emitted), size)
+        self._logprobs = held[size:]
+        return held[:size]
 
     def _origins(self) -> list[Origin] | None:
         if self._provenance is None:
@@ -203,9 +194,3 @@ class Choice:
         if self.finish is not None:
             return self._provenance.end(self._emitted, cut=self._hit)
         return self._provenance.release(self._emitted, incomplete=self._detokenizer.incomplete)
-
-
-def _each(runs: list[tuple[str, int]] | None) -> Iterator[str]:
-    """Who guessed each token; an engine that was asked says it of all of them."""
-    assert runs is not None
-    return chain.from_iterable(repeat(source, count) for source, count in runs)

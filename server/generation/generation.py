@@ -7,17 +7,16 @@ shows a part of a stop string. Leaves HTTP shapes to `server.api`, scheduling to
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 
 from engine.messages import TokenLogprobs
-from server.engine.client import EngineHandle
-from server.engine.mailbox import Wake
+from server.engine.client import EngineClient
 from server.errors import GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
-from server.generation.usage import Usage, usage_of
+from server.generation.usage import Usage, total
 from server.observe.metrics import Metrics, RequestTimes
 from server.observe.metrics_table import Finish
 from server.text.tokenizer import Tokenizer
@@ -30,7 +29,7 @@ class Generation:
         self,
         spec: GenerationSpec,
         *,
-        client: EngineHandle,
+        client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
@@ -44,7 +43,7 @@ class Generation:
         self._began = clock()
         self._first_token: float | None = None  # when the first token of any choice came
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
-        self._wake = Wake()
+        self._wake = asyncio.Event()
         self._open: list[Choice] = []  # not finished
         self._failure: Exception | None = None  # to be raised when what came before it was taken
         self._failed = self._ended = False
@@ -60,37 +59,18 @@ class Generation:
             raise
 
     def _submit(self, index: int, arrival: float) -> None:
-        spec = self.spec
-        submit = spec.submit(index, arrival=arrival)
+        submit = self.spec.submit(index, arrival=arrival)
         stream = self._client.submit(submit)
         choice = Choice(
-            index,
-            stream,
-            tokenizer=self._tokenizer,
-            stop=spec.stop,
-            include_stop=spec.include_stop,
-            skip_special_tokens=spec.skip_special_tokens,
-            shown_tokens=spec.shown_tokens,
-            min_tokens=submit.params.min_tokens,
-            provenance=submit.params.provenance,
-            echo=None if spec.echoes is None else spec.echoes[index // spec.fan_out],
-            show_logprobs=spec.show_logprobs,
-            show_tokens=spec.show_tokens,
+            index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
         )
         stream.wake(self._wake)
         self.choices.append(choice)
         self._open.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """As `batches`, one by one."""
-        async with aclosing(self.batches()) as batches:
-            async for batch in batches:
-                for delta in batch:
-                    yield delta
-
-    async def batches(self) -> AsyncGenerator[list[Delta], None]:
-        """Increments of all choices as they come, what came together in one list; each choice's
-        last one has its finish. What comes while nobody reads stays in the mailboxes, merged.
+        """Increments of all choices as they come; each choice's last one has its finish. What comes
+        while nobody reads stays in the mailboxes, merged.
 
         Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; either ends
         the whole call.
@@ -98,18 +78,17 @@ class Generation:
         try:
             while self._open:
                 await self.news()
-                if deltas := self.take():
-                    yield deltas
+                for delta in self.take():
+                    yield delta
         finally:
             self.close()
 
-    async def news(self, act: Callable[[], bool] | None = None) -> None:
-        """Returns when `take` may have something; with `act`, which takes it, when that returns
-        False."""
-        await (self._wake.wait() if act is None else self._wake.until(act))
+    async def news(self) -> None:
+        """Returns when `take` may have something."""
+        await self._wake.wait()
 
     def take(self) -> list[Delta]:
-        """What came since the last time; the caller closes. Raises as `batches`, but only once what
+        """What came since the last time; the caller closes. Raises as `deltas`, but only once what
         came before the failure has been taken."""
         self._wake.clear()
         deltas, ended = list[Delta](), False
@@ -202,8 +181,8 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Counts so far; final once `finished`."""
-        return usage_of(
-            [choice.counts for choice in self.choices],
+        return total(
+            [choice.usage for choice in self.choices],
             prompt_tokens=self.spec.prompt_tokens,
             guessing=self.spec.guessing,
             per=self.spec.fan_out,

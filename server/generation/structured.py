@@ -1,4 +1,4 @@
-"""Grammars: the way in for whoever constrains text (response_format, structured_outputs, tools).
+"""Grammars: how text is constrained (response_format, structured_outputs, tools).
 
 A user's grammar is compiled in a process of its own first, since neither a thread nor an event loop
 survives a bad one: a child of the front end, which has the tokenizer at hand, forks for each. One
@@ -21,11 +21,10 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
-from engine.config import EngineConfig, model_folder
+from engine.config import ModelConfig, model_folder
 from engine.messages import CheckOutcome, Grammar
 from server.config import Config
 from server.errors import GrammarRefused, QueueFull
@@ -35,8 +34,8 @@ logger = logging.getLogger(__name__)
 MAX_VERDICTS = 512
 START_SECONDS = 60.0  # for the first child to read the tokenizer
 WAIT_SECONDS = 0.5  # for a lost one to be replaced
-PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child says so itself by then, ...
-SLACK_SECONDS = 2.0  # ... or is given up after this much more
+PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child answers by then, ...
+SLACK_SECONDS = 2.0  # ... or is killed after this much more
 RETRY_SECONDS = 1.0
 BUSY: tuple[str, CheckOutcome] = ("too many grammars are being compiled; try again", "busy")
 # Threads do not survive a fork, and the child forks.
@@ -45,36 +44,12 @@ Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compile
 CHECK_COMMAND = (sys.executable, "-m", "engine.grammar.check")
 
 
-class Grammars(Protocol):
-    async def check(self, grammar: Grammar, *, param: str) -> None:
-        """Returns when the engine can honour `grammar`. Raises GrammarRefused, naming `param`, when
-        it is malformed, too large, too slow to compile, or asks for what is not enforced; QueueFull
-        when there is no time for it."""
-        ...
-
-
-def check_command(config: EngineConfig, seconds: float) -> list[str]:
+def check_command(target: ModelConfig, seconds: float) -> list[str]:
     """The child for this target's tokenizer; `seconds` of CPU time for each grammar."""
-    target = config.target
     command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", f"{seconds}"]
     if target.revision:
         command += ["--revision", target.revision]
     return [*command, "--trust-remote-code"] if target.trust_remote_code else command
-
-
-def _unobserved(outcome: CheckOutcome, seconds: float) -> None:
-    pass
-
-
-def grammar_checker(config: Config, observe: Observe = _unobserved) -> GrammarChecker:
-    """The configured one, not yet started."""
-    seconds = config.server.grammar_seconds
-    return GrammarChecker(
-        check_command(config.engine, seconds),
-        seconds=seconds,
-        max_bytes=config.server.max_grammar_bytes,
-        observe=observe,
-    )
 
 
 class GrammarChecker:
@@ -90,17 +65,17 @@ class GrammarChecker:
         *,
         seconds: float,
         max_bytes: int,
-        observe: Observe = _unobserved,
+        observe: Observe = lambda outcome, seconds: None,
     ) -> None:
         self._command = command
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._observe = observe
-        self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
-        self._asking: dict[Grammar, asyncio.Task[str]] = {}
+        # Sentences, "" for accepted; those that are still to come are shared as well.
+        self._verdicts: OrderedDict[Grammar, asyncio.Task[str]] = OrderedDict()
         self._keeping: asyncio.Task[None] | None = None
         self._child = _Child()
-        self._known = asyncio.Event()  # the child answers, or `_unusable` says why none ever will
+        self._known = asyncio.Event()  # the child answers, or `_unusable` holds why none will
         self._unusable: str | None = None
         self._served = False
         self._retired = False
@@ -116,50 +91,50 @@ class GrammarChecker:
 
     async def close(self) -> None:
         """Kill and reap the child, and with it its own."""
-        tasks = [*self._asking.values()] + ([self._keeping] if self._keeping else [])
+        tasks = [*self._verdicts.values()] + ([self._keeping] if self._keeping else [])
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._child.kill()
 
     async def check(self, grammar: Grammar, *, param: str) -> None:
+        """Returns when the engine can honour `grammar`. Raises GrammarRefused, naming `param`, when
+        it is malformed, too large, too slow to compile, or asks for what is not enforced; QueueFull
+        when there is no time for it."""
         size = len(grammar.source.encode("utf-8"))
         if size > self._max_bytes:
             raise GrammarRefused(
                 f"`{param}` has {size} bytes; at most {self._max_bytes} are compiled", param=param
             )
-        sentence = self._verdicts.get(grammar)
-        if sentence is None:
-            task = self._asking.get(grammar)
-            if task is None:
-                self.start()
-                task = self._asking[grammar] = asyncio.create_task(self._ask(grammar))
-                task.add_done_callback(lambda done: self._settle(grammar, done))
-            sentence = await asyncio.shield(task)  # others may wait for the same answer
+        task = self._verdicts.get(grammar)
+        if task is None:
+            self.start()
+            task = self._verdicts[grammar] = asyncio.create_task(self._ask(grammar))
+            task.add_done_callback(lambda done: self._forget_failed(grammar, done))
+            if len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        sentence = await asyncio.shield(task)  # others may wait for the same answer
         if sentence:
             raise GrammarRefused(f"`{param}` cannot be honoured: {sentence}", param=param)
 
-    def _settle(self, grammar: Grammar, task: asyncio.Task[str]) -> None:
-        del self._asking[grammar]
-        if not task.cancelled():
-            task.exception()  # seen, so that asyncio does not log it
+    def _forget_failed(self, grammar: Grammar, task: asyncio.Task[str]) -> None:
+        """What there was no time for is not remembered."""
+        if task.cancelled() or task.exception() is not None:
+            self._verdicts.pop(grammar, None)
 
     async def _ask(self, grammar: Grammar) -> str:
-        """ "" or why not. What there was no time for is not remembered."""
+        """ "" or why not."""
         began = time.monotonic()
         sentence, outcome = await self._compile(grammar)
         self._observe(outcome, time.monotonic() - began)
         if outcome == "busy":
             raise QueueFull(sentence)
-        self._verdicts[grammar] = sentence
-        if len(self._verdicts) > MAX_VERDICTS:
-            self._verdicts.popitem(last=False)
         return sentence
 
     async def _compile(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
         try:
-            hopeful = not (self._served or self._retired)
-            async with asyncio.timeout(START_SECONDS if hopeful else WAIT_SECONDS):
+            starting = not (self._served or self._retired)
+            async with asyncio.timeout(START_SECONDS if starting else WAIT_SECONDS):
                 await self._known.wait()
         except TimeoutError:
             return BUSY
@@ -265,3 +240,16 @@ class _Child:
         if self._process.stdin is not None:
             self._process.stdin.close()
         await self._process.wait()
+
+
+def grammar_checker(
+    config: Config, observe: Observe = lambda outcome, seconds: None
+) -> GrammarChecker:
+    """The configured one, not yet started."""
+    seconds = config.server.grammar_seconds
+    return GrammarChecker(
+        check_command(config.engine.target, seconds),
+        seconds=seconds,
+        max_bytes=config.server.max_grammar_bytes,
+        observe=observe,
+    )

@@ -1,90 +1,103 @@
-"""How speculation fared lately: regret of the choices of K, acceptance by position, and gain.
-
-Each is made of sums over the last steps, in which a step weighs less the longer ago it was.
-"""
+"""How speculation fared lately: regret of the choices of K, acceptance by position, and gain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.messages import PROPOSERS, Estimates, StepMetrics, StepSeconds
+from server.observe.metrics_table import PARTS
 
 MEMORY_STEPS = 512
 HEAVY = 1e100  # weights are scaled down beyond it
+
+
+class FadingSums:
+    """Sums by key, in which a step weighs less the longer ago it was. Instead of all sums fading,
+    what is added weighs more with every step."""
+
+    def __init__(self, memory_steps: int) -> None:
+        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
+        self.clear()
+
+    def clear(self) -> None:
+        self._weight = 1.0  # of the last step
+        self._sums: defaultdict[object, float] = defaultdict(float)
+
+    def begin_step(self) -> None:
+        self._weight *= self._growth
+        if self._weight > HEAVY:
+            for key in self._sums:
+                self._sums[key] /= self._weight
+            self._weight = 1.0
+
+    def add(self, key: object, amount: float) -> None:
+        """To the sum of `key`, for the present step."""
+        self._sums[key] += amount * self._weight
+
+    def __getitem__(self, key: object) -> float:
+        """The sum, where an amount of the present step counts as it is."""
+        return self._sums.get(key, 0.0) / self._weight
 
 
 class Regret:
     """`value`: seconds as chosen / seconds at the best single K, minus 1. 0 without estimates."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
-        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
-        self._weight = 1.0  # of the last step: they grow, instead of all sums fading
-        self._fixed: list[float] = []  # [k]: weighted seconds
-        self._chosen = 0.0
+        self._seconds = FadingSums(memory_steps)  # by K, and as chosen
+        self._num_rates = 0
 
     def observe(self, estimates: Estimates, num_tokens: int) -> None:
         """One step that brought so many tokens."""
         rates, k = estimates.rates, estimates.k
         if k >= len(rates) or min(rates) <= 0.0:
             return
-        if len(rates) != len(self._fixed):  # another bound on K: an engine of another kind
-            self._fixed, self._chosen = [0.0] * len(rates), 0.0
-        self._weight *= self._growth
-        fixed, amount = self._fixed, num_tokens * self._weight
-        for i, rate in enumerate(rates):
-            fixed[i] += amount / rate
-        self._chosen += amount / rates[k]
-        if self._weight > HEAVY:
-            self._fixed = [seconds / self._weight for seconds in fixed]
-            self._chosen, self._weight = self._chosen / self._weight, 1.0
+        if len(rates) != self._num_rates:  # another bound on K: an engine of another kind
+            self._num_rates = len(rates)
+            self._seconds.clear()
+        self._seconds.begin_step()
+        for other, rate in enumerate(rates):
+            self._seconds.add(other, num_tokens / rate)
+        self._seconds.add("chosen", num_tokens / rates[k])
 
     @property
     def value(self) -> float:
-        best = min(self._fixed, default=0.0)
-        return self._chosen / best - 1.0 if best > 0.0 else 0.0
+        best = min((self._seconds[k] for k in range(self._num_rates)), default=0.0)
+        return self._seconds["chosen"] / best - 1.0 if best > 0.0 else 0.0
 
 
 class RecentAcceptance:
-    """Fading sums over the last `memory_steps` steps that had guesses. Instead of all that was
-    counted, fading, what is counted weighs more with every step."""
+    """Of the last `memory_steps` steps that had guesses."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
-        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
-        self._weight = 1.0
-        self._proposed: list[float] = []  # [position]
-        self._accepted: list[float] = []
+        self._proposed, self._accepted = FadingSums(memory_steps), FadingSums(memory_steps)
+        self._depth = 0
 
     def observe(self, proposed_at: Sequence[int], accepted_at: Sequence[int]) -> None:
         """One step; see messages.StepMetrics."""
         if not proposed_at:
             return
-        self._weight = weight = self._weight * self._growth
-        if len(proposed_at) > len(self._proposed):
-            more = [0.0] * (len(proposed_at) - len(self._proposed))
-            self._proposed, self._accepted = self._proposed + more, self._accepted + more
-        for i, count in enumerate(proposed_at):
-            self._proposed[i] += count * weight
-        for i, count in enumerate(accepted_at):
-            self._accepted[i] += count * weight
-        if weight > HEAVY:
-            self._proposed = [total / weight for total in self._proposed]
-            self._accepted = [total / weight for total in self._accepted]
-            self._weight = 1.0
+        self._depth = max(self._depth, len(proposed_at))
+        for sums, counts in ((self._proposed, proposed_at), (self._accepted, accepted_at)):
+            sums.begin_step()
+            for position, count in enumerate(counts):
+                sums.add(position, count)
 
     @property
     def shares(self) -> list[float]:
-        """[position]: of the guesses that were verified there, the share that was kept. Ends where
-        hardly any were verified."""
+        """[position]: of the guesses that were verified there, the share that was accepted. Ends
+        where hardly any were verified."""
         found = []
-        for proposed, accepted in zip(self._proposed, self._accepted, strict=True):
-            if proposed < self._weight:
+        for position in range(self._depth):
+            proposed = self._proposed[position]
+            if proposed < 1.0:
                 break
-            found.append(accepted / proposed)
+            found.append(self._accepted[position] / proposed)
         return found
 
 
-_FORGOTTEN = 0.01  # of a guess: who has made no more of late is not told
+_FORGOTTEN = 0.01  # of a guess: a proposer that has made no more of late is not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +112,7 @@ class Share:
 
 def seconds_of(seconds: StepSeconds) -> float:
     """All of a step, and what passed between the one before and it."""
-    return (
-        seconds.schedule
-        + seconds.propose
-        + seconds.verify
-        + seconds.accept
-        + seconds.commit
-        + seconds.emit
-        + seconds.around
-    )
+    return sum(float(getattr(seconds, part)) for part in PARTS)
 
 
 def compared(step: StepMetrics) -> tuple[float, float]:
@@ -120,73 +125,52 @@ def compared(step: StepMetrics) -> tuple[float, float]:
 
 
 class Gain:
-    """Fading sums over the last `memory_steps` steps, which fade as RecentAcceptance's do. A switch
-    of the mode begins anew."""
+    """Of the last `memory_steps` steps. A switch of the mode begins anew."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
-        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
-        self._mode: object = None
-        self._restart()
+        self._sums = FadingSums(memory_steps)
+        self._mode: tuple[str, int | None] | None = None
 
-    def _restart(self) -> None:
-        self._weight = 1.0
-        self._taken = self._plain = 0.0  # seconds of steps of which both are known
-        self._most = 0.0  # what the latter are if guesses take no time at all
-        self._tokens = self._rounds = 0.0
-        self._guesses: dict[str, tuple[float, float]] = {}  # proposed, accepted, by proposer
-
-    def observe(self, steps: Iterable[StepMetrics]) -> None:
-        """Some more. Idle beats tell of the mode only."""
-        for step in steps:
-            mode = _played(step.estimates)
-            if mode != self._mode:
-                self._mode = mode
-                self._restart()
-            if not step.num_sampling:
-                continue
-            self._weight = weight = self._weight * self._growth
-            taken, plain = compared(step)
-            self._taken += taken * weight
-            self._plain += plain * weight
-            self._most += taken * step.num_generated_tokens / step.num_sampling * weight
-            self._tokens += step.num_generated_tokens * weight
-            self._rounds += step.num_sampling * weight
-            for name, (proposed, accepted) in step.by_proposer.items():
-                known = self._guesses.get(name, (0.0, 0.0))
-                self._guesses[name] = known[0] + proposed * weight, known[1] + accepted * weight
-            if weight > HEAVY:
-                self._scale()
-
-    def _scale(self) -> None:
-        by = 1.0 / self._weight
-        self._taken, self._plain = self._taken * by, self._plain * by
-        self._most *= by
-        self._tokens, self._rounds = self._tokens * by, self._rounds * by
-        self._guesses = {name: (p * by, a * by) for name, (p, a) in self._guesses.items()}
-        self._weight = 1.0
+    def observe(self, step: StepMetrics) -> None:
+        """One more. An idle beat says only what the mode is."""
+        estimates, sums = step.estimates, self._sums
+        mode = estimates.mode, estimates.k if estimates.mode == "fixed" else None
+        if mode != self._mode:
+            self._mode = mode
+            sums.clear()
+        if not step.num_sampling:
+            return
+        sums.begin_step()
+        taken, plain = compared(step)
+        sums.add("taken", taken)
+        sums.add("plain", plain)
+        # Seconds of the same tokens without guesses, if guesses take no time at all.
+        sums.add("most", taken * step.num_generated_tokens / step.num_sampling)
+        sums.add("tokens", step.num_generated_tokens)
+        sums.add("rounds", step.num_sampling)
+        for name, (proposed, accepted) in step.by_proposer.items():
+            sums.add(("proposed", name), proposed)
+            sums.add(("accepted", name), accepted)
 
     @property
     def speedup(self) -> float | None:
-        """Of no guesses at all; None where nothing is known of these."""
-        return min(self._plain, self._most) / self._taken if self._taken > 0.0 else None
+        """Against no guesses at all; None where nothing is known of these."""
+        sums = self._sums
+        return min(sums["plain"], sums["most"]) / sums["taken"] if sums["taken"] > 0.0 else None
 
     @property
     def tokens_per_round(self) -> float | None:
         """One without guesses; None before the first."""
-        return self._tokens / self._rounds if self._rounds else None
+        rounds = self._sums["rounds"]
+        return self._sums["tokens"] / rounds if rounds else None
 
     @property
     def shares(self) -> dict[str, Share]:
         """By proposer, of those who guessed lately, in the order of messages.PROPOSERS."""
-        rounds, tokens = self._rounds, max(self._tokens, 1e-9)
+        rounds, tokens = self._sums["rounds"], max(self._sums["tokens"], 1e-9)
         found = {}
         for name in PROPOSERS:
-            proposed, accepted = self._guesses.get(name, (0.0, 0.0))
-            if proposed >= _FORGOTTEN * self._weight:
+            proposed, accepted = self._sums["proposed", name], self._sums["accepted", name]
+            if proposed >= _FORGOTTEN:
                 found[name] = Share(proposed / rounds, accepted / rounds, accepted / tokens)
         return found
-
-
-def _played(estimates: Estimates) -> object:
-    """What begins anew when it changes."""
-    return estimates.mode, estimates.k if estimates.mode == "fixed" else None

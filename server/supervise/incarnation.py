@@ -1,8 +1,8 @@
-"""Incarnation: one engine process, from spawn to the last trace of it. Owned by the supervisor.
+"""Incarnation: one engine process, from spawn to its clean-up. Owned by the supervisor.
 
 Promises: endpoints and configuration lie in a private (0700) folder of its own, so no message of
 another incarnation can arrive; `close` leaves neither a process nor the folder. The child's stdin
-is a pipe of ours that nobody writes: its end tells the child that we are gone.
+is a pipe that nobody writes: the child ends when the pipe closes, as it does with this process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.messages import Event, Fatal, Ready
 
 STDERR = 2  # the file descriptor
 MAX_FOLDER_BYTES = 80  # a Unix socket's path ends at 107 bytes
@@ -26,6 +27,8 @@ class Incarnation:
     """Make it, connect the client to `commands` and `events`, `spawn`, and always `close`.
 
     `base` is where its folder is made; default: the system's folder for temporary files.
+    `ready`: it serves; `over`: it exited or sent Fatal; `seen`: it sent something since the last
+    check.
     """
 
     def __init__(self, base: Path | None = None) -> None:
@@ -36,7 +39,11 @@ class Incarnation:
         self.folder = Path(tempfile.mkdtemp(prefix="foredraft-", dir=base))
         self.commands = f"ipc://{self.folder}/commands"
         self.events = f"ipc://{self.folder}/events"
+        self.ready, self.over = asyncio.Event(), asyncio.Event()
+        self.fatal: Fatal | None = None
+        self.seen = False
         self._process: asyncio.subprocess.Process | None = None
+        self._exit: asyncio.Task[None] | None = None
         self._stdin: int | None = None
 
     @property
@@ -60,17 +67,27 @@ class Incarnation:
                 *command,
                 *("--config", str(path), "--commands", self.commands, "--events", self.events),
                 stdin=read_end,
-                stdout=STDERR,  # stdout is for the front end's own words
+                stdout=STDERR,  # stdout is the front end's
                 env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal is for the front end alone
             )
         finally:
             os.close(read_end)
+        self._exit = asyncio.create_task(self._watch_exit(self._process))
 
-    async def wait(self) -> int:
-        """Returns the exit code."""
-        assert self._process is not None, "wait() before spawn()"
-        return await self._process.wait()
+    def receive(self, event: Event) -> None:
+        """Take note of an event that it sent."""
+        self.seen = True
+        match event:
+            case Ready():
+                self.ready.set()
+            case Fatal():
+                self.fatal = event
+                self.over.set()
+
+    async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        self.over.set()
 
     async def close(self) -> None:
         """Kill what still runs (the whole session of the child), reap it, remove the folder."""
@@ -82,6 +99,8 @@ class Incarnation:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
+        if self._exit is not None:
+            self._exit.cancel()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -1,6 +1,6 @@
 """EngineSupervisor: keeps one engine process alive behind an EngineClient.
 
-Owns the child, its private endpoints and its states (supervise.lifecycle decides, this acts).
+Owns the child, its private endpoints and its states (engine.lifecycle decides, this acts).
 Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
 again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
 (server.engine.client), and what to do when `failed` is set (exit non-zero: the cli).
@@ -13,13 +13,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
-from engine.messages import Drain, Event, Fatal, Ready, Stop
+from engine.messages import Drain, Event, Ready, Stop
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState, Lifecycle, Loss, RestartPolicy
 from server.supervise.incarnation import Incarnation, how_it_ended
@@ -27,7 +27,7 @@ from server.supervise.incarnation import Incarnation, how_it_ended
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine")
-WATCH_TICKS = 4  # looks within `watchdog` seconds
+WATCH_TICKS = 4  # checks within `watchdog` seconds
 FINAL_EVENTS_SECONDS = 2.0  # for what a process sent just before it ended
 STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
 
@@ -71,7 +71,7 @@ class EngineSupervisor:
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        # Told, never cancelled: a cancelled clean-up would leave a process or a folder behind.
+        # Set, never cancelled: a cancelled clean-up would leave a process or a folder behind.
         self._end = asyncio.Event()
         self._finished = asyncio.Event()
 
@@ -120,7 +120,7 @@ class EngineSupervisor:
             self._client.send(Stop())
             await _within(STOP_SECONDS, self._finished)
 
-    # -- one incarnation after the other -------------------------------------------------------
+    # -- one incarnation after the other --
 
     async def _supervise(self) -> None:
         try:
@@ -145,11 +145,11 @@ class EngineSupervisor:
             return self._after_loss(loss) if loss is not None else None
         finally:
             self._incarnation = None
-            await self._client.disconnect()
+            self._client.disconnect()
             await incarnation.close()
 
     def _after_loss(self, loss: Loss) -> float | None:
-        """Streams first: nobody waits for the killing and sweeping that follow."""
+        """Streams end first, before the process is killed and its folder removed."""
         delay: float | None = None
         if self.state != "draining":
             delay = self._lifecycle.lose(loss, self._clock())
@@ -160,61 +160,53 @@ class EngineSupervisor:
 
     async def _run(self, incarnation: Incarnation) -> Loss | None:
         """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""
-        signals = _Signals()
         try:
             self._client.connect(
                 incarnation.commands,
                 incarnation.events,
-                on_event=lambda event: self._on_event(event, signals),
+                on_event=lambda event: self._on_event(event, incarnation),
             )
             await incarnation.spawn(self._command, self._config, environment=self._environment)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
-        exit_watch = asyncio.create_task(_set_after(incarnation.wait(), signals.over))
-        try:
-            silence = await self._watch(signals)
-            if silence is not None or not signals.over.is_set():
-                return silence
-            return await self._final_loss(incarnation, signals)
-        finally:
-            exit_watch.cancel()
+        silence = await self._watch(incarnation)
+        if silence is not None or not incarnation.over.is_set():
+            return silence
+        return await self._final_loss(incarnation)
 
-    def _on_event(self, event: Event, signals: _Signals) -> None:
-        signals.heard = True
-        match event:
-            case Ready() if not self._end.is_set():
-                self._lifecycle.ready(self._clock())
-                signals.ready.set()
-            case Fatal():
-                signals.fatal = event
-                signals.over.set()
+    def _on_event(self, event: Event, incarnation: Incarnation) -> None:
+        if isinstance(event, Ready):
+            if self._end.is_set():
+                return
+            self._lifecycle.ready(self._clock())
+        incarnation.receive(event)
 
-    async def _watch(self, signals: _Signals) -> Loss | None:
-        """None when it is over, or when `stop` is called; a Loss when it says nothing."""
-        settings = self._settings
-        await _within(settings.start_timeout, signals.ready, signals.over, self._end)
-        if not (signals.ready.is_set() or signals.over.is_set() or self._end.is_set()):
+    async def _watch(self, incarnation: Incarnation) -> Loss | None:
+        """None when it is over, or when `stop` is called; a Loss when it sends nothing."""
+        settings, ready, over = self._settings, incarnation.ready, incarnation.over
+        await _within(settings.start_timeout, ready, over, self._end)
+        if not (ready.is_set() or over.is_set() or self._end.is_set()):
             return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
-        # Looks are counted, not seconds: if our own loop was held up, so was our hearing.
+        # Checks are counted, not seconds: when this loop is held up, it reads no events either.
         silent = 0
-        while not await _within(settings.watchdog / WATCH_TICKS, signals.over, self._end):
-            silent = 0 if signals.heard else silent + 1
-            signals.heard = False
+        while not await _within(settings.watchdog / WATCH_TICKS, over, self._end):
+            silent = 0 if incarnation.seen else silent + 1
+            incarnation.seen = False
             if silent >= WATCH_TICKS:
                 return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
         return None
 
-    async def _final_loss(self, incarnation: Incarnation, signals: _Signals) -> Loss:
-        """What was sent before the end may still be on the way. Fatal says all there is to know; an
+    async def _final_loss(self, incarnation: Incarnation) -> Loss:
+        """What was sent before the end may still be on the way. A Fatal holds the reason; an
         interpreter with torch in it may take seconds to exit after that."""
         deadline = self._clock() + FINAL_EVENTS_SECONDS
-        while signals.fatal is None and self._clock() < deadline:
+        while incarnation.fatal is None and self._clock() < deadline:
             code = incarnation.exit_code
             if code is not None and (code < 0 or (code == 0 and self._client.inflight == 0)):
                 break
             await asyncio.sleep(0.01)
-        if signals.fatal is not None:
-            return Loss(signals.fatal.message, useless_to_retry=signals.fatal.useless_to_retry)
+        if (fatal := incarnation.fatal) is not None:
+            return Loss(fatal.message, useless_to_retry=fatal.useless_to_retry)
         code = incarnation.exit_code
         sentence = how_it_ended(code) if code is not None else "the engine ended"
         return Loss(sentence, useless_to_retry=code == EXIT_CANNOT_START)
@@ -222,16 +214,6 @@ class EngineSupervisor:
     def _changed(self, state: EngineState) -> None:
         self._client.state = state
         self._on_state(state)
-
-
-class _Signals:
-    """What was heard of one incarnation."""
-
-    def __init__(self) -> None:
-        self.heard = False  # since the last look
-        self.ready = asyncio.Event()
-        self.over = asyncio.Event()  # it exited, or said Fatal
-        self.fatal: Fatal | None = None
 
 
 async def _within(seconds: float, *events: asyncio.Event) -> bool:
@@ -243,8 +225,3 @@ async def _within(seconds: float, *events: asyncio.Event) -> bool:
         for wait in waits:
             wait.cancel()
     return any(event.is_set() for event in events)
-
-
-async def _set_after(awaitable: Awaitable[object], event: asyncio.Event) -> None:
-    await awaitable
-    event.set()

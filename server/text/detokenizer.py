@@ -8,33 +8,9 @@ how the text was split. Counting tokens and aborting are the generation's.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Collection, Sequence
 
 from server.text.tokenizer import Tokenizer
-
-
-class _Texts(dict[int, str | None]):
-    """By id the text of a token, None where its bytes are no whole characters."""
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-
-    def __missing__(self, token: int) -> str | None:
-        text: str | None = ""
-        if not (self._skip and self._tokenizer.is_special(token)):
-            try:
-                text = self._tokenizer.token_bytes(token).decode()
-            except UnicodeDecodeError:
-                text = None
-        self[token] = text
-        return text
-
-
-@lru_cache(maxsize=8)
-def _texts(tokenizer: Tokenizer, skip_special_tokens: bool) -> _Texts:
-    """Kept for all requests, as far as asked for."""
-    return _Texts(tokenizer, skip_special_tokens=skip_special_tokens)
 
 
 class Detokenizer:
@@ -52,10 +28,6 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
-        self._joins = tokenizer.joins_bytes
-        self._texts: _Texts | None = None  # where tokens may be decoded on their own
-        if self._joins and not shown:
-            self._texts = _texts(tokenizer, skip_special_tokens)
         self._context: list[int] = []  # emitted already; the last ids that had text
         self._context_text = ""
         self._pending: list[int] = []
@@ -67,12 +39,8 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that became certain with these ids; "" while a character is incomplete."""
-        if len(ids) == 1 and self._texts is not None and not (self._pending or self._context):
-            text = self._texts[ids[0]]
-            if text is not None:
-                return text
         self._pending += [i for i in ids if self._has_text(i)]
-        if self._joins and (text := self._joined()) is not None:
+        if self._tokenizer.joins_bytes and (text := self._joined()) is not None:
             return text
         size = self._certain()
         return self._emit(size) if size else ""
@@ -151,7 +119,7 @@ class StopStrings:
             end, start, self.hit = min(found)
             self._held = ""
             return text[:end] if self._include else text[:start]
-        keep = len(text) - self._partial(text)
+        keep = len(text) - partial_length(text, self._stops)
         self._held = text[keep:]
         return text[:keep]
 
@@ -160,10 +128,11 @@ class StopStrings:
         text, self._held = self._held, ""
         return text
 
-    def _partial(self, text: str) -> int:
-        """Length of the longest end of `text` that may grow into a stop string."""
-        longest = max(map(len, self._stops), default=1) - 1
-        for size in range(min(longest, len(text)), 0, -1):
-            if any(len(s) > size and s.startswith(text[-size:]) for s in self._stops):
-                return size
-        return 0
+
+def partial_length(text: str, markers: Collection[str]) -> int:
+    """Length of the longest end of `text` that may grow into one of the markers."""
+    longest = max(map(len, markers), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(len(m) > size and m.startswith(text[-size:]) for m in markers):
+            return size
+    return 0

@@ -1,7 +1,7 @@
 """Text <-> token ids, and the chat template. Owns nothing but the tokenizer; thread-safe.
 
-The protocol is importable without transformers, which only `load_tokenizer` brings in. Decoding
-here is whole; increments are the detokenizer's.
+Importable without transformers, which only `load_tokenizer` brings in. Decoding here is whole;
+increments are the detokenizer's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from engine.config import HUB_NAME
 from engine.errors import ModelError
@@ -88,8 +88,8 @@ def text_piece_bytes(piece: str) -> bytes:
 
 
 def forget_torch() -> None:
-    """For the rest of this process torch is not installed, unless it has been imported already. To
-    be called before transformers is imported; its word that there will be no models is not told."""
+    """For the rest of this process torch is not installed, unless it has been imported already.
+    Call it before transformers is imported, whose warning about that is not logged."""
     modules: dict[str, Any] = sys.modules
     modules.setdefault("torch", None)  # the import system's way to say that there is none
     logging.getLogger("transformers").addFilter(_is_not_about_torch)
@@ -99,80 +99,20 @@ def _is_not_about_torch(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in record.getMessage()
 
 
-class Tokenizer(Protocol):
-    """What the front end needs of a tokenizer. Ids at or above the tokenizer's own vocabulary
-    (padded embedding rows) decode to nothing and are not special."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def has_chat_template(self) -> bool: ...
-
-    @property
-    def joins_bytes(self) -> bool:
-        """Whether a text is its tokens' bytes and no more, so that tokens decode on their own."""
-        ...
-
-    @property
-    def fill_in(self) -> FillIn | None:
-        """The tokens for text between two texts, when the vocabulary has them."""
-        ...
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Special tokens that the text spells out become themselves."""
-        ...
-
-    def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special, whatever it spells out."""
-        ...
-
-    @property
-    def special_pattern(self) -> re.Pattern[str]:
-        """Finds the special tokens that a text spells out."""
-        ...
-
-    def split_special(self, text: str) -> list[str | int]:
-        """The special tokens that a text spells out, as ids, and the text between them."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
-        ...
-
-    def is_special(self, token: int) -> bool: ...
-
-    def __hash__(self) -> int: ...
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] = {},
-    ) -> str:
-        """The conversation as text, to be encoded without adding special tokens; with
-        `continue_final_message` it ends where the content of the last message does.
-        Raises ChatTemplateError."""
-        ...
-
-    def template_reads(self, variable: str) -> bool:
-        """Whether the chat template speaks of this variable."""
-        ...
-
-
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
 
 
-class HFTokenizer:
+class Tokenizer:
     """A transformers tokenizer. Where it has a Rust backend that is called directly: the Python
-    wrapper sets truncation on every call, which is not safe from several threads."""
+    wrapper sets truncation on every call, which is not safe from several threads. Ids at or above
+    the tokenizer's own vocabulary (padded embedding rows) decode to nothing and are not special.
+
+    `fill_in`: the tokens for text between two texts, when the vocabulary has them.
+    `joins_bytes`: a text is its tokens' bytes and no more, so that tokens decode on their own.
+    `special_pattern` finds the special tokens that a text spells out.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -183,42 +123,42 @@ class HFTokenizer:
         self._added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items()}
         self._special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         self._special |= set(tokenizer.all_special_ids)
-        self._piece_bytes = byte_level_bytes if self._is_byte_level() else text_piece_bytes
-        self._bytes: list[bytes | None] = [None] * len(tokenizer)  # as far as asked for
+        decoders = self._decoders()
+        self._piece_bytes = byte_level_bytes if "ByteLevel" in decoders else text_piece_bytes
+        self._bytes: dict[int, bytes] = {}  # as far as asked for
         self.vocab_size: int = len(tokenizer)
         self.has_chat_template: bool = bool(tokenizer.chat_template)
         ids = {text: i for i, text in self._added.items()}
         self.fill_in: FillIn | None = find_fill_in(ids.get)
-        self._special_ids = {self._text(i): i for i in self._special}
+        texts = {i: self.token_bytes(i).decode("utf-8", "replace") for i in self._special}
+        self._special_ids = {text: i for i, text in texts.items()}
         spelled = [text for text in self._special_ids if len(text) > 1]
         spelled.sort(key=len, reverse=True)
         self.special_pattern = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         self._swallows = {
             i: (t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items() if t.special
         }
-        self.joins_bytes: bool = self._only_joins_bytes()
+        self.joins_bytes: bool = self._only_joins_bytes(decoders)
         self._plain: Any = None
         self._lock = threading.Lock()
 
-    def _text(self, token: int) -> str:
-        return self.token_bytes(token).decode("utf-8", "replace")
-
-    def _is_byte_level(self) -> bool:
+    def _decoders(self) -> list[str]:
+        """The types of the backend's decoders."""
         decoder = getattr(self._backend, "decoder", None)
         if decoder is None:
-            return False
+            return []
         state = json.loads(decoder.__getstate__())
-        return any(d["type"] == "ByteLevel" for d in state.get("decoders", [state]))
+        return [part["type"] for part in state.get("decoders", [state])]
 
-    def _only_joins_bytes(self) -> bool:
+    def _only_joins_bytes(self, decoders: list[str]) -> bool:
         """A byte-level decoder joins bytes, but it may read an added token in its own alphabet."""
-        decoder = getattr(self._backend, "decoder", None)
-        if decoder is None or json.loads(decoder.__getstate__())["type"] != "ByteLevel":
+        if decoders != ["ByteLevel"]:
             return False
         decode = self._backend.decode
         return all(decode([i], skip_special_tokens=False) == t for i, t in self._added.items())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Special tokens that the text spells out become themselves."""
         if self._backend is None:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         # In a batch of one: `encode` holds the interpreter for as long as it takes, batches do not.
@@ -226,6 +166,7 @@ class HFTokenizer:
         return list(encoding.ids)
 
     def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is special, whatever it spells out."""
         ids = self._encode_plain(text)
         if self._special.isdisjoint(ids):
             return ids
@@ -235,6 +176,7 @@ class HFTokenizer:
         return [i for piece in pieces for i in self._encode_plain(piece) if i not in self._special]
 
     def split_special(self, text: str) -> list[str | int]:
+        """The special tokens that a text spells out, as ids, and the text between them."""
         pieces: list[str | int] = []
         start = 0
         for found in self.special_pattern.finditer(text):
@@ -269,9 +211,8 @@ class HFTokenizer:
         return str(self._tokenizer.decode(known, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
-        if token >= len(self._bytes):
-            return self._find_bytes(token)
-        found = self._bytes[token]
+        """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
+        found = self._bytes.get(token)
         if found is None:
             found = self._bytes[token] = self._find_bytes(token)
         return found
@@ -299,6 +240,9 @@ class HFTokenizer:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = {},
     ) -> str:
+        """The conversation as text, to be encoded without adding special tokens; with
+        `continue_final_message` it ends where the content of the last message does.
+        Raises ChatTemplateError."""
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
@@ -327,6 +271,7 @@ class HFTokenizer:
         return str(text)
 
     def template_reads(self, variable: str) -> bool:
+        """Whether the chat template mentions this variable."""
         template = self._tokenizer.chat_template or ""
         texts = template.values() if isinstance(template, dict) else [template]
         return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in texts)
@@ -334,7 +279,7 @@ class HFTokenizer:
 
 def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> HFTokenizer:
+) -> Tokenizer:
     """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
     folder = os.path.expanduser(path)
     if os.path.isdir(folder):
@@ -357,10 +302,9 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-        loaded = HFTokenizer(tokenizer)
+        return Tokenizer(tokenizer)
     except Exception as error:  # transformers and Rust raise whatever the file made them raise
         raise ModelError(f"cannot load a tokenizer from {path}: {_one_line(error)}") from error
-    return loaded
 
 
 def _one_line(error: Exception) -> str:

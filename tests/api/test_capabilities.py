@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from server.api import limits
-from server.api.capabilities import PATHS
 from server.api.fields import ROWS
+from server.api.info import PATHS
 from server.text.tokenizer import Tokenizer
 from tests.api.test_fields import BODIES, good_body
 from tests.support.byte_tokenizer import ByteTokenizer

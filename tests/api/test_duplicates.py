@@ -10,7 +10,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json
 
 from server.api.body import duplicate_key
 from tests.support.serving import MODEL, serve
@@ -113,5 +112,4 @@ def test_found_wherever_they_stand(body: tuple[Any, ...], ascii: bool, escaped: 
     text = written(body, ascii=ascii)
     if escaped:  # every colon within a string
         text = text.replace('":"', '"\\u003a"').replace("a:b", "a\\u003Ab")
-    found = duplicate_key(text.encode(), from_json(text))
-    assert (found is not None) == twice(body)
+    assert (duplicate_key(text.encode()) is not None) == twice(body)

@@ -13,9 +13,9 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
-from server.api.completions import CompletionChunks
+from server.api.completions import KIND, CompletionShape
 from server.api.intake import Call
-from server.api.sse import GenerationStream
+from server.api.sse import EventStream, chunks
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
@@ -97,7 +97,7 @@ def test_client_leaves_before_the_stream_begins() -> None:
 
     async def main() -> None:
         generation.start(arrival=0.0)
-        response = GenerationStream(call, CompletionChunks())
+        response = EventStream(call, chunks(call, KIND, CompletionShape().choices))
         scope = {"type": "http", "method": "POST"}
         with pytest.raises(OSError, match="broken pipe"):
             await response(scope, receive, send)
@@ -222,7 +222,7 @@ def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
 
 
 def test_a_running_stream_survives_the_stop_signal() -> None:
-    """sse-starlette cuts streams half a second after uvicorn's SIGTERM; ours run to their end."""
+    """Streams run to their end; sse-starlette cuts them half a second after uvicorn's SIGTERM."""
     gate, client = gated()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         body = {**LONG, "max_tokens": 2, "stream": True}

@@ -15,9 +15,9 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
-from server.api.completions import CompletionChunks
+from server.api.completions import KIND, CompletionShape
 from server.api.intake import Call
-from server.api.sse import EventStream, Outlet, events
+from server.api.sse import EventStream, chunks
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
@@ -129,7 +129,7 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = events(call, CompletionChunks(), {}, Outlet())
+        stream = chunks(call, KIND, CompletionShape().choices)
         response = EventStream(call, stream, ping_seconds=0.01, send_seconds=0.05)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
@@ -152,7 +152,7 @@ def test_a_stream_without_news_is_kept_alive() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = events(call, CompletionChunks(), {}, Outlet())
+        stream = chunks(call, KIND, CompletionShape().choices)
         response = EventStream(call, stream, ping_seconds=0.01)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 

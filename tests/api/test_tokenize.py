@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from server.api.fields import ROWS, Endpoint
-from server.api.schema_chat import ChatRequest
+from server.api.schema import ChatRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from tests.support.byte_tokenizer import BOS, IM_START, ByteTokenizer
 from tests.support.fake_client import FakeClient

@@ -16,7 +16,7 @@ import pytest
 from engine.core import Engine
 from engine.messages import Grammar, SamplingParams, Speculation
 from engine.model.pair import Pair, load_pair
-from server.generation.usage import Counts
+from server.generation.usage import Usage
 from server.text.tools.formats import Marker, ToolFormat
 from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all
@@ -248,14 +248,14 @@ def test_the_draft_is_not_asked_for_what_is_forced(
     params = SamplingParams(seed=1, max_tokens=60, grammar=grammar, provenance=provenance)
     engine = Engine(config_for(*paths, "draft_model", 8, {}), pair=pair)
     submit_all(engine, PROMPT, {"mixed": params})
-    counts, sums, told = dict[str, int](), dict[str, tuple[int, int]](), Counts()
+    counts, sums, told = dict[str, int](), dict[str, tuple[int, int]](), Usage()
     while engine.has_work:
         outputs = engine.step()
         for name, (proposed, accepted) in outputs.metrics.by_proposer.items():
             before = sums.get(name, (0, 0))
             sums[name] = before[0] + proposed, before[1] + accepted
         for output in outputs.items:
-            told.take(output, (), len(output.tokens), stopped=False)
+            told.take([output], len(output.tokens), stopped=False)
             for name, count in output.sources or ():
                 counts[name] = counts.get(name, 0) + count
     assert told.by_proposer == {name: own for name, own in sums.items() if own[0]}

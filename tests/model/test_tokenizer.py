@@ -1,4 +1,4 @@
-"""HFTokenizer over real transformers tokenizers, made here: byte-level BPE as in GPT-2, and
+"""Tokenizer over real transformers tokenizers, made here: byte-level BPE as in GPT-2, and
 SentencePiece-like BPE with byte fallback as in Llama 2. (In this tier since transformers imports
 torch.)"""
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from engine.config import model_folder
 from engine.errors import ModelError
 from server.errors import ChatTemplateError
 from server.text.detokenizer import Detokenizer
-from server.text.tokenizer import HFTokenizer, load_tokenizer
+from server.text.tokenizer import Tokenizer, load_tokenizer
 
 FAST: Any = PreTrainedTokenizerFast  # untyped
 
@@ -37,7 +38,7 @@ TEMPLATE = (
 
 
 def byte_level(folder: Path, **options: Any) -> Path:
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Backend(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -77,7 +78,7 @@ def sentencepiece(folder: Path) -> Path:
         ("o", "x"),
         ("\u2581f", "ox"),
     ]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer = Backend(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     )
@@ -96,7 +97,7 @@ def sentencepiece(folder: Path) -> Path:
 @pytest.fixture(scope="module", params=["byte_level", "sentencepiece", "built-in"])
 def tokenizer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> HFTokenizer:
+) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     match request.param:
         case "byte_level":
@@ -108,7 +109,7 @@ def tokenizer(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_survives(tokenizer: HFTokenizer, text: str) -> None:
+def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
     """Law: decode(encode(text)) is the text, and so are the tokens' bytes (SentencePiece begins
     with a space)."""
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -118,7 +119,7 @@ def test_text_survives(tokenizer: HFTokenizer, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_increments_equal_the_whole(tokenizer: HFTokenizer, text: str) -> None:
+def test_increments_equal_the_whole(tokenizer: Tokenizer, text: str) -> None:
     """Law: token by token and in groups, the detokenizer yields the decode of all, and characters
     stay whole."""
     ids = tokenizer.encode(text + " " + text, add_special_tokens=False)
@@ -157,7 +158,7 @@ def test_special_tokens(tmp_path: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|end|>b"
 
 
-def test_ids_beyond_the_vocabulary(tokenizer: HFTokenizer) -> None:
+def test_ids_beyond_the_vocabulary(tokenizer: Tokenizer) -> None:
     """Law: padded embedding rows decode to nothing."""
     beyond = tokenizer.vocab_size + 3
     assert tokenizer.token_bytes(beyond) == b""
@@ -168,7 +169,7 @@ def test_ids_beyond_the_vocabulary(tokenizer: HFTokenizer) -> None:
 def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
     """Bug to avoid: a tokenizer.json that truncates would silently cut prompts."""
     folder = byte_level(tmp_path)
-    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner = Backend.from_file(str(folder / "tokenizer.json"))
     inner.enable_truncation(4)
     inner.enable_padding(length=8)
     inner.save(str(folder / "tokenizer.json"))
@@ -176,7 +177,7 @@ def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
     assert len(ids) > 8
 
 
-def test_threads_may_encode_at_once(tokenizer: HFTokenizer) -> None:
+def test_threads_may_encode_at_once(tokenizer: Tokenizer) -> None:
     """Bug to avoid: the Python wrapper's "Already borrowed" when two threads encode."""
     expected = tokenizer.encode("the quick brown fox", add_special_tokens=True)
     failures: list[object] = []

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import model_folder
 from server.text.detokenizer import Detokenizer
-from server.text.tokenizer import HFTokenizer, load_tokenizer
+from server.text.tokenizer import Tokenizer, load_tokenizer
 from server.text.tools.formats import ToolFormat, tool_format
 from tests.model.test_tokenizer import byte_level
 
@@ -65,11 +65,11 @@ MISTRAL = """\
 {%- endfor %}"""
 
 
-def made(folder: Path, template: str) -> HFTokenizer:
+def made(folder: Path, template: str) -> Tokenizer:
     return load_tokenizer(str(byte_level(folder, chat_template=template)))
 
 
-def found(tokenizer: HFTokenizer, wanted: str = "auto") -> ToolFormat:
+def found(tokenizer: Tokenizer, wanted: str = "auto") -> ToolFormat:
     format = tool_format(tokenizer, wanted)
     assert isinstance(format, ToolFormat), format
     return format

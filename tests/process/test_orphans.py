@@ -77,8 +77,8 @@ def test_the_end_of_stdin_ends_the_engine_in_the_middle_of_a_step() -> None:
 def test_python_m_engine_with_a_bad_configuration_is_one_line() -> None:
     """By hand, too: one sentence on stderr, exit code 2, no traceback."""
     with short_folder() as folder:
-        config = folder / "engine.toml"
-        config.write_text("colour = 'red'\n")
+        config = folder / "engine.json"
+        config.write_text('{"colour": "red"}')
         endpoints = ("--commands", f"ipc://{folder}/c", "--events", f"ipc://{folder}/e")
         done = subprocess.run(
             (sys.executable, "-m", "engine", "--config", str(config), *endpoints),
@@ -90,6 +90,6 @@ def test_python_m_engine_with_a_bad_configuration_is_one_line() -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.endswith(
-        "ERROR engine.process: the engine stops: engine.toml: colour: Extra inputs are not "
+        "ERROR engine.process: the engine stops: engine.json: colour: Extra inputs are not "
         "permitted (given: 'red')"
     )

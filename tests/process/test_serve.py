@@ -20,7 +20,7 @@ import httpx
 from tests.process.harness import arguments, children, is_gone
 from tests.support.scripted import Script
 
-COMMAND = [sys.executable, "-m", "tests.support.serve_scripted"]
+COMMAND = [sys.executable, "-m", "tests.support.front_end", "scripted"]
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds; nothing here waits that long unless it is broken
 

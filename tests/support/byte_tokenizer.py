@@ -1,6 +1,6 @@
 """A tokenizer without torch or files: ids 0..255 are bytes, a few special tokens stand above.
 
-It is the `Tokenizer` of the unit and api tiers, and of the tiny random models.
+It stands for the `Tokenizer` in the unit and api tiers, and of the tiny random models.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from server.errors import ChatTemplateError
-from server.text.tokenizer import FillIn, find_fill_in
+from server.text.tokenizer import Tokenizer, find_fill_in
 
 SPECIALS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|bos|>",
@@ -21,12 +21,10 @@ EOS, IM_START, IM_END, BOS, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = range(256, 256 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """`vocab_size` may exceed the 263 ids in use, as padded embeddings do in real models; the
     rest decodes to nothing. `fim`: whether it may be asked to fill in the middle.
     `reads`: variables of the template, which writes them in front of the messages."""
-
-    joins_bytes = True
 
     def __init__(
         self,
@@ -37,10 +35,11 @@ class ByteTokenizer:
         reads: Collection[str] = (),
     ) -> None:
         self.vocab_size = vocab_size
+        self.joins_bytes = True
         self.special_pattern = re.compile("|".join(map(re.escape, SPECIALS)))
         self._reads = frozenset(reads)
         ids = {text: 256 + i for i, text in enumerate(SPECIALS)}
-        self.fill_in: FillIn | None = find_fill_in(ids.get) if fim else None
+        self.fill_in = find_fill_in(ids.get) if fim else None
         self.has_chat_template = chat is not None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

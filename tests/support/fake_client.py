@@ -1,4 +1,4 @@
-"""FakeClient: EngineClient's interface without an engine, for tests of everything above the wire.
+"""FakeClient: an EngineClient without an engine, for tests of everything above the wire.
 
 Tokens are a function of (prompt, seed, position), or what the test's `script` says. Uses the real
 `Stream`, so merging and the one-terminal-event rule are the real ones. Needs a running event loop.
@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.errors import EngineLost
 from engine.messages import (
     TARGET,
-    Estimates,
     FinishReason,
     Output,
     Ready,
-    SetSpeculation,
     Submit,
     TokenLogprobs,
 )
+from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
 from server.engine.mailbox import Stream
 
@@ -68,7 +67,7 @@ def listed_script(tokens: Sequence[int], *, then: int) -> Script:
     return lambda submit, position: tokens[position] if position < len(tokens) else then
 
 
-class FakeClient:
+class FakeClient(EngineClient):
     """Obeys max_tokens, min_tokens, stop_token_ids, EOS, ignore_eos, logprobs, prompt_logprobs.
 
     `gate`: when given, one step is made each time the test releases it (`gate.release()`).
@@ -90,10 +89,9 @@ class FakeClient:
         bad_request: bool = False,
         score: Callable[[int], float] | None = None,
     ) -> None:
-        self.state: EngineState = state
-        self.ready: Ready | None = ready if ready is not None else make_ready()
-        self.speculation = SetSpeculation("auto")
-        self.estimates: Estimates | None = None
+        super().__init__()
+        self.state = state
+        self.ready = ready if ready is not None else make_ready()
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.steps = 0
@@ -103,12 +101,7 @@ class FakeClient:
         self._refusal = refusal
         self._bad_request = bad_request
         self._score = score
-        self._streams: dict[str, Stream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    @property
-    def inflight(self) -> int:
-        return len(self._streams)
 
     def submit(self, submit: Submit) -> Stream:
         if self.state != "ready":
@@ -127,9 +120,6 @@ class FakeClient:
                 self.aborted.append(id)
                 self._tasks.pop(id).cancel()
                 stream.abort()
-
-    def set_speculation(self, said: SetSpeculation) -> None:
-        self.speculation = said
 
     def die(self, sentence: str = "the engine process died") -> None:
         """What kill -9 on the engine looks like from above."""

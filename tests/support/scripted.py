@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import engine.lab.scripted
-from engine.__main__ import parse, read_config
+from engine.__main__ import build_parser, read_config
 from engine.child.parent import follow_parent
 from engine.errors import ModelError
 from engine.lab.scripted import make_ready
@@ -112,7 +112,7 @@ def load_script() -> Script:
 def main() -> int:
     follow_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    parsed = parse(None)
+    parsed = build_parser("python -m tests.support.scripted", __doc__).parse_args()
     read_config(parsed.config)  # what the supervisor wrote must be readable
     script = load_script()
     code = EngineProcess(lambda: make_engine(script), parsed.commands, parsed.events).run()

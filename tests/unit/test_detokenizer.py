@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from server.text.detokenizer import Detokenizer, StopStrings
-from server.text.tokenizer import text_piece_bytes
+from server.text.tokenizer import Tokenizer, text_piece_bytes
 from tests.support.byte_tokenizer import BOS, EOS, IM_END, ByteTokenizer
 
 ZWJ = "\N{ZERO WIDTH JOINER}"
@@ -33,14 +33,12 @@ BROKEN = [
 ]
 
 
-class PieceTokenizer:
+class PieceTokenizer(Tokenizer):
     """SentencePiece's habits: a word carries its leading space, which the first word of a decode
     loses, and bytes without a piece are `<0xNN>` tokens; a run of those is decoded as one."""
 
-    has_chat_template = False
-    joins_bytes = False
-
     def __init__(self) -> None:
+        self.joins_bytes = False
         self.pieces = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
         self.pieces += [
             "\u2581",
@@ -58,14 +56,6 @@ class PieceTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         return text_piece_bytes(self.pieces[token])
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        raise AssertionError("a detokenizer only decodes")
-
-    def render(
-        self, messages: object, *, tools: object = None, add_generation_prompt: bool = True
-    ) -> str:
-        raise AssertionError("a detokenizer only decodes")
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         text, run = "", b""

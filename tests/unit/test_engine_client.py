@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,7 +29,7 @@ from engine.messages import (
     TokenLogprobs,
 )
 from server.engine.client import EVENTS_AT_ONCE, EngineClient
-from server.engine.mailbox import ACTS_AT_ONCE, Stream, Wake
+from server.engine.mailbox import Stream
 from tests.support.fake_client import make_ready
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
@@ -208,7 +207,7 @@ async def connected(
         yield peer, events
     finally:
         peer.close()
-        await client.disconnect()
+        client.disconnect()
 
 
 async def heard(events: asyncio.Queue[Event]) -> Event:
@@ -279,7 +278,7 @@ def test_submit_before_the_engine_has_connected_is_not_lost(tmp_path: Path) -> N
         assert isinstance(second, Submit)
         assert (first.id, second.id) == ("a", "b")
         peer.close()
-        await client.disconnect()
+        client.disconnect()
 
     asyncio.run(scenario())
 
@@ -390,7 +389,7 @@ def test_one_event_wakes_the_reader_of_many_streams() -> None:
     after the last tokens neither."""
 
     async def scenario() -> None:
-        streams, wake = [Stream("a"), Stream("b")], Wake()
+        streams, wake = [Stream("a"), Stream("b")], asyncio.Event()
         streams[0].put(Output(id="a", tokens=[1]))
         for stream in streams:
             stream.wake(wake)
@@ -405,116 +404,6 @@ def test_one_event_wakes_the_reader_of_many_streams() -> None:
         assert wake.is_set()
         with pytest.raises(EngineLost, match="lost"):
             streams[1].take()
-
-    asyncio.run(scenario())
-
-
-def test_a_wake_is_never_slept_through() -> None:
-    """Law: set before or during the wait, it is the same; a reader that was cancelled leaves no
-    trace."""
-
-    async def scenario() -> None:
-        wake = Wake()
-        cancelled = asyncio.create_task(wake.wait())
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        await asyncio.gather(cancelled, return_exceptions=True)
-        wake.set()
-        await wake.wait()
-        wake.clear()
-        waiting = asyncio.create_task(wake.wait())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        wake.set()
-        wake.set()
-        await waiting
-        assert wake.is_set()
-
-    asyncio.run(scenario())
-
-
-def test_a_wake_has_its_work_done_while_the_waiter_sleeps() -> None:
-    """Law of `until`: each setting is acted upon once, those that come together once together; the
-    sleep ends when the work says so, or fails, or is cancelled, and then nothing is done any more.
-    """
-
-    async def scenario() -> None:
-        wake, acts, goes_on = Wake(), list[str](), True
-
-        def act() -> bool:
-            wake.clear()
-            acts.append("act")
-            return goes_on
-
-        async def settle() -> None:
-            for _ in range(3):
-                await asyncio.sleep(0)
-
-        wake.set()  # before anybody waits
-        waiting = asyncio.create_task(wake.until(act))
-        await settle()
-        assert acts == ["act"]
-        wake.set()
-        wake.set()
-        await settle()
-        assert acts == ["act"] * 2
-        goes_on = False
-        assert not waiting.done()
-        wake.set()
-        await asyncio.wait_for(waiting, 30)
-        assert acts == ["act"] * 3
-
-        goes_on = True
-        cancelled = asyncio.create_task(wake.until(act))
-        await settle()
-        wake.set()
-        cancelled.cancel()
-        await asyncio.gather(cancelled, return_exceptions=True)
-        await settle()
-        assert acts == ["act"] * 3
-        assert wake.is_set()
-
-        def fail() -> bool:
-            wake.clear()
-            raise LookupError("oops")
-
-        wake.clear()
-        failing = asyncio.create_task(wake.until(fail))
-        await settle()
-        wake.set()
-        with pytest.raises(LookupError, match="oops"):
-            await asyncio.wait_for(failing, 30)
-
-    asyncio.run(scenario())
-
-
-def test_work_of_many_wakes_leaves_the_loop_room() -> None:
-    """Law: in the order in which they were set, so many in a turn of the loop, each once; between
-    two turns the loop does what else has come. What is set ahead is done next."""
-
-    async def scenario() -> None:
-        count, acts = 2 * ACTS_AT_ONCE + 3, list[int]()
-        wakes = [Wake() for _ in range(count)]
-
-        def act(number: int) -> bool:
-            wakes[number].clear()
-            acts.append(number)
-            return True
-
-        waiting = [asyncio.create_task(w.until(partial(act, i))) for i, w in enumerate(wakes)]
-        await asyncio.sleep(0)
-        for wake in wakes:
-            wake.set()
-        for times in (1, 2, 3, 4, 5, 6):
-            await asyncio.sleep(0)
-            assert acts == list(range(min((times + 1) // 2 * ACTS_AT_ONCE, count)))
-        wakes[5].set()
-        wakes[7].set()
-        wakes[3].set(ahead=True)
-        await asyncio.sleep(0)
-        assert acts[count:] == [3, 5, 7]
-        for task in waiting:
-            task.cancel()
 
     asyncio.run(scenario())
 

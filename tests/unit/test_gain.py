@@ -29,7 +29,8 @@ def step(
 
 def gain_of(*steps: StepMetrics) -> Gain:
     gain = Gain()
-    gain.observe(steps)
+    for one in steps:
+        gain.observe(one)
     return gain
 
 
@@ -104,7 +105,8 @@ def test_a_switch_begins_anew(before: StepMetrics, now: StepMetrics) -> None:
 
 def test_idle_beats_change_nothing() -> None:
     gain = gain_of(step(guesses={"ngram": (2, 2)}))
-    gain.observe([StepMetrics(estimates=Estimates(k=4))] * 1000)
+    for _ in range(1000):
+        gain.observe(StepMetrics(estimates=Estimates(k=4)))
     assert gain.speedup == pytest.approx(2.5)
     assert "ngram" in gain.shares
 
@@ -126,8 +128,9 @@ def test_a_single_guess_is_told_for_a_while() -> None:
 def test_what_is_long_ago_is_forgotten() -> None:
     """Law: however long a server runs, the value is that of the last steps."""
     gain = Gain(2)
-    gain.observe([step(guesses={"ngram": (8, 8)})])
-    gain.observe([step(plain=1.5, guesses={"draft_model": (4, 1)})] * 2000)
+    gain.observe(step(guesses={"ngram": (8, 8)}))
+    for _ in range(2000):
+        gain.observe(step(plain=1.5, guesses={"draft_model": (4, 1)}))
     assert gain.speedup == pytest.approx(1.5)
     assert list(gain.shares) == ["draft_model"]
 

@@ -64,7 +64,6 @@ DOORS = {
     "zmq": ["engine.process", "engine.lab.bench.host", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],
     "fastapi": ["server.app", "server.api"],
-    "sse_starlette": ["server.app", "server.api"],
     "uvloop": ["server.serve"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
 }  # fmt: skip

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
-from engine.messages import Output, TokenLogprobs
+from engine.messages import Output, SamplingParams, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.generation.choice import Choice, Delta
-from server.generation.generation_spec import Echo
+from server.generation.generation_spec import Echo, GenerationSpec
 from tests.support.byte_tokenizer import EOS, IM_END, ByteTokenizer
 
 ALPHABET = [*"abab", "\n", "é", "€", "😀"]
@@ -47,13 +48,18 @@ def outputs_of(
     return outputs
 
 
-def read(outputs: list[Output], *, provenance: bool, **settings: object) -> list[Delta]:
+def read(outputs: list[Output], *, provenance: bool, **settings: Any) -> list[Delta]:
     tokenizer = ByteTokenizer()
-    options = {"stop": (), "include_stop": False, "skip_special_tokens": True, **settings}
+    params = SamplingParams(
+        seed=1, max_tokens=99, provenance=provenance, min_tokens=settings.pop("min_tokens", 0)
+    )
+    if (echo := settings.pop("echo", None)) is not None:
+        settings["echoes"] = [echo]
+    spec = GenerationSpec(id="a", prompts=[[1]], params=params, context=512, **settings)
     deltas = []
 
     async def feed() -> None:
-        choice = Choice(0, Stream("a"), tokenizer=tokenizer, provenance=provenance, **options)  # type: ignore[arg-type]
+        choice = Choice(0, Stream("a"), spec=spec, params=params, tokenizer=tokenizer)
         for output in outputs:
             delta = choice.feed(output)
             if delta is not None:
@@ -135,10 +141,9 @@ def test_a_stop_string_cuts_within_a_token() -> None:
             return b"hello" if token == 1 else super().token_bytes(token)
 
     async def feed() -> Delta | None:
-        choice = Choice(
-            0, Stream("a"), tokenizer=Words(), stop=("lo",), include_stop=False,
-            skip_special_tokens=True, provenance=True,
-        )  # fmt: skip
+        params = SamplingParams(seed=1, max_tokens=99, provenance=True)
+        spec = GenerationSpec(id="a", prompts=[[1]], params=params, context=512, stop=("lo",))
+        choice = Choice(0, Stream("a"), spec=spec, params=params, tokenizer=Words())
         return choice.feed(
             Output(id="a", tokens=[97, 1, 98], sources=[("ngram", 2), ("target", 1)])
         )

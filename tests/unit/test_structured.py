@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import ModelConfig
 from engine.messages import Grammar
 from server.api.errors import ApiError, as_api_error
 from server.errors import GrammarRefused, QueueFull
@@ -246,7 +246,7 @@ def test_bombs_get_an_answer_and_leave_no_trace() -> None:
     outcomes: set[str] = set()
 
     async def main() -> None:
-        command = check_command(EngineConfig(), 0.5)
+        command = check_command(ModelConfig(), 0.5)
         checker = GrammarChecker(
             command,
             seconds=0.5,
@@ -272,7 +272,7 @@ def test_many_bombs_at_once_hold_up_nobody() -> None:
     comes after them does not wait for them."""
 
     async def main() -> None:
-        checker = GrammarChecker(check_command(EngineConfig(), 2.0), seconds=2.0, max_bytes=2**20)
+        checker = GrammarChecker(check_command(ModelConfig(), 2.0), seconds=2.0, max_bytes=2**20)
         await checker.check(HARMLESS, param="p")  # it is up
         try:
             bombs = [

@@ -11,19 +11,20 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Grammar
-from server.api.schema import parse
-from server.api.schema_chat import ChatRequest
+from server.api.request import parse
+from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.api.tool_use import grammar_of, tool_use
 from server.config import Config, ServerConfig
 from server.engine.client import Admission
 from server.errors import GrammarRefused
+from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 
 
-class Picky:
+class Picky(GrammarChecker):
     """Refuses grammars that hold a word; schemas alone take for ever if they are `slow`."""
 
     def __init__(self, word: str, *, slow: bool = False) -> None:

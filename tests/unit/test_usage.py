@@ -1,4 +1,4 @@
-"""Counts of one choice: whose guesses they were, also where several guessed in one step."""
+"""Usage of one choice: whose guesses they were, also where several guessed in one step."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 
 from engine.messages import TARGET, Output
 from server.generation.generation_spec import Guessing
-from server.generation.usage import Counts, usage_of
+from server.generation.usage import Usage, total
 
 
-def taken(*steps: Output, cut: int | None = None) -> Counts:
+def taken(*steps: Output, cut: int | None = None) -> Usage:
     """After these steps, which came one by one; of the last the first `cut` tokens."""
-    counts = Counts()
+    counts = Usage()
     for step in steps:
         count = len(step.tokens) if cut is None or step is not steps[-1] else cut
-        counts.take(step, (), count, stopped=cut is not None)
+        counts.take([step], count, stopped=cut is not None)
     return counts
 
 
@@ -61,7 +61,7 @@ def test_forced_to_its_end_the_chain_is_the_grammar_s_alone() -> None:
 def test_a_call_is_the_sum_of_its_choices() -> None:
     """Law: and proposers have one order, whoever guessed first."""
     choices = [taken(LOOKED_UP), taken(MIXED), taken(LOOKED_UP, DRAFTED)]
-    usage = usage_of(choices, prompt_tokens=1, guessing=Guessing(), per=1)
+    usage = total(choices, prompt_tokens=1, guessing=Guessing(), per=1)
     assert list(usage.by_proposer.items()) == [
         ("draft_model", (6, 2)), ("ngram", (8, 4)), ("grammar", (3, 2)),
     ]  # fmt: skip

@@ -85,7 +85,7 @@ def _objects(path: Path, lines: Lines) -> Iterator[Entry]:
             raise PromptsError(
                 f"{where} is not a JSON object, as the first line is (one object a line)"
             )
-        if (twice := duplicate_key(line.encode(), found)) is not None:
+        if (twice := duplicate_key(line.encode())) is not None:
             raise PromptsError(f"{where}: `{twice}` is given twice")
         batch = "body" in found or "custom_id" in found
         forms.add(batch)

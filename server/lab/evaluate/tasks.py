@@ -18,20 +18,19 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineError
-from engine.messages import Estimates, Output, Ready, SetSpeculation, Submit
+from engine.messages import Output, Ready, Submit
 from server.api.chat import start_chat
 from server.api.completions import CompletionRequest, start_completion
 from server.api.errors import ApiError, as_api_error
 from server.api.limits import MAX_LENGTH_FIELD
-from server.api.schema import parse
-from server.api.schema_chat import ChatRequest
+from server.api.request import parse
+from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.config import Config
-from server.engine.client import Admission
-from server.engine.lifecycle import EngineState
+from server.engine.client import Admission, EngineClient
 from server.engine.mailbox import Stream
 from server.generation.choice import Choice
-from server.generation.structured import Grammars, grammar_checker
+from server.generation.structured import GrammarChecker, grammar_checker
 from server.lab.evaluate.kinds import Kind, kind_of, title_of
 from server.lab.evaluate.prompts import Entry, PromptsError
 from server.observe.metrics import Metrics
@@ -78,31 +77,22 @@ class Task:
         for token in text:
             self.choice.feed(Output(id=self.submit.id, tokens=[token]))
             if self.choice.finish is not None:
-                self.limit(self.choice.counts.tokens)
+                self.limit(self.choice.usage.completion_tokens)
                 return
 
 
-class Recorder:
-    """An EngineHandle that records what is submitted and never answers."""
-
-    state: EngineState = "ready"
-    inflight = 0
-    speculation = SetSpeculation("auto")
-    estimates: Estimates | None = None
+class Recorder(EngineClient):
+    """Records what is submitted and never answers."""
 
     def __init__(self, ready: Ready) -> None:
-        self.ready: Ready | None = ready
+        super().__init__()
+        self.state = "ready"
+        self.ready = ready
         self.submits: list[Submit] = []
 
     def submit(self, submit: Submit) -> Stream:
         self.submits.append(submit)
         return Stream(submit.id)
-
-    def abort(self, ids: Iterable[str]) -> None:
-        return None
-
-    def set_speculation(self, said: SetSpeculation) -> None:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +166,7 @@ async def _choices(
 
 
 def _services(
-    config: Config, tokenizer: Tokenizer, recorder: Recorder, grammars: Grammars, seed: int
+    config: Config, tokenizer: Tokenizer, recorder: Recorder, grammars: GrammarChecker, seed: int
 ) -> Services:
     return Services(
         config=config,

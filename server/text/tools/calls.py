@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from server.text.tools.reader import SPACES, Balance, Reader, Steps, decoded
+from server.text.detokenizer import partial_length
+from server.text.tools.reader import SPACES, Reader, Steps, decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class ToolCallParser(ABC):
             found = [(at, m) for m in markers if (at := reader.text.find(m, reader.at)) >= 0]
             end, marker = min(found, default=(len(reader.text), ""))
             if not marker and not reader.ended:
-                end -= _beginning(reader.text[reader.at :], markers)
+                end -= partial_length(reader.text[reader.at :], markers)
             self.content(reader.text[reader.at : end])
             reader.at = end + len(marker)
             if marker:
@@ -143,7 +144,7 @@ class ToolCallParser(ABC):
                     return False
             elif key in ARGUMENT_KEYS and first == "{" and name is not None:
                 self._announce(name)
-                yield from self._arguments()
+                yield from reader.value(self._add_arguments)
                 return True
             else:
                 raw = (yield from reader.value()) if key in KEYS else None
@@ -153,7 +154,7 @@ class ToolCallParser(ABC):
         if name is None or arguments is None or (yield from reader.peek()) != "}":
             return False
         self._announce(name)
-        self._events.append(CallArguments(self.num_calls - 1, arguments))
+        self._add_arguments(arguments)
         return True
 
     def rest_of_call(self) -> Steps[None]:
@@ -178,20 +179,8 @@ class ToolCallParser(ABC):
         self._events.append(CallBegin(self.num_calls, name))
         self.num_calls += 1
 
-    def _arguments(self) -> Steps[None]:
-        """Hands the object at `at` out as it comes."""
-        reader, scan = self._reader, Balance()
-        while not scan.closed:
-            end = scan.through(reader.text, reader.at)
-            if end > reader.at:
-                piece = reader.text[reader.at : end]
-                self._events.append(CallArguments(self.num_calls - 1, piece))
-            reader.at = end
-            reader.forget()
-            if not scan.closed:
-                if reader.ended:
-                    return
-                yield
+    def _add_arguments(self, text: str) -> None:
+        self._events.append(CallArguments(self.num_calls - 1, text))
 
 
 class HermesParser(ToolCallParser):
@@ -242,21 +231,6 @@ class LlamaParser(ToolCallParser):
         yield from self.rest_of_call()
         while (yield from self._reader.spaces()) == ";":
             self._reader.at += 1
-
-
-def _beginning(text: str, markers: Collection[str]) -> int:
-    """Length of the longest end of `text` that may grow into a marker."""
-    longest = min(len(text), max(map(len, markers)) - 1)
-    if not any(marker[0] in text[-longest:] for marker in markers):
-        return 0
-    return next(
-        (
-            size
-            for size in range(longest, 0, -1)
-            if any(m.startswith(text[-size:]) for m in markers)
-        ),
-        0,
-    )
 
 
 def _arguments_of(raw: str) -> str | None:

@@ -1,7 +1,7 @@
-"""ToolFormat: the form in which a model writes its calls, told by its chat template.
+"""ToolFormat: the form in which a model writes its calls, found in its chat template.
 
 The template is asked by rendering a conversation with a call in it: what it writes is what the
-model was trained to write. So the same probe tells the parser and the text that a grammar forces.
+model was trained to write. So one probe gives the parser and the text that a grammar forces.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -57,19 +57,27 @@ class Reader:
         raw = (yield from self.value()) if (yield from self.peek()) == '"' else None
         return None if raw is None else decoded(raw)
 
-    def value(self) -> Steps[str | None]:
+    def value(self, hand_out: Callable[[str], None] | None = None) -> Steps[str | None]:
         """Takes one JSON value by its brackets and quotes; its text, or None if the text ends
-        before it does."""
-        start, scan = self.at, Balance()
+        before it does. `hand_out` gets its pieces as they come, and they are dropped here."""
         if (yield from self.peek()) not in ('"', "{", "["):
             return (yield from self._scalar())
+        pieces, scan = list[str](), Balance()
         while not scan.closed:
-            self.at = scan.through(self.text, self.at)
+            end = scan.through(self.text, self.at)
+            if end > self.at:
+                pieces.append(self.text[self.at : end])
+            self.at = end
+            if hand_out is not None:
+                for piece in pieces:
+                    hand_out(piece)
+                pieces.clear()
+                self.forget()
             if not scan.closed:
                 if self.ended:
                     return None
                 yield
-        return self.text[start : self.at]
+        return "".join(pieces)
 
     def _scalar(self) -> Steps[str | None]:
         start = self.at

@@ -1,0 +1,135 @@
+"""What the server says of itself: models, capabilities, health, readiness, metrics, version.
+
+All answer in every state of the engine; what only a ready engine knows is null before. Capabilities
+are rendered from the table that refuses requests (`fields`, with each row's `unless`) and from
+`limits`, so a new row or bound appears by itself.
+
+/health is green while this process can still become useful: red only when the engine failed for
+good, so that the platform replaces the container. /ready is green in the state `ready` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from engine.messages import Ready
+from server.api import limits, replies
+from server.api.fields import ROWS, Endpoint, Facts, FieldRow
+from server.api.routes import refusals
+from server.api.services import Services
+from server.observe.metrics import CONTENT_TYPE
+
+# Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
+# reader types.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/speculation/live"})
+PATHS: Mapping[Endpoint, str] = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
+ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller", "memory")
+VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")
+
+
+def info_router(services: Services) -> APIRouter:
+    router = APIRouter()
+    created = int(services.wall())
+
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "foredraft",
+            "root": services.config.model_name,
+            "max_model_len": getattr(services.client.ready, "max_model_len", None),
+        }
+
+    @router.get("/v1/models", response_model=replies.Models)
+    async def list_models() -> Response:
+        cards = [card(name) for name in services.config.model_names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    @router.get(
+        "/v1/models/{name:path}",
+        response_model=replies.Model,
+        responses=refusals({404: "there is no such model"}),
+    )
+    async def retrieve_model(name: str) -> Response:
+        services.check_model(name)
+        return JSONResponse(card(name))
+
+    @router.get("/v1/capabilities", response_model=replies.Capabilities)
+    async def capabilities() -> Response:
+        facts = services.facts
+        reply = {
+            "object": "capabilities",
+            "version": services.version,
+            "models": list(services.config.model_names),
+            "engine": {name: getattr(facts.ready, name, None) for name in ENGINE_FACTS},
+            "limits": _limits(services, facts.ready),
+            "endpoints": {path: _fields(endpoint, facts) for endpoint, path in PATHS.items()},
+        }
+        return JSONResponse(reply)
+
+    @router.get(
+        "/health", response_model=replies.Health, responses={503: {"model": replies.Health}}
+    )
+    async def health() -> Response:
+        state = services.client.state
+        failed = state == "failed"
+        body = {"status": "failed" if failed else "ok", "engine": state}
+        return JSONResponse(body, status_code=503 if failed else 200)
+
+    @router.get(
+        "/ready", response_model=replies.Readiness, responses={503: {"model": replies.Readiness}}
+    )
+    async def ready() -> Response:
+        state = services.client.state
+        body = {"ready": state == "ready", "engine": state}
+        if state == "ready":
+            return JSONResponse(body)
+        return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(services.metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/version", response_model=replies.Version)
+    async def version() -> Response:
+        ready = services.client.ready
+        facts = {} if ready is None else {name: getattr(ready, name) for name in VERSION_FACTS}
+        return JSONResponse({"name": "foredraft", "version": services.version, **facts})
+
+    return router
+
+
+def _fields(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
+    return {name: _field(row, facts) for name, row in ROWS[endpoint].items()}
+
+
+def _field(row: FieldRow, facts: Facts) -> dict[str, Any]:
+    reason = row.unless(facts) if row.unless is not None else None
+    found = {"status": row.kind, "allowed": row.allowed, "meaning": row.meaning}
+    return found if reason is None else {**found, "status": "refused", "reason": reason}
+
+
+def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
+    """Of the engine, of the configuration, and of requests (`limits`, in lower case)."""
+    fixed = {name.lower(): value for name, value in vars(limits).items() if name.isupper()}
+    return {
+        "max_model_len": getattr(ready, "max_model_len", None),
+        "vocab_size": getattr(ready, "vocab_size", None),
+        "k_max": getattr(ready, "k_max", None),
+        "max_inflight": services.config.max_inflight,
+        "max_body_bytes": services.config.server.max_body_bytes,
+        "max_grammar_bytes": services.config.server.max_grammar_bytes,
+        "grammar_seconds": services.config.server.grammar_seconds,
+        **fixed,
+    }
