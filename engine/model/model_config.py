@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError
-from engine.model.proof import one_line
+from engine.errors import ModelError, one_line
 
 if TYPE_CHECKING:  # it takes seconds to be imported, and plain Llamas do without it
     from transformers import PretrainedConfig
@@ -70,12 +69,10 @@ def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: b
 
 
 def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int:
-    """The longest sequence, in tokens. Ropes that change with length keep to the length they start
-    from, the shortest one where there are several. Raises ModelError."""
-    own: int | None = getattr(config, "max_position_embeddings", None)
-    starts = _rope_lengths(getattr(config, "rope_parameters", None))
-    if starts:
-        own = min(starts) if own is None else min(own, *starts)
+    """The longest sequence, in tokens. Raises ModelError."""
+    own = served_positions(
+        getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None)
+    )
     if own is not None and wanted is not None and wanted > own:
         raise ModelError(f"max_model_len is {wanted}, but {name} has {own} positions")
     limit = wanted or own
@@ -86,11 +83,12 @@ def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int
     return limit
 
 
-def _rope_lengths(rope: object) -> list[int]:
-    """Where the ropes that change with length start from; `rope` is one, or one per layer type."""
+def served_positions(own: int | None, rope: object) -> int | None:
+    """Of a model with `own` positions. Ropes that change with length keep to the length they start
+    from, the shortest one where there are several; `rope` is one, or one per layer type."""
     if not isinstance(rope, Mapping):
-        return []
+        return own
     ropes = [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
-    growing = [each for each in ropes if each.get("rope_type") in GROWING_ROPES]
-    starts = (each.get("original_max_position_embeddings") for each in growing)
-    return [start for start in starts if start]
+    growing = [each for each in ropes if each.get("rope_type", each.get("type")) in GROWING_ROPES]
+    starts = [each.get("original_max_position_embeddings") for each in growing]
+    return min([start for start in (own, *starts) if start], default=None)

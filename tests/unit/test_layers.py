@@ -64,7 +64,7 @@ DOORS = {
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
     "llguidance": ["engine.grammar", "engine.model.pair"],
     "matplotlib": ["engine.lab.picture"],
-    "huggingface_hub": ["engine.lab.plan.find_model"],
+    "huggingface_hub": ["engine.lab.plan.presets"],
     "safetensors": ["engine.demo", "engine.model.llama"],
     "zmq": ["engine.process", "engine.lab.bench.host", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.lab.plan.device import Device
-from engine.lab.plan.numerics import KV_BYTES, PRECISIONS
-from engine.lab.plan.roofline import Served
-from engine.lab.plan.scenario import Scenario
+from engine.lab.plan.roofline import KV_BYTES, Device, Scenario, Served, break_even
 from engine.lab.plan.shape import ModelShape
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-
-ASSUMPTIONS = (
-    "a part of a pass (dense, experts, head, attention) takes max(bytes/bandwidth, FLOPs/peak)",
-    "the parts of a pass add up, and nothing else takes time: real steps are slower",
-    "a round is K draft steps and a target pass over K + 1 rows, which reads a sequence's KV once",
-    "guesses are kept independently, with the same chance",
-    "int4 is multiplied in bf16, fp8 in fp8 where the device can; embeddings and head have 16 bits",
-    "tokens choose experts independently and evenly; devices share evenly, communication is free",
-    "memory is counted for weights and KV alone",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +29,18 @@ class Settings:
     contexts: tuple[int, ...]
     k_max: int
 
-    def scenario(self, precision: str, *, batch: int, context: int) -> Scenario:
-        def served(shape: ModelShape, weights: str) -> Served:
-            return Served(shape, self.device, PRECISIONS[weights], KV_BYTES[self.kv], self.launch)
+    @property
+    def models(self) -> list[ModelShape]:
+        return [self.target] if self.draft is None else [self.target, self.draft]
 
-        draft = None
-        if self.draft is not None:
-            draft = served(self.draft, self.draft_precision or precision)
-        return Scenario(served(self.target, precision), draft, batch, context)
+    def scenario(self, precision: str, batch: int, context: int) -> Scenario:
+        target, *draft = (
+            Served(shape, self.device, weights, KV_BYTES[self.kv], self.launch)
+            for shape, weights in zip(
+                self.models, (precision, self.draft_precision or precision), strict=False
+            )
+        )
+        return Scenario(target, draft[0] if draft else None, batch, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +57,27 @@ class Round:
 @dataclass(frozen=True, slots=True)
 class Cell:
     """The best K at one batch and context. `fits` None: the memory is not known;
-    `within_positions`: both models reach this far."""
+    `within_positions`: both models are served up to this length."""
 
     batch: int
     context: int
     best_k: int
     speed_up: float
-    draft_cost: float
-    plain_tokens_per_second: float
-    kv_bytes: float
     fits: bool | None
     within_positions: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One precision of the weights. Seconds are of a pass over one token per sequence."""
+    """One precision of the weights. Seconds are of a pass over one token per sequence, at the
+    detailed point; `kv_tokens`: tokens whose keys and values fit beside the weights."""
 
     precision: str
     target_bytes: float
     draft_bytes: float
-    kv_tokens: int | None  # tokens whose keys and values fit beside the weights
+    kv_tokens: int | None
     target_seconds: float
     draft_seconds: float
-    draft_cost: float
     rounds: tuple[Round, ...]
     cells: tuple[Cell, ...]
 
@@ -101,26 +90,14 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Bytes, seconds, FLOPs and counts, unrounded."""
-        content = asdict(self)
-        for role in ("target", "draft"):
-            shape = getattr(self.settings, role)
-            if shape is not None:
-                content["settings"][role] = facts(shape)
-        return {"assumptions": ASSUMPTIONS, "acceptances": ACCEPTANCES, **content}
-
-
-def facts(shape: ModelShape) -> dict[str, Any]:
-    """What a person wants to check about a model that was read."""
-    return {
-        "name": shape.name,
-        "layers": shape.layers,
-        "parameters": shape.parameters,
-        "active_parameters": shape.active_parameters,
-        "kv_values_per_token": shape.kv_values_per_token,
-        "vocab": shape.vocab,
-        "experts": None if shape.experts is None else asdict(shape.experts),
-        "max_positions": shape.max_positions,
-    }
+        content = {"acceptances": ACCEPTANCES, **asdict(self)}
+        for role, shape in zip(("target", "draft"), self.settings.models, strict=False):
+            content["settings"][role] = {
+                name: getattr(shape, name)
+                for name in ("name", "layers", "parameters", "active_parameters", "vocab",
+                             "kv_values_per_token", "max_positions", "served_positions")
+            }  # fmt: skip
+        return content
 
 
 def work_out(settings: Settings) -> Outcome:
@@ -130,78 +107,62 @@ def work_out(settings: Settings) -> Outcome:
 
 
 def _block(settings: Settings, precision: str) -> Block:
-    point = settings.scenario(precision, batch=settings.batches[0], context=settings.contexts[0])
+    point = settings.scenario(precision, settings.batches[0], settings.contexts[0])
+    memory, kv_tokens = settings.device.memory, None
+    if memory is not None:
+        per_token = sum(model.kv_bytes_per_token for model in point.models)
+        kv_tokens = max(0, int((memory - point.weight_bytes) / per_token))
     return Block(
         precision=precision,
         target_bytes=point.target.weight_bytes,
-        draft_bytes=point.draft.weight_bytes if point.draft else 0.0,
-        kv_tokens=_kv_tokens(point),
+        draft_bytes=point.weight_bytes - point.target.weight_bytes,
+        kv_tokens=kv_tokens,
         target_seconds=point.target_seconds(0),
         draft_seconds=point.draft_seconds,
-        draft_cost=point.draft_cost,
         rounds=tuple(_round(point, k) for k in range(1, settings.k_max + 1)),
         cells=tuple(
-            _cell(settings, settings.scenario(precision, batch=batch, context=context))
+            _cell(settings, settings.scenario(precision, batch, context))
             for batch in settings.batches
             for context in settings.contexts
         ),
     )
 
 
-def _kv_tokens(point: Scenario) -> int | None:
-    memory = point.target.device.memory
-    if memory is None:
-        return None
-    per_token = sum(model.kv_bytes_per_token for model in point.models)
-    return max(0, int((memory - point.weight_bytes) / per_token))
-
-
 def _round(point: Scenario, k: int) -> Round:
-    return Round(
-        k=k,
-        round_cost=point.round_cost(k),
-        verify_cost=point.target_seconds(k) / point.target_seconds(0),
-        break_even=point.break_even(k),
-        speed_ups=tuple(point.speed_up(acceptance, k) for acceptance in ACCEPTANCES),
-    )
+    cost = point.round_cost(k)
+    speeds = tuple(point.speed_up(acceptance, k) for acceptance in ACCEPTANCES)
+    return Round(k, cost, point.verify_cost(k), break_even(k, cost), speeds)
 
 
 def _cell(settings: Settings, point: Scenario) -> Cell:
     k, speed = point.best(settings.acceptance, settings.k_max)
-    return Cell(
-        batch=point.batch,
-        context=point.context,
-        best_k=k,
-        speed_up=speed,
-        draft_cost=point.draft_cost,
-        plain_tokens_per_second=point.batch / point.target_seconds(0),
-        kv_bytes=point.cache_bytes,
-        fits=point.fits,
-        within_positions=all(
-            model.shape.max_positions is None or point.context <= model.shape.max_positions
-            for model in point.models
-        ),
-    )
+    limits = [shape.served_positions for shape in settings.models]
+    within = all(limit is None or point.context <= limit for limit in limits)
+    return Cell(point.batch, point.context, k, speed, point.fits, within)
 
 
-def _notes(settings: Settings) -> list[str]:
+def _notes(settings: Settings) -> Iterator[str]:
     """What the reader should know before believing the figures."""
-    target, draft, said = settings.target, settings.draft, []
-    context = settings.contexts[0]
-    for shape in (target, draft):
-        if shape and shape.max_positions is not None and shape.max_positions < context:
-            said.append(f"{shape.name} has {shape.max_positions} positions, not {context}")
+    target, draft, context = settings.target, settings.draft, settings.contexts[0]
+    for shape in settings.models:
+        limit = shape.served_positions
+        if limit != shape.max_positions:
+            yield (
+                f"{shape.name} is served up to {limit} of its {shape.max_positions} positions:"
+                " beyond, its rope depends on the longest text of a step"
+            )
+        if limit is not None and limit < context:
+            yield f"{shape.name} has {limit} positions, not {context}"
     if draft is None:
-        said.append("without --draft, guesses cost nothing (n-gram lookup, predictions)")
-        return said
+        yield "without --draft, guesses cost nothing (n-gram lookup, predictions)"
+        return
     if draft.active_parameters >= target.active_parameters:
-        said.append(
+        yield (
             f"the draft {draft.name} uses {draft.active_parameters} weights a token, the target "
             f"{target.name} {target.active_parameters}: a draft should be far smaller"
         )
     if draft.vocab != target.vocab:
-        said.append(
+        yield (
             f"the vocabularies differ: {target.vocab} rows in {target.name}, {draft.vocab} in "
             f"{draft.name}; a draft works only if all token ids below mean the same"
         )
-    return said
