@@ -15,9 +15,9 @@ from engine.lab.files import write_json
 from engine.lab.picture import check_results
 from engine.lab.plan.card import card, device_line, draw, model_line
 from engine.lab.plan.examples import examples
-from engine.lab.plan.outcome import Settings, work_out
 from engine.lab.plan.presets import PRESETS, find_model
 from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, choose_device
+from engine.lab.plan.settings import Settings
 
 DESCRIPTION = """\
 Does speculation pay for a pair of models on a device? On paper: from the shapes in their
@@ -83,12 +83,12 @@ def answer(parsed: argparse.Namespace) -> str:
     models = [name for name in (parsed.target, parsed.draft) if name and os.path.exists(name)]
     reads = [*models, *(Path(name, "config.json") for name in models)]
     check_results(parsed.json, parsed.plot, reads=reads)
-    outcome = work_out(settings(parsed))
+    asked = settings(parsed)
     if parsed.plot is not None:
-        draw(outcome, parsed.plot)
+        draw(asked, parsed.plot)
     if parsed.json is not None:
-        write_json(parsed.json, outcome.as_json())
-    return card(outcome)
+        write_json(parsed.json, asked.as_json())
+    return card(asked)
 
 
 def settings(parsed: argparse.Namespace) -> Settings:
@@ -106,11 +106,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
         target=find_model(parsed.target, "target"),
         draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
         device=choose_device(
-            device,
-            bandwidth=parsed.bandwidth,
-            tflops=parsed.tflops,
-            memory=parsed.memory,
-            count=parsed.devices,
+            device, parsed.bandwidth, parsed.tflops, parsed.memory, parsed.devices
         ),
         precisions=parsed.precision,
         draft_precision=parsed.draft_precision,

@@ -1,14 +1,14 @@
-"""The card and the plot: an Outcome for people. Bytes are decimal (GB), as on data sheets."""
+"""The card and the plot, for people. Bytes are decimal (GB), as on data sheets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from engine.lab.picture import picture
-from engine.lab.plan.outcome import ACCEPTANCES, Block, Cell, Outcome, Settings
-from engine.lab.plan.roofline import Device
+from engine.lab.plan.roofline import Device, Scenario, break_even
+from engine.lab.plan.settings import ACCEPTANCES, Settings
 from engine.lab.plan.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ On paper:
 - memory is counted for weights and KV alone"""
 
 
-def card(outcome: Outcome) -> str:
+def card(settings: Settings) -> str:
     """Text of one screen for each precision."""
-    settings = outcome.settings
     lines = [f"{_pair(settings)} on {device_line(settings.device)}"]
     lines += map(model_line, settings.models)
-    lines += [f"note: {note}" for note in (*outcome.notes, *_options(settings))]
-    for block in outcome.blocks:
-        lines += ["", *_block_lines(settings, block)]
+    lines += [f"note: {note}" for note in (*settings.notes(), *_options(settings))]
+    for precision in settings.precisions:
+        lines += ["", *_block(settings, precision)]
     return "\n".join([*lines, LEGEND])
 
 
@@ -103,63 +102,58 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
-def _block_lines(settings: Settings, block: Block) -> Iterator[str]:
-    beside = f" + {amount(block.draft_bytes)}" if settings.draft else ""
-    yield f"{block.precision}: weights {amount(block.target_bytes)}{beside}{_room(settings, block)}"
-    if block.kv_tokens == 0:
+def _block(settings: Settings, precision: str) -> Iterator[str]:
+    point = settings.point(precision)
+    sizes = " + ".join(amount(model.weight_bytes) for model in point.models)
+    yield f"{precision}: weights {sizes}{_room(point)}"
+    if point.kv_tokens == 0:
         return
-    batch = settings.batches[0]
     yield (
-        f"a step at batch {batch}, context {settings.contexts[0]}: target "
-        f"{duration(block.target_seconds)}, draft {duration(block.draft_seconds)}, "
-        f"c = {block.draft_seconds / block.target_seconds:.3f}; "
-        f"K = 0 gives {batch / block.target_seconds:.4g} tokens/s"
+        f"a step at batch {point.batch}, context {point.context}: target "
+        f"{duration(point.target_seconds(0))}, draft {duration(point.draft_seconds)}, "
+        f"c = {point.draft_cost:.3f}; "
+        f"K = 0 gives {point.batch / point.target_seconds(0):.4g} tokens/s"
     )
     speeds = " ".join(f"a={acceptance:.1f}".rjust(6) for acceptance in ACCEPTANCES)
     yield f"   K  round  verify  break-even  {speeds}"
-    for row in block.rounds:
-        if row.k in SHOWN_KS:
-            least = "never" if row.break_even is None else f"{row.break_even:.3f}"
-            speeds = " ".join(f"{speed:5.2f}x" for speed in row.speed_ups)
-            yield f"{row.k:4}{row.round_cost:7.2f}{row.verify_cost:8.2f}{least:>12}  {speeds}"
+    for k in (k for k in SHOWN_KS if k <= settings.k_max):
+        cost, least = point.round_cost(k), break_even(k, point.round_cost(k))
+        shown = "never" if least is None else f"{least:.3f}"
+        speeds = " ".join(f"{point.speed_up(acceptance, k):5.2f}x" for acceptance in ACCEPTANCES)
+        yield f"{k:4}{cost:7.2f}{point.verify_cost(k):8.2f}{shown:>12}  {speeds}"
     yield f"best K and speed-up at acceptance {settings.acceptance:g}, by batch and context"
-    yield from _grid(block.cells, settings.contexts)
-
-
-def _room(settings: Settings, block: Block) -> str:
-    memory = settings.device.memory
-    if block.kv_tokens is None or memory is None:
-        return ""
-    if block.kv_tokens:
-        return f"; beside them the memory holds the KV of {block.kv_tokens} tokens"
-    share = (block.target_bytes + block.draft_bytes) / memory
-    least = math.ceil(share * settings.device.count)
-    return f"; they do not fit {amount(memory)}: --devices {least} or more"
-
-
-def _grid(cells: Sequence[Cell], contexts: Sequence[int]) -> Iterator[str]:
-    """A row for each batch."""
-    heads = (f"{c // 1024}k" if c % 1024 == 0 else str(c) for c in contexts)
+    heads = (f"{c // 1024}k" if c % 1024 == 0 else str(c) for c in settings.contexts)
     yield " batch" + "".join(head.rjust(13) for head in heads)
-    for start in range(0, len(cells), len(contexts)):
-        row = cells[start : start + len(contexts)]
-        yield f"{row[0].batch:6}" + "".join(_cell(cell).rjust(13) for cell in row)
+    for batch in settings.batches:
+        row = [settings.scenario(precision, batch, context) for context in settings.contexts]
+        yield f"{batch:6}" + "".join(_cell(settings, cell).rjust(13) for cell in row)
 
 
-def _cell(cell: Cell) -> str:
+def _room(point: Scenario) -> str:
+    device = point.target.device
+    if point.kv_tokens is None or device.memory is None:
+        return ""
+    if point.kv_tokens:
+        return f"; beside them the memory holds the KV of {point.kv_tokens} tokens"
+    least = math.ceil(point.weight_bytes / device.memory * device.count)
+    return f"; they do not fit {amount(device.memory)}: --devices {least} or more"
+
+
+def _cell(settings: Settings, cell: Scenario) -> str:
     if not cell.within_positions:
         return "too long"
-    return "KV too large" if cell.fits is False else f"{cell.best_k} {cell.speed_up:5.2f}x"
+    k, speed_up = cell.best(settings.acceptance, settings.k_max)
+    return "KV too large" if cell.fits is False else f"{k} {speed_up:5.2f}x"
 
 
-def draw(outcome: Outcome, name: str) -> None:
+def draw(settings: Settings, name: str) -> None:
     """Speed-up and best K over the batch, a curve for each context, as a PNG. Raises
     ConfigError where matplotlib is missing or the name does not fit."""
-    settings, blocks = outcome.settings, outcome.blocks
-    with picture(name, (4 * len(blocks) + 1, 6)) as figure:
-        axes = figure.subplots(2, len(blocks), squeeze=False, sharex=True, sharey="row")
-        for column, block in enumerate(blocks):
-            _panel(axes[0][column], axes[1][column], block, settings.contexts)
+    count = len(settings.precisions)
+    with picture(name, (4 * count + 1, 6)) as figure:
+        axes = figure.subplots(2, count, squeeze=False, sharex=True, sharey="row")
+        for column, precision in enumerate(settings.precisions):
+            _panel(axes[0][column], axes[1][column], settings, precision)
         axes[0][0].set_ylabel("speed-up at the best K")
         axes[1][0].set_ylabel("best K")
         axes[0][-1].legend(title="context")
@@ -169,20 +163,17 @@ def draw(outcome: Outcome, name: str) -> None:
         )
 
 
-def _panel(speeds: Axes, ks: Axes, block: Block, contexts: tuple[int, ...]) -> None:
-    """One precision; only what fits the memory and the positions."""
-    for context in contexts:
-        cells = [cell for cell in block.cells if cell.context == context]
-        shown = sorted(
-            (cell.batch, cell.speed_up, cell.best_k)
-            for cell in cells
-            if cell.within_positions and cell.fits is not False
-        )
-        batches, gains, best = zip(*shown, strict=True) if shown else ((), (), ())
-        speeds.plot(batches, gains, "o-", label=str(context))
-        ks.plot(batches, best, "o-")
+def _panel(speeds: Axes, ks: Axes, settings: Settings, precision: str) -> None:
+    """Of what fits the memory and the positions."""
+    for context in settings.contexts:
+        cells = [settings.scenario(precision, batch, context) for batch in sorted(settings.batches)]
+        shown = [cell for cell in cells if cell.within_positions and cell.fits is not False]
+        best = [cell.best(settings.acceptance, settings.k_max) for cell in shown]
+        batches = [cell.batch for cell in shown]
+        speeds.plot(batches, [speed for _, speed in best], "o-", label=str(context))
+        ks.plot(batches, [k for k, _ in best], "o-")
     speeds.axhline(1, color="grey", linewidth=0.8)
-    speeds.set_title(block.precision)
+    speeds.set_title(precision)
     ks.set_xscale("log", base=2)
     ks.xaxis.set_major_formatter("{x:.0f}")
     ks.set_xlabel("batch")

@@ -71,7 +71,7 @@ DEVICES = {
 
 
 def choose_device(
-    name: str, *, bandwidth: float | None, tflops: float | None, memory: float | None, count: int
+    name: str, bandwidth: float | None, tflops: float | None, memory: float | None, count: int
 ) -> Device:
     """A preset with the caller's figures (GB/s, TFLOP/s, GB of one device) in place of its own.
     Raises ConfigError for an unknown name and for `cpu` without figures."""
@@ -210,6 +210,19 @@ class Scenario:
         memory = self.target.device.memory
         cache = self.batch * sum(model.cache_bytes(self.context) for model in self.models)
         return None if memory is None else self.weight_bytes + cache <= memory
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens whose keys and values fit beside the weights; None: the memory is not known."""
+        memory = self.target.device.memory
+        per_token = sum(model.kv_bytes_per_token for model in self.models)
+        return None if memory is None else max(0, int((memory - self.weight_bytes) / per_token))
+
+    @property
+    def within_positions(self) -> bool:
+        """Whether both models are served up to this length."""
+        limits = [model.shape.served_positions for model in self.models]
+        return all(limit is None or self.context <= limit for limit in limits)
 
 
 def expected_tokens(acceptance: float, k: int) -> float:
