@@ -9,24 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.lab.plan.examples import EIGHT, scenario
 from engine.lab.plan.presets import PRESETS, find_model
 from engine.lab.plan.roofline import (
-    DEVICES,
     PRECISIONS,
+    Device,
+    Scenario,
     Served,
     break_even,
-    choose_device,
+    device_of,
     expected_tokens,
 )
 from engine.lab.plan.shape import Experts
 
-H100 = DEVICES["h100-sxm"]
+H100, EIGHT = device_of("h100-sxm"), device_of("h100-sxm", 8)
 LLAMA = find_model("llama-3.1-8b", "target")
 
 
 def served(name: str, precision: str = "bf16") -> Served:
     return Served(find_model(name, "target"), H100, precision)
+
+
+def scenario(
+    target: str, draft: str | None, device: Device, *, batch: int = 1, context: int = 2048
+) -> Scenario:
+    """bf16 everywhere, no overhead."""
+    models = [
+        Served(find_model(name, "target"), device, "bf16") for name in (target, draft) if name
+    ]
+    return Scenario(models[0], models[1] if draft else None, batch, context)
 
 
 def test_one_row_takes_the_time_of_reading() -> None:
@@ -65,7 +75,7 @@ def test_bytes_by_precision() -> None:
 def test_arithmetic_by_precision() -> None:
     """Law: fp8 is fast where there are units for it, int4 is multiplied in bf16."""
     assert H100.flops("fp8") > H100.flops("bf16") == H100.flops("int4")
-    assert DEVICES["a100-80"].flops("fp8") == DEVICES["a100-80"].flops("bf16")
+    assert device_of("a100-80").flops("fp8") == device_of("a100-80").flops("bf16")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -123,7 +133,7 @@ def test_break_even_is_where_it_pays() -> None:
 
 def test_nothing_pays_past_the_ridge() -> None:
     """Law: where a row costs what a step costs, K = 0 is best and nothing breaks even."""
-    slow = choose_device("cpu", bandwidth=1e6, tflops=1e-3, memory=None, count=1)
+    slow = device_of("cpu", bandwidth=1e6, tflops=1e-3)
     point = scenario("llama-3.1-8b", "llama-3.2-1b", slow)
     assert point.best(0.9, 16) == (0, 1.0)
     assert break_even(4, point.round_cost(4)) is None
@@ -165,7 +175,7 @@ def test_claim_mixtures_verify_dearly_at_small_batch() -> None:
     """Claim (arXiv:2506.20675, 2505.19645): at batch 1 four guesses cost a mixture about three
     steps and can lose; at medium batch a mixture gains more than a dense model."""
     dense, mixture = ("qwen3-32b", "qwen3-30b-a3b")
-    two = H100.times(2)
+    two = device_of("h100-sxm", 2)
     assert scenario(dense, None, two).round_cost(4) < 1.01
     assert scenario(mixture, None, two).round_cost(4) > 2.5
     assert scenario(mixture, None, two).speed_up(0.5, 4) < 0.7
@@ -182,11 +192,10 @@ def test_memory() -> None:
 
 
 def test_devices() -> None:
-    """Law: figures of the caller replace the sheet's; several devices add up; names are listed."""
-    device = choose_device("h200", bandwidth=1000, tflops=None, memory=10, count=4)
+    """Law: figures of the caller replace the sheet's; several devices add up."""
+    device = device_of("h200", 4, bandwidth=1000, memory=10)
     assert (device.bandwidth, device.memory) == (4e12, 4e10)
     assert device.bf16_flops == 4 * 989.4e12
-    with pytest.raises(ConfigError, match="--device h300 is not known; known are h100-sxm, h200"):
-        choose_device("h300", bandwidth=None, tflops=None, memory=None, count=1)
+    assert device_of("h200", tflops=1).fp8_flops is None
     with pytest.raises(ConfigError, match="give --bandwidth in GB/s and --tflops"):
-        choose_device("cpu", bandwidth=1, tflops=None, memory=None, count=1)
+        device_of("cpu", bandwidth=1)

@@ -16,7 +16,7 @@ from engine.lab.picture import check_results
 from engine.lab.plan.card import card, device_line, draw, model_line
 from engine.lab.plan.examples import examples
 from engine.lab.plan.presets import PRESETS, find_model
-from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, choose_device
+from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, device_of
 from engine.lab.plan.settings import Settings
 
 DESCRIPTION = """\
@@ -51,7 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"of the weights, any of {','.join(PRECISIONS)} (all)")  # fmt: skip
     add("--draft-precision", choices=PRECISIONS, help="of the draft's weights (the target's)")
     add("--kv", choices=KV_BYTES, default="bf16", help="of the KV cache (bf16)")
-    add("--device", metavar="NAME", help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine")
+    add("--device", metavar="NAME", choices=[*DEVICES, CUSTOM],
+        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine")  # fmt: skip
     add("--devices", type=whole(1, 4096), default=1, metavar="N",
         help="tensor parallel over N (1)")  # fmt: skip
     add("--bandwidth", type=above, metavar="GB/S", help="of one device's memory")
@@ -96,18 +97,15 @@ def settings(parsed: argparse.Namespace) -> Settings:
     if parsed.target is None:
         raise ConfigError("say which model with --target (--list shows the presets), or --examples")
     device = parsed.device
-    if device is None and None not in (parsed.bandwidth, parsed.tflops):
-        device = CUSTOM
-    if device is None:
+    if device is None and None in (parsed.bandwidth, parsed.tflops):
         raise ConfigError(
             f"say where with --device ({', '.join(DEVICES)}), or with --bandwidth and --tflops"
         )
+    figures = {name: getattr(parsed, name) for name in ("bandwidth", "tflops", "memory")}
     return Settings(
         target=find_model(parsed.target, "target"),
         draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
-        device=choose_device(
-            device, parsed.bandwidth, parsed.tflops, parsed.memory, parsed.devices
-        ),
+        device=device_of(device or CUSTOM, parsed.devices, **figures),
         precisions=parsed.precision,
         draft_precision=parsed.draft_precision,
         kv=parsed.kv,
@@ -123,7 +121,9 @@ def presets() -> str:
     """Models and devices that can be named."""
     models = [model_line(find_model(name, "target")) for name in PRESETS]
     models.append(f"{BUILTIN}: the built-in target as --target, the built-in draft as --draft")
-    return "\n".join(["models", *models, "", "devices", *map(device_line, DEVICES.values())])
+    return "\n".join(
+        ["models", *models, "", "devices", *(device_line(device_of(name)) for name in DEVICES)]
+    )
 
 
 if __name__ == "__main__":

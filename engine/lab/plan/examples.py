@@ -1,4 +1,5 @@
-"""`foredraft plan --examples`: claims about speculation, worked out by the functions of a plan."""
+"""`foredraft plan --examples`: a claim worked out by the functions of a plan, and where to read
+others off."""
 
 from __future__ import annotations
 
@@ -6,33 +7,28 @@ from collections.abc import Iterator
 
 from engine.lab.plan.card import amount, duration
 from engine.lab.plan.presets import find_model
-from engine.lab.plan.roofline import DEVICES, Device, Scenario, Served
+from engine.lab.plan.roofline import Served, device_of
 
-ACCEPTANCE, K_MAX = 0.8, 16
-TARGET, DRAFT = "llama-3.1-70b", "llama-3.2-1b"
-DENSE, MIXTURES = "qwen3-32b", ("qwen3-30b-a3b", "mixtral-8x7b")
-BATCHES = (1, 4, 16, 64, 256)
-EIGHT, TWO = DEVICES["h100-sxm"].times(8), DEVICES["h100-sxm"].times(2)
+TARGET = "llama-3.1-70b"
+
+OTHERS = """\
+2. Speculation fades as batches grow: read down a column of
+   foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 8
+3. Verification in a mixture of experts touches more experts at small batch: set
+   foredraft plan --target qwen3-30b-a3b --device h100-sxm --devices 2
+   against --target qwen3-32b
+4. A 1B draft for a 70B target keeps to Leviathan's formula, (1 - a^(K+1)) / (1 - a) / (1 + K c),
+   while verifying is bound by reading weights: the table of K in the first of these"""
 
 
 def examples() -> str:
-    """All three, as text."""
-    return "\n\n".join("\n".join(part) for part in (cache_reads(), fading(), mixtures()))
-
-
-def scenario(
-    target: str, draft: str | None, device: Device, *, batch: int = 1, context: int = 2048
-) -> Scenario:
-    """bf16 everywhere, no overhead."""
-    models = [
-        Served(find_model(name, "target"), device, "bf16") for name in (target, draft) if name
-    ]
-    return Scenario(models[0], models[1] if draft else None, batch, context)
+    """As text."""
+    return "\n".join([*cache_reads(), "", OTHERS])
 
 
 def cache_reads() -> Iterator[str]:
     """Verification reads a sequence's cache once for all of its rows."""
-    served = scenario(TARGET, None, EIGHT).target
+    served = Served(find_model(TARGET, "target"), device_of("h100-sxm", 8), "bf16")
     weights = sum(part.bytes for part in served.parts(batch=1, tokens=1, context=0)) / 1e9
     each = f"{served.kv_bytes_per_token / 1e3:.1f} kB"
     yield "1. Ten tokens of one query read its KV cache once; ten queries of one token read ten"
@@ -53,40 +49,3 @@ def cache_reads() -> Iterator[str]:
             )
         yield f"     the second is {seconds[1] / seconds[0]:.2f} times the first"
     yield "   So verification is the cheapest kind of batch, the more so the longer the context."
-
-
-def fading() -> Iterator[str]:
-    """Batches use up the arithmetic that verification lives on."""
-    yield "2. Speculation fades as batches grow"
-    yield f"   {TARGET} with {DRAFT}, 8 x h100-sxm, bf16, context 2k, acceptance {ACCEPTANCE}"
-    yield "   batch  plain step  T(K=4)/T(K=0)  c      best K  speed-up"
-    for batch in BATCHES:
-        point = scenario(TARGET, DRAFT, EIGHT, batch=batch)
-        k, speed = point.best(ACCEPTANCE, K_MAX)
-        yield (
-            f"   {batch:5}  {duration(point.target_seconds(0)):>10}  {point.verify_cost(4):13.2f}"
-            f"  {point.draft_cost:.3f}  {k:6}  {speed:7.2f}x"
-        )
-
-
-def mixtures() -> Iterator[str]:
-    """Few rows touch few experts, so at small batches every guess reads more weights."""
-    yield "3. Verification in a mixture of experts touches more experts at small batch"
-    for name in MIXTURES:
-        experts = find_model(name, "target").experts
-        assert experts is not None, f"{name} is a mixture"
-        touched = ", ".join(f"n={n}: {experts.touched(n):.1f}" for n in (1, 2, 5, 16, 64, 256))
-        yield f"   {name}: of {experts.count} experts, n rows touch {touched}"
-    yield (
-        f"   T(K=4)/T(K=0), then best K and speed-up of free guesses at acceptance {ACCEPTANCE}; "
-        "2 x h100-sxm, bf16, context 2k"
-    )
-    names = (DENSE, *MIXTURES)
-    yield "   batch" + "".join(name.rjust(24) for name in names)
-    for batch in BATCHES:
-        cells = []
-        for name in names:
-            point = scenario(name, None, TWO, batch=batch)
-            k, speed = point.best(ACCEPTANCE, K_MAX)
-            cells.append(f"{point.verify_cost(4):.2f}, {k:2} {speed:.2f}x")
-        yield f"   {batch:5}" + "".join(cell.rjust(24) for cell in cells)

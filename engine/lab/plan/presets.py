@@ -20,22 +20,16 @@ Fields = dict[str, Any]
 LARGEST_FILE = 2**22  # characters that are read: any file can be named, endless ones too
 
 
-def _model(
-    family: str, hidden: int, layers: int, heads: int, kv_heads: int, wide: int, vocab: int,
-    positions: int, *, tied: bool = False, **more: Any,
-) -> Fields:  # fmt: skip
-    return {
-        "model_type": family,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": wide,
-        "vocab_size": vocab,
-        "max_position_embeddings": positions,
-        "tie_word_embeddings": tied,
-        **more,
-    }
+SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "intermediate_size", "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+
+
+def _model(family: str, *sizes: int, tied: bool = False, **more: int) -> Fields:
+    """`sizes` in the order of SIZES."""
+    named = dict(zip(SIZES, sizes, strict=True))
+    return {"model_type": family, "tie_word_embeddings": tied, **named, **more}
 
 
 def _llama(*sizes: int, tied: bool = False) -> Fields:
@@ -47,21 +41,18 @@ def _qwen2(*sizes: int, tied: bool = False) -> Fields:
     return _model("qwen2", *sizes, vocab, 32_768, tied=tied)
 
 
-def _qwen3(*sizes: int, tied: bool = False, expert: int | None = None) -> Fields:
-    """`expert`: the width of each of 128."""
-    more: Fields = {"head_dim": 128}
-    if expert is not None:
-        more |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": expert}
-    family = "qwen3" if expert is None else "qwen3_moe"
-    return _model(family, *sizes, 151_936, 40_960, tied=tied, **more)
+def _qwen3(*sizes: int, tied: bool = False, expert: int = 0) -> Fields:
+    """`expert`: the width of each of 128; 0: there are none."""
+    routed = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": expert}
+    family, more = ("qwen3_moe", routed) if expert else ("qwen3", {})
+    return _model(family, *sizes, 151_936, 40_960, tied=tied, head_dim=128, **more)
 
 
 def _gemma2(*sizes: int, head_dim: int) -> Fields:
-    more = {"tied": True, "head_dim": head_dim, "sliding_window": 4096}
-    return _model("gemma2", *sizes, 256_000, 8192, **more)
+    return _model("gemma2", *sizes, 256_000, 8192, tied=True, head_dim=head_dim,
+                  sliding_window=4096)  # fmt: skip
 
 
-# Hidden size, layers, heads of queries, of keys and values, width of the MLPs.
 PRESETS: dict[str, Fields] = {
     "llama-3.1-8b": _llama(4096, 32, 32, 8, 14_336),
     "llama-3.1-70b": _llama(8192, 80, 64, 8, 28_672),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.errors import ConfigError
 from engine.lab.plan.shape import ModelShape
@@ -24,37 +24,26 @@ CUSTOM = "cpu"  # any machine: the caller gives its figures
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """As the makers' data sheets state it: bytes/s, and FLOPs per second dense (no structured
-    sparsity), with accumulation in 32 bits; `fp8_flops` None: no such units. `memory` in bytes,
-    None: not known, so that nothing is said about what fits. `count` devices share every matrix
-    evenly."""
+    """`count` devices that share every matrix evenly; all figures are those of all of them, as the
+    makers' data sheets state them: bytes/s, and FLOPs per second dense (no structured sparsity),
+    with accumulation in 32 bits; `fp8_flops` None: no such units. `memory` in bytes, None: not
+    known, so that nothing is said about what fits."""
 
     name: str
+    count: int
     bandwidth: float
     bf16_flops: float
     fp8_flops: float | None
     memory: float | None
-    count: int = 1
 
     def flops(self, precision: str) -> float:
         """For weights in this precision. int4 weights are multiplied in bf16, and so are fp8 ones
         where the device has no fp8 units."""
         return self.fp8_flops or self.bf16_flops if precision == "fp8" else self.bf16_flops
 
-    def times(self, count: int) -> Device:
-        """`count` of them under tensor parallelism, communication free."""
-        return replace(
-            self,
-            bandwidth=self.bandwidth * count,
-            bf16_flops=self.bf16_flops * count,
-            fp8_flops=None if self.fp8_flops is None else self.fp8_flops * count,
-            memory=None if self.memory is None else self.memory * count,
-            count=count,
-        )
-
 
 # GB/s, TFLOP/s in bf16 and fp8, GB.
-_SHEETS: dict[str, tuple[float, float, float | None, float]] = {
+DEVICES: dict[str, tuple[float, float, float | None, float]] = {
     "h100-sxm": (3350, 989.4, 1978.9, 80),
     "h200": (4800, 989.4, 1978.9, 141),
     "a100-80": (2039, 312, None, 80),
@@ -64,35 +53,30 @@ _SHEETS: dict[str, tuple[float, float, float | None, float]] = {
     "rtx-3090": (936, 71, None, 24),
     "mi300x": (5300, 1307.4, 2614.9, 192),
 }
-DEVICES = {
-    name: Device(name, rate * 1e9, bf16 * 1e12, fp8 and fp8 * 1e12, memory * 1e9)
-    for name, (rate, bf16, fp8, memory) in _SHEETS.items()
-}
 
 
-def choose_device(
-    name: str, bandwidth: float | None, tflops: float | None, memory: float | None, count: int
-) -> Device:
-    """A preset with the caller's figures (GB/s, TFLOP/s, GB of one device) in place of its own.
-    Raises ConfigError for an unknown name and for `cpu` without figures."""
-    if name not in (*DEVICES, CUSTOM):
-        raise ConfigError(
-            f"--device {name} is not known; known are {', '.join(DEVICES)}, and {CUSTOM} with "
-            "--bandwidth and --tflops"
-        )
-    device = DEVICES.get(name, Device(CUSTOM, 0, 0, None, None))
-    if name == CUSTOM and None in (bandwidth, tflops):
+def device_of(
+    name: str, count: int = 1, *, bandwidth: float | None = None, tflops: float | None = None,
+    memory: float | None = None,
+) -> Device:  # fmt: skip
+    """`count` of a preset under tensor parallelism, with the caller's figures (GB/s, TFLOP/s, GB of
+    one device) in place of its own. Raises ConfigError for `cpu` without figures."""
+    sheet = DEVICES.get(name, (bandwidth, tflops, None, memory))
+    rate, bf16, room = bandwidth or sheet[0], tflops or sheet[1], memory or sheet[3]
+    fp8 = None if tflops else sheet[2]
+    if rate is None or bf16 is None:
         raise ConfigError(
             "--device cpu is any machine and has no figures of its own: give --bandwidth in "
             "GB/s and --tflops in TFLOP/s"
         )
-    if bandwidth is not None:
-        device = replace(device, bandwidth=bandwidth * 1e9)
-    if tflops is not None:
-        device = replace(device, bf16_flops=tflops * 1e12, fp8_flops=None)
-    if memory is not None:
-        device = replace(device, memory=memory * 1e9)
-    return device.times(count)
+    return Device(
+        name,
+        count,
+        bandwidth=count * rate * 1e9,
+        bf16_flops=count * bf16 * 1e12,
+        fp8_flops=fp8 and count * fp8 * 1e12,
+        memory=room and count * room * 1e9,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from engine.arguments import Parser, exit_code, lists_of, number, whole
+from engine.arguments import Parser, exit_code, lists_of, number, show, whole
 from engine.config import AdaptiveConfig, NgramConfig, check_folders
 from engine.errors import ConfigError
-from engine.lab.files import writable, write_text
+from engine.lab.files import writable, write_json
 from server.config import SECRETS, Config, load_config, overrides_of
 from server.lab.evaluate.arms import KS, arms_of, plain_arm
 from server.lab.evaluate.front import Front
-from server.lab.evaluate.measure import Budget, Findings, measure
+from server.lab.evaluate.measure import Findings, measure
 from server.lab.evaluate.prompts import Prompt, read_prompts
-from server.lab.evaluate.report import Report, config_text, write_config
+from server.lab.evaluate.report import as_dict, card, config_text, verdict, write_config
 from server.serve import load_for
 from server.serve import run as run_loop
 from server.text.tokenizer import Tokenizer
@@ -95,18 +97,19 @@ def evaluate(
     for config in configs:
         check_folders(config.engine)
     tokenizer = load(configs[0])
-    report = run_loop(find(parsed, configs, tokenizer, prompts, open_front))
-    sys.stdout.write(f"{report.card()}\n")
-    best = configs[0].engine.model_copy(update={"speculation": report.best.config})
+    facts, findings = run_loop(find(parsed, configs, tokenizer, prompts, open_front))
+    out = [card(facts, findings)]
+    best = configs[0].engine.model_copy(update={"speculation": findings.best.config})
     config = Config(configs[0].server, best)
     if parsed.write_config is not None:
-        write_config(parsed.write_config, config, [report.verdict])
-        sys.stdout.write(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}\n")
+        write_config(parsed.write_config, config, [verdict(findings)])
+        out.append(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}")
     else:
-        sys.stdout.write(f"Its configuration (--write-config FILE.toml):\n{config_text(config)}")
+        out.append(f"Its configuration (--write-config FILE.toml):\n{config_text(config)}")
     if parsed.json is not None:
-        write_text(parsed.json, report.as_json())
-    return 0 if report.findings.lossless else 1
+        write_json(parsed.json, as_dict(facts, findings))
+    show("\n".join(out))
+    return 0 if findings.equal == findings.compared else 1
 
 
 def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
@@ -142,8 +145,8 @@ async def find(
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
     open_front: Callable[[Config, Tokenizer], Front],
-) -> Report:
-    """One engine after the other. Raises EngineError."""
+) -> tuple[dict[str, Any], Findings]:
+    """One engine after the other; facts to judge the findings by. Raises EngineError."""
     fronts = [open_front(measured(config), tokenizer) for config in configs]
     if parsed.text_as == "chat" or (parsed.text_as == "auto" and tokenizer.has_chat_template):
         prompts = [prompt.as_chat() if prompt.plain else prompt for prompt in prompts]
@@ -151,17 +154,23 @@ async def find(
     size = min(len(prompts), parsed.max_prompts)
     chosen = [prompts[i * len(prompts) // size] for i in range(size)]  # evenly spaced
     requests = [r for p in chosen for r in p.requests(parsed.temperature, parsed.seed)]
-    budget = Budget(
-        sorted(set(parsed.concurrency)), parsed.max_tokens, 60 * parsed.minutes / len(configs)
-    )
-    findings = Findings()
+    findings = Findings(partial(tokenizer.decode, skip_special_tokens=False))
     for place, (config, front) in enumerate(zip(configs, fronts, strict=True)):
         said = config.engine.speculation
         name = parsed.drafts[place] if len(configs) > 1 else "draft"
         arms = [plain_arm(said), *arms_of(said, name, with_ngram=place == 0)]
         _say(f"{size} of {len(prompts)} prompts; loading the models")
         async with front.engine() as ready:
-            await measure(front, arms, requests, findings, budget, _say)
+            await measure(
+                front,
+                arms,
+                requests,
+                findings,
+                loads=sorted(set(parsed.concurrency)),
+                longest=parsed.max_tokens,
+                seconds=60 * parsed.minutes / len(configs),
+                say=_say,
+            )
     facts = {
         "prompts": f"{parsed.prompts.name} ({size} of {len(prompts)})",
         "target": configs[0].engine.target.path,
@@ -172,9 +181,7 @@ async def find(
         "version": version("foredraft"),
         "date": date.today().isoformat(),
     }
-    return Report(
-        facts, findings, ready.exact, lambda id: tokenizer.decode([id], skip_special_tokens=False)
-    )
+    return facts, findings
 
 
 def _say(line: str) -> None:

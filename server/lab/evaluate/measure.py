@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import takewhile
+from statistics import geometric_mean
 
-from engine.lab.comparison.figures import Estimate, estimate, geometric_mean
+from engine.lab.comparison.figures import Estimate, estimate
 from server.lab.evaluate.arms import Arm
 from server.lab.evaluate.front import Front, Played
 from server.lab.evaluate.prompts import Prompt
@@ -20,6 +21,8 @@ SHORTEST = 16  # tokens of a reply, however little time there is
 ROUNDS = 3  # of every cell, at least, as far as the time allows
 SLACK = 0.8  # of the time: the last round is not broken off
 MAX_DIFFERENCES = 5  # that are told
+PAYS = 1.02  # of K = 0; below that speculation is not worth its memory
+PREFER_AUTO = 0.97  # of the fastest: the controller is right for other loads and texts, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +60,18 @@ class Record:
         return estimate(self.ratios or [1.0])
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where a text first differs from that of K = 0: token number, and the two ids there."""
-
-    where: str
-    cell: str
-    arm: str
-    at: int
-    expected: int | None
-    got: int | None
-
-
 @dataclass
 class Findings:
-    """`replies`: tokens of the longest reply, by load. `compared`, `equal`: texts against those of
-    K = 0."""
+    """`decode`: of token ids. `replies`: tokens of the longest reply, by load. `compared`,
+    `equal`: texts against those of K = 0; `differences`: sentences about the first few."""
 
+    decode: Callable[[Sequence[int]], str]
     arms: list[Arm] = field(default_factory=list)
     cells: dict[Cell, dict[str, Record]] = field(default_factory=dict)
     replies: dict[int, int] = field(default_factory=dict)
     compared: int = 0
     equal: int = 0
-    differences: list[Difference] = field(default_factory=list)
-
-    @property
-    def lossless(self) -> bool:
-        return self.equal == self.compared
+    differences: list[str] = field(default_factory=list)
 
     def add(self, cell: Cell, arm: Arm, played: Played, plain: Played) -> None:
         if arm not in self.arms:
@@ -91,17 +79,26 @@ class Findings:
         records = self.cells.setdefault(cell, {})
         records.setdefault(arm.name, Record()).add(played, plain)
 
-    def compare(
-        self, cell: Cell, arm: Arm, prompts: Sequence[Prompt], played: Played, plain: Played
-    ) -> None:
+    def compare(self, prompts: Sequence[Prompt], place: str, played: Played, plain: Played) -> None:
         for prompt, got, expected in zip(prompts, played.texts, plain.texts, strict=True):
             self.compared += 1
             self.equal += got == expected
             if got != expected and len(self.differences) < MAX_DIFFERENCES:
-                pairs = enumerate(zip_longest(expected, got))
-                at, (one, other) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-                found = Difference(prompt.where, cell.name, arm.name, at, one, other)
-                self.differences.append(found)
+                alike = zip(got, expected, strict=False)
+                at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], alike))
+                one, other = (self.decode(text[at : at + 1]) for text in (got, expected))
+                self.differences.append(
+                    f"{prompt.where}, {place}: token {at} is {one!r} instead of {other!r}"
+                )
+
+    @property
+    def best(self) -> Arm:
+        """To serve all of it with."""
+        plain, *others = self.arms
+        fastest = max(others, key=self.gain)
+        auto = max((arm for arm in others if arm.mode == "auto"), key=self.gain)
+        chosen = auto if self.gain(auto) >= PREFER_AUTO * self.gain(fastest) else fastest
+        return chosen if self.gain(chosen) >= PAYS else plain
 
     def acceptance(self, arm: Arm) -> list[float]:
         """By depth from 0, over all cells: of the proposals that reached it, the share accepted."""
@@ -116,52 +113,44 @@ class Findings:
         return geometric_mean([max(ratio, 1e-6) for ratio in ratios])
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """`longest`: tokens of a reply; `seconds` for everything."""
-
-    loads: Sequence[int]
-    longest: int
-    seconds: float
-
-
 async def measure(
     front: Front,
     arms: Sequence[Arm],
     prompts: Sequence[Prompt],
     findings: Findings,
-    budget: Budget,
+    *,
+    loads: Sequence[int],
+    longest: int,
+    seconds: float,
     say: Callable[[str], object],
 ) -> None:
-    """Fills the findings; K = 0 is the first arm. Until every prompt was in every cell and every
-    cell had ROUNDS, or the seconds are over. Raises as `play`."""
-    clock = front.clock
-    deadline = clock() + budget.seconds
-    # Whatever is refused is refused now. What is compiled at first use is compiled.
-    await front.play(arms[0], prompts, at_once=max(budget.loads), tokens=1)
+    """Fills the findings; K = 0 is the first arm; no reply is longer than `longest` tokens. Until
+    every prompt was in every cell and every cell had ROUNDS, or the seconds are over. Raises as
+    `Front.play`."""
+    clock, deadline = front.clock, front.clock() + seconds
+    # Whatever is refused is refused now, and what is compiled at first use is compiled.
+    await front.play(arms[0], prompts, at_once=max(loads), tokens=1)
     groups = {
         Cell(greedy, load): group
-        for load in budget.loads
+        for load in loads
         for greedy in (True, False)
         if (group := [p for p in prompts if (p.body["temperature"] == 0) == greedy])
     }
-    runs = len(groups) * ROUNDS * len(arms)
-    share = SLACK * max(deadline - clock(), 0) / runs
-    for load in budget.loads:
+    share = SLACK * max(deadline - clock(), 0) / (len(groups) * ROUNDS * len(arms))
+    for load in loads:
         trial = _slice(prompts, load, 0)
         rate = (await front.play(arms[0], trial, at_once=load, tokens=SHORTEST)).rate
-        fitting = max(SHORTEST, int(rate * share / len(trial)))
-        findings.replies[load] = min(budget.longest, fitting)
+        findings.replies[load] = min(longest, max(SHORTEST, int(rate * share / len(trial))))
     rounds = {cell: max(ROUNDS, -(-len(of) // (2 * cell.load))) for cell, of in groups.items()}
     lasted = 0.0
     for round_ in range(max(rounds.values())):
-        for cell, group in groups.items():
+        for cell in [cell for cell in groups if round_ < rounds[cell]]:
             began = clock()
-            if round_ >= rounds[cell] or (round_ and began + lasted > deadline):
-                continue
-            await _round(front, cell, arms, _slice(group, cell.load, round_), round_, findings)
-            lasted = clock() - began
-            say(f"{cell.name}, round {round_ + 1}: {max(0.0, deadline - clock()):.0f} s left")
+            if round_ == 0 or began + lasted < deadline:
+                chosen = _slice(groups[cell], cell.load, round_)
+                await _round(front, cell, arms, chosen, round_, findings)
+                lasted = clock() - began
+                say(f"{cell.name}, round {round_ + 1}: {max(0.0, deadline - clock()):.0f} s left")
 
 
 async def _round(
@@ -172,15 +161,17 @@ async def _round(
     round_: int,
     findings: Findings,
 ) -> None:
+    """Who goes first changes from round to round."""
     tokens, shift = findings.replies[cell.load], round_ % len(arms)
     played = {
         arm: await front.play(arm, prompts, at_once=cell.load, tokens=tokens)
         for arm in [*arms[shift:], *arms[:shift]]
     }
+    plain = played[arms[0]]
     for arm in arms:
-        findings.add(cell, arm, played[arm], played[arms[0]])
+        findings.add(cell, arm, played[arm], plain)
         if arm is not arms[0]:
-            findings.compare(cell, arm, prompts, played[arm], played[arms[0]])
+            findings.compare(prompts, f"{cell.name}, {arm.name}", played[arm], plain)
 
 
 def _slice(prompts: Sequence[Prompt], load: int, round_: int) -> list[Prompt]:
