@@ -35,9 +35,3 @@ class TraceError(EngineError):
 
 class EngineLost(EngineError):
     """The engine process is gone; raised in the front end for every open request."""
-
-
-def one_line(error: BaseException) -> str:
-    """An error's kind and its text, on one line of bearable length."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

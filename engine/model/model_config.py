@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError, one_line
+from engine.errors import ModelError
+from engine.model.proof import one_line
+from engine.model.rope import served_positions
 
 if TYPE_CHECKING:  # it takes seconds to be imported, and plain Llamas do without it
     from transformers import PretrainedConfig
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
-GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
@@ -81,14 +82,3 @@ def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int
     if limit < SHORTEST:
         raise ModelError(f"{name} has {limit} positions; a prompt and its reply take {SHORTEST}")
     return limit
-
-
-def served_positions(own: int | None, rope: object) -> int | None:
-    """Of a model with `own` positions. Ropes that change with length keep to the length they start
-    from, the shortest one where there are several; `rope` is one, or one per layer type."""
-    if not isinstance(rope, Mapping):
-        return own
-    ropes = [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
-    growing = [each for each in ropes if each.get("rope_type", each.get("type")) in GROWING_ROPES]
-    starts = [each.get("original_max_position_embeddings") for each in growing]
-    return min([start for start in (own, *starts) if start], default=None)

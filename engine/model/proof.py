@@ -23,7 +23,7 @@ from engine.attention.interface import (
     Span,
 )
 from engine.attention.sdpa import SdpaBackend
-from engine.errors import ModelError, one_line
+from engine.errors import ModelError
 from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch
 from engine.model.call import Call
@@ -187,3 +187,9 @@ def _difference(found: list[Tensor], expected: Tensor) -> float:
     scale = max(float(expected.abs().max()), 1e-6)
     # max() of Python passes over what is not a number, unless it comes first.
     return float((torch.stack(found) - expected).abs().max()) / scale
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and its text, on one line of bearable length."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

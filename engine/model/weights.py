@@ -14,7 +14,8 @@ import torch
 
 from engine.attention.interface import NAME
 from engine.config import QuantizationName
-from engine.errors import ModelError, one_line
+from engine.errors import ModelError
+from engine.model.proof import one_line
 from engine.model.quantization import quantization_config
 
 

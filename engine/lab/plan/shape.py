@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.model_config import served_positions
+from engine.model.rope import served_positions
 
 _QWEN_MOE = {"qwen2_moe", "qwen3_moe"}
 _DEEPSEEK = {"deepseek_v2", "deepseek_v3"}

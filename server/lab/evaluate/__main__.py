@@ -98,17 +98,16 @@ def evaluate(
         check_folders(config.engine)
     tokenizer = load(configs[0])
     facts, findings = run_loop(find(parsed, configs, tokenizer, prompts, open_front))
-    out = [card(facts, findings)]
+    show(card(facts, findings))
     best = configs[0].engine.model_copy(update={"speculation": findings.best.config})
     config = Config(configs[0].server, best)
     if parsed.write_config is not None:
         write_config(parsed.write_config, config, [verdict(findings)])
-        out.append(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}")
+        show(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}")
     else:
-        out.append(f"Its configuration (--write-config FILE.toml):\n{config_text(config)}")
+        show(f"Its configuration (--write-config FILE.toml):\n\n{config_text(config)}")
     if parsed.json is not None:
         write_json(parsed.json, as_dict(facts, findings))
-    show("\n".join(out))
     return 0 if findings.equal == findings.compared else 1
 
 

@@ -39,25 +39,19 @@ class Cell:
 
 @dataclass(slots=True)
 class Record:
-    """One arm in one cell, by round: tokens per second, and those against K = 0. By depth from 0:
-    proposals that reached it, and those accepted there."""
+    """One arm in one cell: by round what it did, and what K = 0 did."""
 
-    rates: list[float] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)
-    proposed: Counter[int] = field(default_factory=Counter)
-    accepted: Counter[int] = field(default_factory=Counter)
+    rounds: list[tuple[Played, Played]] = field(default_factory=list)
 
-    def add(self, played: Played, plain: Played) -> None:
-        self.rates.append(played.rate)
-        if plain.rate:
-            self.ratios.append(played.rate / plain.rate)
-        self.proposed.update(played.proposed)
-        self.accepted.update(played.accepted)
+    @property
+    def rates(self) -> list[float]:
+        return [played.rate for played, _ in self.rounds]
 
     @property
     def ratio(self) -> Estimate:
-        """Median over rounds; 1 where no token came."""
-        return estimate(self.ratios or [1.0])
+        """Tokens per second against K = 0, median over rounds; 1 where no token came."""
+        ratios = [played.rate / plain.rate for played, plain in self.rounds if plain.rate]
+        return estimate(ratios or [1.0])
 
 
 @dataclass
@@ -77,7 +71,7 @@ class Findings:
         if arm not in self.arms:
             self.arms.append(arm)
         records = self.cells.setdefault(cell, {})
-        records.setdefault(arm.name, Record()).add(played, plain)
+        records.setdefault(arm.name, Record()).rounds.append((played, plain))
 
     def compare(self, prompts: Sequence[Prompt], place: str, played: Played, plain: Played) -> None:
         for prompt, got, expected in zip(prompts, played.texts, plain.texts, strict=True):
@@ -102,9 +96,11 @@ class Findings:
 
     def acceptance(self, arm: Arm) -> list[float]:
         """By depth from 0, over all cells: of the proposals that reached it, the share accepted."""
-        records = [records[arm.name] for records in self.cells.values()]
-        proposed = sum((record.proposed for record in records), Counter[int]())
-        accepted = sum((record.accepted for record in records), Counter[int]())
+        proposed, accepted = Counter[int](), Counter[int]()
+        for records in self.cells.values():
+            for played, _ in records[arm.name].rounds:
+                proposed.update(played.proposed)
+                accepted.update(played.accepted)
         return [accepted[depth] / proposed[depth] for depth in sorted(proposed)]
 
     def gain(self, arm: Arm) -> float:
