@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,11 +95,7 @@ def find_model(name: str, role: Literal["target", "draft"]) -> ModelShape:
     """The shape of the model that `name` means. Raises ModelError."""
     if name in PRESETS:
         return model_shape(PRESETS[name], name)
-    path = model_folder(name, role)
-    if os.path.isdir(path):
-        path = os.path.join(path, "config.json")
-    # os.path, unlike Path, says False of a name that no file can have.
-    file = Path(path) if os.path.exists(path) else _cached(name, role)
+    file = _find_file(name, role)
     if not file.is_file():  # whoever opens a pipe waits for a writer
         raise ModelError(f"--{role} {name}: {file} is no regular file")
     try:
@@ -111,23 +108,22 @@ def find_model(name: str, role: Literal["target", "draft"]) -> ModelShape:
     return model_shape(fields, f"{BUILTIN}-{role}" if name == BUILTIN else name)
 
 
-def _cached(name: str, role: str) -> Path:
-    """The config.json of a hub model that was downloaded before."""
-    hint = f"presets: {', '.join([BUILTIN, *PRESETS])}"
-    if not HUB_NAME.fullmatch(name):
-        raise ModelError(
-            f"--{role} {name} is neither a preset nor a config.json, nor a folder with one; {hint}"
-        )
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+def _find_file(name: str, role: Literal["target", "draft"]) -> Path:
+    path = model_folder(name, role)
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    # os.path, unlike Path, says False of a name that no file can have.
+    if os.path.exists(path):
+        return Path(path)
+    if HUB_NAME.fullmatch(name):
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
 
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        found = None
-    if not isinstance(found, str):
-        raise ModelError(
-            f"--{role} {name} is no preset, no file or folder, and no model in the hub's local "
-            f"cache, and plan downloads nothing: download its config.json first, or use {hint}"
-        )
-    return Path(found)
+        with suppress(HFValidationError):
+            if isinstance(found := try_to_load_from_cache(name, "config.json"), str):
+                return Path(found)
+    raise ModelError(
+        f"--{role} {name} is neither a preset nor a config.json, a folder with one, or a model in "
+        "the hub's local cache, and plan downloads nothing; presets: "
+        + ", ".join([BUILTIN, *PRESETS])
+    )

@@ -45,7 +45,8 @@ class Settings:
         def served(shape: ModelShape, weights: str) -> Served:
             return Served(shape, self.device, weights, KV_BYTES[self.kv], self.launch)
 
-        draft = self.draft and served(self.draft, self.draft_precision or precision)
+        weights = self.draft_precision or precision
+        draft = None if self.draft is None else served(self.draft, weights)
         return Scenario(served(self.target, precision), draft, batch, context)
 
     def notes(self) -> Iterator[str]:
