@@ -66,6 +66,10 @@ class Run:
     replies: list[Reply] = field(default_factory=list)
     steps: StepSums = field(default_factory=StepSums)
 
+    @property
+    def tokens(self) -> int:
+        return sum(count for reply in self.replies for _, count in reply.arrivals)
+
     def first_waits(self) -> list[float]:
         """Seconds from each request to its first token."""
         return [reply.arrivals[0][0] - reply.started for reply in self.replies if reply.arrivals]

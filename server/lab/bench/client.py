@@ -1,27 +1,25 @@
-"""What the benchmark needs of a server's HTTP: JSON both ways, streams, metrics. Blocking; one
-thread asks for one stream at a time.
+"""What the benchmark needs of a server's HTTP: JSON both ways, streams, metrics. As light as a
+client can be: what a stream says is read after its end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from http.client import HTTPException, HTTPResponse
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 from engine.errors import ConfigError, EngineError
 
-TIMEOUT = 600.0  # seconds without a byte
 _SAMPLE = re.compile(
     r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k)="(\d+)"[^}]*\} (\S+)$'
 )
-_open = build_opener(ProxyHandler({})).open
 Counters = dict[tuple[str, int], float]  # by name, and position or K
+Pieces = list[tuple[float, bytes]]  # of a body, and when they came (time.perf_counter)
 
 
 class Refused(EngineError):
@@ -34,19 +32,20 @@ class Refused(EngineError):
 
 class Client:
     """`url` is http://host:port, with or without the /v1. Raises ConfigError when it is not one,
-    naming the `option` that said it."""
+    naming the `option` that said it. A request has a connection of its own."""
 
     def __init__(self, url: str, *, api_key: str | None = None, option: str = "--url") -> None:
         try:
             parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and parts.hostname and not parts.query
-            valid = valid and parts.port != 0
+            host, port, scheme = parts.hostname, parts.port, parts.scheme
         except ValueError:
-            valid = False
-        if not valid:
+            host, port, scheme = None, None, ""
+        if not host or scheme not in ("http", "https") or "?" in url:
             raise ConfigError(f"{option} must be like http://127.0.0.1:8000, but is {url!r}")
         self.url = url
-        self._base = url.rstrip("/").removesuffix("/v1")
+        self._host, self._https = host, scheme == "https"
+        self._port = port or (443 if self._https else 80)
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._key = api_key
 
     def get(self, path: str) -> Any:
@@ -55,24 +54,6 @@ class Client:
 
     def post(self, path: str, body: dict[str, Any], *, key: str | None = None) -> Any:
         return self._json(self._text(path, body, key), path)
-
-    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The JSON of each server-sent event up to [DONE]. Raises Refused, and ConfigError when
-        the stream has an error event or breaks off."""
-        try:
-            with self._answer(path, body) as lines:
-                for line in lines:
-                    data = line.decode("utf-8", "replace").strip()
-                    if data == "data: [DONE]":
-                        return
-                    if data.startswith("data: {"):
-                        event = self._json(data[len("data: ") :], path)
-                        if "error" in event:
-                            raise ConfigError(f"{self.url} ended a stream: {_message(event)}")
-                        yield event
-        except (OSError, HTTPException) as error:
-            raise ConfigError(f"{self.url} broke off: {_cause(error)}") from None
-        raise ConfigError(f"{self.url} broke off a stream before its [DONE]")
 
     def counters(self) -> Counters:
         """Of speculation, from /metrics; empty where there are none."""
@@ -86,33 +67,77 @@ class Client:
             found[key] = found.get(key, 0.0) + float(sample[3])
         return found
 
-    def _text(self, path: str, body: Any = None, key: str | None = None) -> str:
-        try:
-            with self._answer(path, body, key) as answer:
-                return answer.read().decode("utf-8", "replace")
-        except (OSError, HTTPException) as error:
-            raise ConfigError(f"{self.url} broke off: {_cause(error)}") from None
+    async def stream(self, path: str, body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
+        """The JSON of each server-sent event up to [DONE], and when it came. Raises Refused, and
+        ConfigError when the stream has an error event or breaks off."""
+        found: list[tuple[float, dict[str, Any]]] = []
+        rest = b""
+        for at, piece in await self._ask(path, body):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                data = line.strip().removeprefix(b"data: ")
+                if data == b"[DONE]":
+                    return found
+                if data.startswith(b"{"):
+                    event = self._json(data.decode("utf-8", "replace"), path)
+                    if "error" in event:
+                        raise ConfigError(f"{self.url} ended a stream: {_message(event)}")
+                    found.append((at, event))
+        raise ConfigError(f"{self.url} broke off a stream before its [DONE]")
 
-    def _answer(self, path: str, body: Any = None, key: str | None = None) -> HTTPResponse:
-        headers = {"Content-Type": "application/json"}
+    def _text(self, path: str, body: Any = None, key: str | None = None) -> str:
+        return _joined(asyncio.run(self._ask(path, body, key)))
+
+    async def _ask(self, path: str, body: Any = None, key: str | None = None) -> Pieces:
+        data = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"{'GET' if body is None else 'POST'} {self._base}{path} HTTP/1.1\r\n"
+            f"Host: {self._host}:{self._port}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        )
         if key := key or self._key:
-            headers["Authorization"] = f"Bearer {key}"
-        data = None if body is None else json.dumps(body).encode()
+            head += f"Authorization: Bearer {key}\r\n"
         try:
-            answer: HTTPResponse = _open(Request(self._base + path, data, headers), timeout=TIMEOUT)
-        except HTTPError as error:
-            said = _message(error.read().decode("utf-8", "replace")) or "nothing"
-            sentence = f"{self.url} answered {path} with {error.code}: {said}"
-            raise Refused(sentence, error.code) from None
-        except (OSError, HTTPException) as error:
-            raise ConfigError(f"nobody answers at {self.url}: {_cause(error)}") from None
-        return answer
+            reader, writer = await asyncio.open_connection(
+                self._host, self._port, ssl=self._https or None
+            )
+        except OSError as error:
+            cause = error.strerror or error
+            raise ConfigError(f"nobody answers at {self.url}: {cause}") from None
+        try:
+            writer.write(f"{head}\r\n".encode() + data)
+            status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
+            code = int(status.split()[1])
+            pieces = [(time.perf_counter(), piece) async for piece in _body(reader, headers)]
+        except (OSError, EOFError, ValueError, IndexError) as error:
+            raise ConfigError(f"{self.url} broke off: {error}") from None
+        finally:
+            writer.close()
+        if code != 200:
+            said = _message(_joined(pieces)) or "nothing"
+            raise Refused(f"{self.url} answered {path} with {code}: {said}", code)
+        return pieces
 
     def _json(self, text: str, path: str) -> Any:
         try:
             return json.loads(text)
         except ValueError:
             raise ConfigError(f"the answer of {self.url} to {path} is not JSON") from None
+
+
+async def _body(reader: asyncio.StreamReader, headers: list[str]) -> AsyncIterator[bytes]:
+    """Its pieces as they come; the connection ends with it."""
+    if any(re.match(r"(?i)transfer-encoding:.*chunked", header) for header in headers):
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            yield await reader.readexactly(size)
+            await reader.readline()
+    else:
+        while piece := await reader.read(1 << 16):
+            yield piece
+
+
+def _joined(pieces: Pieces) -> str:
+    return b"".join(piece for _, piece in pieces).decode("utf-8", "replace")
 
 
 def _message(body: Any) -> str:
@@ -123,8 +148,3 @@ def _message(body: Any) -> str:
     error = body.get("error", body) if isinstance(body, dict) else body
     found = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(found).split())[:300]
-
-
-def _cause(error: Exception) -> str:
-    reason = getattr(error, "reason", error)
-    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

@@ -2,15 +2,13 @@
 
 Three scenes for completions and chat: one stream alone, with a step of a millisecond; many streams
 at a given rate; and the same with an engine that goes as fast as it can. The first token is the
-client's, with the engine's step before it. Tokens per second are those of the time in which all
-streams run, between the begin of the last one and the end of the first. The server is held to one
-core; its engine and this client have the others.
+client's, with the engine's steps before it. The server is held to one core; its engine and this
+client have the others.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -19,22 +17,25 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from engine.arguments import Parser, exit_code, number, whole
 from engine.errors import EngineError
-from server.serve import run as run_loop
+from engine.lab.comparison.figures import Run, figures
+from engine.lab.comparison.report import table
+from engine.lab.comparison.workload import Workload, lanes
+from server.lab.bench.client import Client
+from server.lab.bench.player import Server
 
 _MOST = 10**6  # of anything that is counted
 SCENES = ("alone", "load", "flood")
-PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 ALONE_STEP = 0.001  # seconds
 END_SECONDS = 30
-BEGIN_SHARE = 0.1  # of the time is taken by beginning the streams one by one
-EVENT, LAST_CHUNK = b"data: {", b"0\r\n\r\n"  # of a body, behind [DONE]
+# A chat's prompt, and so its reply, begins with a special token, and a token without text has no
+# event.
+FIELDS = {"ignore_eos": True, "skip_special_tokens": False}
 # Prose, code, and characters of two and three bytes, which tokens may cut.
 TEXT = """\
 The river rose in the night, and by morning the café on the quay had closed its doors.
@@ -59,29 +60,8 @@ def _parser() -> Parser:
     add("--tokens", type=whole(1, _MOST), default=256, help="of a reply (256)")
     add("--tokens-per-step", type=whole(1, _MOST), default=1, help="of a stream in a step (1)")
     add("--scenes", nargs="+", choices=SCENES, default=SCENES, help="which of them; default: all")
-    add("--json", action="store_true", help="the findings as JSON, at the end")
+    add("--json", action="store_true", help="the findings as JSON instead")
     return parser
-
-
-@dataclass(frozen=True)
-class Finding:
-    """`cpu_per_token` in seconds; `cpu_share` of one core; `first_token`: median seconds."""
-
-    scene: str
-    kind: str
-    requests: int
-    tokens_per_second: float
-    tokens_per_event: float
-    cpu_per_token: float
-    cpu_share: float
-    first_token: float
-
-    def row(self) -> str:
-        return (
-            f"{self.scene:6} {self.kind:12} {self.tokens_per_second:9.0f}"
-            f" {self.tokens_per_event:12.2f} {self.cpu_per_token * 1e6:12.1f}"
-            f" {self.cpu_share * 100:6.1f} {self.first_token * 1e3:14.2f}"
-        )
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -89,11 +69,9 @@ def run(parsed: argparse.Namespace) -> int:
     if not hasattr(os, "sched_setaffinity"):
         raise EngineError("this benchmark needs Linux: it reads /proc and holds to a core")
     cores = sorted(os.sched_getaffinity(0))
-    say = sys.stderr if parsed.json else sys.stdout
     if len(cores) == 1:
-        say.write("One core for all: the rates below are of server, engine and client together.\n")
-    say.write("scene  kind          tokens/s tokens/event CPU us/token  CPU % first token ms\n")
-    per_step, findings = parsed.tokens_per_step, []
+        sys.stderr.write("One core for all: rates are of server, engine and client together.\n")
+    per_step, found = parsed.tokens_per_step, list[dict[str, Any]]()
     scenes = {
         "alone": (1, ALONE_STEP),
         "load": (parsed.streams, parsed.streams * per_step / parsed.rate),
@@ -101,30 +79,65 @@ def run(parsed: argparse.Namespace) -> int:
     }
     for scene in parsed.scenes:
         count, step = scenes[scene]
-        with _server(step, per_step) as (pid, address):
+        workload = Workload("text", 0.0, count, parsed.tokens)
+        with _server(step, per_step) as (pid, url):
             _pin(pid, cores)
-            for kind in PATHS:
-                load = Load(address, kind, count)
-                findings.append(run_loop(_scene(load, scene, pid, parsed.tokens, parsed.seconds)))
-                say.write(f"{findings[-1].row()}\n")
-                say.flush()
+            for kind in ("completions", "chat"):
+                server = Server(Client(url), fields=FIELDS, chat=kind == "chat")
+                finding = measure(server, pid, workload, parsed.seconds)
+                found.append({"scene": scene, "kind": kind, **finding})
     if parsed.json:
-        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
+    titles = ["scene", "kind", "tokens/s", "tokens/event", "CPU us/token", "CPU %", "first ms"]
+    rows = [
+        [
+            row["scene"], row["kind"], f"{row['tokens_per_second']:.0f}",
+            f"{row['tokens_per_event']:.2f}", f"{1e6 * row['cpu_per_token']:.1f}",
+            f"{100 * row['cpu_share']:.0f}", f"{1e3 * row['first_token']:.2f}",
+        ]
+        for row in found
+    ]  # fmt: skip
+    sys.stdout.write("\n".join(table([titles, *rows], left=2)) + "\n")
     return 0
 
 
+def measure(server: Server, process: int, workload: Workload, seconds: float) -> dict[str, float]:
+    """Seconds, and shares of one core. Raises EngineError when a reply is not what was asked
+    for."""
+    pools = {workload.kind: [TEXT]}
+    server.ask(lanes(workload, pools, -1)[:1], cold=False)  # first uses
+    runs: list[Run] = []
+    cpu, began = _cpu_seconds(process), time.monotonic()
+    while not runs or time.monotonic() < began + seconds:
+        plan = lanes(workload, pools, len(runs))
+        runs.append(server.ask(plan, cold=False))
+        if runs[-1].tokens != sum(request.tokens for lane in plan for request in lane):
+            raise EngineError("a reply has not the tokens that were asked for")
+    cpu, wall = _cpu_seconds(process) - cpu, time.monotonic() - began
+    tokens = sum(run.tokens for run in runs)
+    return {
+        "requests": sum(len(run.replies) for run in runs),
+        "tokens_per_second": mean(figures(run, lanes=workload.concurrency).rate for run in runs),
+        "tokens_per_event": tokens / sum(len(r.arrivals) for run in runs for r in run.replies),
+        "cpu_per_token": cpu / tokens,
+        "cpu_share": cpu / wall,
+        "first_token": median(wait for run in runs for wait in run.first_waits()),
+    }
+
+
 @contextmanager
-def _server(step_seconds: float, tokens_per_step: int) -> Iterator[tuple[int, tuple[str, int]]]:
-    """The process and the address of a running one. Raises EngineError when it does not start."""
+def _server(step_seconds: float, tokens_per_step: int) -> Iterator[tuple[int, str]]:
+    """The process and the URL of a running one. Raises EngineError when it does not start."""
     command = [sys.executable, "-m", "server.lab.bench.front_server"]
     command += ["--step-seconds", str(step_seconds), "--tokens-per-step", str(tokens_per_step)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            host, _, port = process.stdout.readline().strip().rpartition(":")
-            if not host:
+            address = process.stdout.readline().strip()
+            if not address:
                 raise EngineError("the server did not start; it said why above")
-            yield process.pid, (host, int(port))
+            yield process.pid, f"http://{address}"
             process.send_signal(signal.SIGTERM)
             process.wait(END_SECONDS)
         finally:
@@ -146,106 +159,6 @@ def _cpu_seconds(process: int) -> float:
     """User and system time of all its threads so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def _scene(load: Load, scene: str, server: int, tokens: int, seconds: float) -> Finding:
-    """Raises EngineError when a reply is not what was asked for."""
-    await load.run(tokens=8, seconds=0.5)  # first uses
-    before, began = _cpu_seconds(server), time.monotonic()
-    replies = await load.run(tokens=tokens, seconds=seconds)
-    cpu = _cpu_seconds(server) - before
-    if any(f'"completion_tokens":{tokens}'.encode() not in reply.body for reply in replies):
-        raise EngineError(f"a reply has not the {tokens} tokens that were asked for")
-    first, last = began + seconds * BEGIN_SHARE, began + seconds
-    num_events, in_window = 0, 0.0
-    for reply in replies:
-        events = [(clock, piece.count(EVENT)) for clock, piece in reply.pieces]
-        of_reply = sum(count for _, count in events)
-        num_events += of_reply
-        in_window += sum(count for at, count in events if first <= at < last) / of_reply
-    total = tokens * len(replies)
-    wall = max(reply.pieces[-1][0] for reply in replies) - min(reply.asked for reply in replies)
-    return Finding(
-        scene,
-        load.kind,
-        len(replies),
-        tokens_per_second=tokens * in_window / (last - first),
-        tokens_per_event=total / num_events,
-        cpu_per_token=cpu / total,
-        cpu_share=cpu / wall,
-        first_token=median(reply.first_text - reply.asked for reply in replies),
-    )
-
-
-@dataclass
-class Reply:
-    """Clock readings (time.monotonic): when it was asked, and of each piece that arrived, which is
-    read after the measurement."""
-
-    asked: float
-    pieces: list[tuple[float, bytes]] = field(default_factory=list)
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(piece for _, piece in self.pieces)
-
-    @property
-    def first_text(self) -> float:
-        """When text came: chat's opening has none."""
-        return next(
-            (at for at, piece in self.pieces if piece.count(EVENT) > piece.count(b'"role"')),
-            self.pieces[-1][0],
-        )
-
-
-@dataclass(frozen=True)
-class Load:
-    """`count` streams side by side over raw sockets, as light as a client can be."""
-
-    address: tuple[str, int]
-    kind: str
-    count: int
-
-    async def run(self, *, tokens: int, seconds: float) -> list[Reply]:
-        """For so long, begun one by one. Raises EngineError when the server refuses."""
-        until = time.monotonic() + seconds
-        tasks = []
-        for _ in range(self.count):
-            tasks.append(asyncio.create_task(self._stream(self._request(tokens), until)))
-            await asyncio.sleep(seconds * BEGIN_SHARE / self.count)
-        return [reply for replies in await asyncio.gather(*tasks) for reply in replies]
-
-    async def _stream(self, request: bytes, until: float) -> list[Reply]:
-        """One request after the other on one connection; none begins after `until`."""
-        reader, writer = await asyncio.open_connection(*self.address)
-        replies = list[Reply]()
-        while not replies or time.monotonic() < until:
-            reply = Reply(time.monotonic())
-            writer.write(request)
-            piece = b""
-            while not piece.endswith(LAST_CHUNK):
-                piece = await reader.read(1 << 16)
-                if not piece or not (reply.pieces or piece.startswith(b"HTTP/1.1 200")):
-                    raise EngineError(f"the server did not stream: {piece[-200:]!r}")
-                reply.pieces.append((time.monotonic(), piece))
-            replies.append(reply)
-        writer.close()
-        return replies
-
-    def _request(self, tokens: int) -> bytes:
-        said: dict[str, Any] = {"prompt": TEXT}
-        if self.kind == "chat":
-            said = {"messages": [{"role": "user", "content": TEXT}]}
-        said |= {"model": "foredraft-demo", "max_tokens": tokens, "stream": True}
-        # A chat's prompt, and so its reply, begins with a special token, and a token without text
-        # has no event.
-        said |= {"ignore_eos": True, "skip_special_tokens": False}
-        body = json.dumps(said).encode()
-        head = (
-            f"POST {PATHS[self.kind]} HTTP/1.1\r\nHost: {self.address[0]}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ counted by their ids or by its usage, never by its events.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -22,18 +22,26 @@ from server.lab.bench.client import Client, Counters, Refused
 
 # Beyond OpenAI's: what a server has to take is tried, one by one.
 _SAME_WORK: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True, "top_k": 0, "min_p": 0}
+_TRIAL = [[Request("x", 0.0, 0, 1)]]
 _NO_CACHE: dict[str, Any] = {"cache_salt": "bench", "cache_prompt": False}
 
 
 class Server:
     """One OpenAI-compatible server. `speculation`: what a Foredraft that may be switched answers
-    GET /speculation. Raises ConfigError when nobody is there or there is no model."""
+    GET /speculation. `fields` go into every request; without them a server `as_it_is` is tried.
+    Raises ConfigError when nobody is there or there is no model."""
 
     def __init__(
-        self, client: Client, *, model: str | None = None, admin_key: str | None = None,
+        self,
+        client: Client,
+        *,
+        model: str | None = None,
+        admin_key: str | None = None,
         as_it_is: bool = False,
-    ) -> None:  # fmt: skip
-        self._client, self._admin_key = client, admin_key
+        fields: Mapping[str, Any] | None = None,
+        chat: bool = False,
+    ) -> None:
+        self._client, self._admin_key, self._chat = client, admin_key, chat
         self.url = client.url
         self.model = model or _first_model(client)
         self.speculation = None if as_it_is else _speculation(client)
@@ -41,16 +49,11 @@ class Server:
         self.exact = bool(self.version.get("exact", self.version.get("dtype") == "float32"))
         self._salts = count()
         self._mode: Arm | None = None
-        self._fields: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
-        self._no_cache: dict[str, Any] = {"cache_salt": "bench"}
-        if self.speculation is None:
-            self._fields = {}
-            self._complete(Request("x", 0.0, 0, 1), {})
-            self._fields = {"top_p": 1.0, **self._taken(_SAME_WORK)}
-            self._no_cache = self._taken(_NO_CACHE)
-        self.left_out = [
-            name for name in _SAME_WORK if not self.speculation and name not in self._fields
-        ]
+        self._fields: Mapping[str, Any] = fields or {"ignore_eos": True, "return_token_ids": True}
+        self._no_cache: Mapping[str, Any] = {"cache_salt": "bench"}
+        self.left_out: list[str] = []
+        if self.speculation is None and fields is None:
+            self._try_fields()
 
     @property
     def k_max(self) -> int:
@@ -83,54 +86,64 @@ class Server:
         """Into the prefix cache, of the draft too."""
         if self.speculation:
             self.switch(Arm("fixed", 1) if self.k_max else Arm("off"))
-        with ThreadPoolExecutor(8) as pool:
-            asked = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
-            list(pool.map(lambda request: self._complete(request, {}), asked))
+        asked = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
+        self._play([asked[lane::8] for lane in range(8)], {})
 
     def ask(self, lanes: Sequence[Lane], *, cold: bool) -> Run:
-        """Every lane in a thread of its own, until all have nothing left. `cold`: past the prefix
-        cache, where the server allows that."""
-        more = dict(self._no_cache) if cold else {}
-        if "cache_salt" in more:
-            more["cache_salt"] = f"bench-{next(self._salts)}"
-        before, began = self._client.counters(), time.perf_counter()
-
-        def ask(lane: int) -> list[Reply]:
-            return [self._complete(request, more, lane, began) for request in lanes[lane]]
-
-        with ThreadPoolExecutor(len(lanes)) as pool:
-            found = list(pool.map(ask, range(len(lanes))))
+        """Until all lanes have nothing left. `cold`: past the prefix cache, where the server allows
+        that."""
+        salt = (
+            {"cache_salt": f"bench-{next(self._salts)}"} if "cache_salt" in self._no_cache else {}
+        )
+        before = self._client.counters()
+        found = self._play(lanes, {**self._no_cache, **salt} if cold else {})
         if any(not any(reply.arrivals for reply in replies) for replies in found):
             raise ConfigError(f"{self.url} answered with no text, so there is nothing to count")
         replies = [reply for replies in found for reply in replies]
         return Run(replies, grown(before, self._client.counters()))
 
-    def _complete(
-        self, request: Request, more: Mapping[str, Any], lane: int = 0, began: float = 0.0
+    def _play(self, lanes: Sequence[Lane], more: Mapping[str, Any]) -> list[list[Reply]]:
+        """Lanes side by side, the requests of each one after the other."""
+        began = time.perf_counter()
+
+        async def play(lane: int) -> list[Reply]:
+            return [await self._complete(request, more, lane, began) for request in lanes[lane]]
+
+        async def all_lanes() -> list[list[Reply]]:
+            return await asyncio.gather(*map(play, range(len(lanes))))
+
+        return asyncio.run(all_lanes())
+
+    async def _complete(
+        self, request: Request, more: Mapping[str, Any], lane: int, began: float
     ) -> Reply:
         """Raises ConfigError when nothing says how many tokens came."""
         reply = Reply(lane, request.seed, time.perf_counter() - began)
-        ids: list[int] = []
-        text, tokens = "", None
+        prompt: dict[str, Any] = {"prompt": request.prompt}
+        if self._chat:
+            prompt = {"messages": [{"role": "user", "content": request.prompt}]}
         body = {
             **self._fields,
             **more,
+            **prompt,
             "model": self.model,
-            "prompt": request.prompt,
             "max_tokens": request.tokens,
             "temperature": request.temperature,
             "seed": request.seed,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        for event in self._client.stream("/v1/completions", body):
-            now = time.perf_counter() - began
+        path = "/v1/chat/completions" if self._chat else "/v1/completions"
+        ids: list[int] = []
+        text, tokens = "", None
+        for at, event in await self._client.stream(path, body):
             for choice in event.get("choices") or []:
                 got = choice.get("token_ids") or []
+                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
                 ids += got
-                text += choice.get("text") or ""
-                if got or choice.get("text"):
-                    reply.arrivals.append((now, len(got)))
+                text += said
+                if got or said:
+                    reply.arrivals.append((at - began, len(got)))
             if event.get("usage"):
                 tokens = event["usage"].get("completion_tokens")
         reply.text = ids or text
@@ -140,12 +153,19 @@ class Server:
             _spread(reply, tokens)
         return reply
 
-    def _taken(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _try_fields(self) -> None:
         """Those that the server does not refuse; many servers ignore what they do not know."""
+        self._fields = {}
+        self._play(_TRIAL, {})
+        self._fields = {"top_p": 1.0, **self._taken(_SAME_WORK)}
+        self._no_cache = self._taken(_NO_CACHE)
+        self.left_out = [name for name in _SAME_WORK if name not in self._fields]
+
+    def _taken(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         taken = {}
         for name, value in fields.items():
             try:
-                self._complete(Request("x", 0.0, 0, 1), {name: value})
+                self._play(_TRIAL, {name: value})
             except Refused as error:
                 if error.status not in (400, 422):
                     raise
