@@ -16,7 +16,7 @@ from engine.lab.bench.__main__ import main
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.offline import Offline, in_turns
 from engine.lab.comparison.figures import Reply, Run
-from engine.lab.comparison.race import race
+from engine.lab.comparison.race import Race
 from engine.lab.comparison.workload import AUTO, Arm, Workload, lanes, parse_arms
 from engine.model.pair import Pair, load_pair
 from tests.support import tiny, tiny_text
@@ -54,7 +54,7 @@ def player(config: EngineConfig, pair: Pair) -> Offline:
 def test_every_arm_does_the_same_work(player: Offline) -> None:
     """Law: a race of real engines: all texts equal, K as the arm says, nothing left running."""
     chosen = [Workload("code", 0.0, 2, 9), Workload("code", 1.0, 2, 9), Workload("code", 1.0, 4, 9)]
-    comparison = race(player, ARMS, chosen, POOLS, rounds=2, minutes=1.0)
+    comparison = Race(ARMS, chosen, POOLS, rounds=2).run(player)
     assert comparison.exact
     assert comparison.texts_equal == comparison.texts_compared > 0
     for cell in comparison.cells:
@@ -142,7 +142,7 @@ def test_transformers_does_the_same_work(
     others = other_arms(pair, arms, tiny_target, tiny_draft)
     player = Offline(config, pair, encode, arms, concurrency=1, prompts=2, others=others)
     workload = Workload("code", 2.0, 1, tokens=8)
-    comparison = race(player, arms, [workload], POOLS, rounds=1, minutes=1.0)
+    comparison = Race(arms, [workload], POOLS, rounds=1).run(player)
     [cell] = comparison.cells
     assert {runs[0].tokens for runs in cell.rounds.values()} == {4 * 8}
     assert comparison.texts_compared == 0

@@ -21,7 +21,7 @@ from engine.lab.comparison.figures import (
     under_load,
 )
 from engine.lab.comparison.options import build_parser, settings
-from engine.lab.comparison.race import LONGEST, SHORTEST, race, sized, turned
+from engine.lab.comparison.race import LONGEST, SHORTEST, Race, turned
 from engine.lab.comparison.report import card, show
 from engine.lab.comparison.workload import (
     AUTO,
@@ -44,7 +44,7 @@ def compared(player: ScriptedPlayer | None = None) -> Comparison:
     """Two workloads, raced by the script."""
     player = player or ScriptedPlayer(lambda arm, prompt: SPEEDS[arm.name])
     chosen = [Workload("code", temperature, 2, tokens=9) for temperature in (0.0, 1.0)]
-    return race(player, ARMS, chosen, POOLS, rounds=3, minutes=1.0)
+    return Race(ARMS, chosen, POOLS).run(player)
 
 
 def test_a_rate_is_one_under_the_same_load_throughout() -> None:
@@ -134,7 +134,7 @@ def test_replies_are_as_long_as_the_time_allows() -> None:
 
     def found(speed: float, workloads: list[Workload] = chosen) -> list[Workload]:
         player = ScriptedPlayer(lambda arm, prompt: speed)
-        return sized(player, ARMS, workloads, POOLS, rounds=3, minutes=4.0)
+        return Race(ARMS, workloads, POOLS, rounds=3, minutes=4.0).sized(player)
 
     one = found(50.0)[0].tokens
     assert found(25.0)[0].tokens == pytest.approx(one / 2, abs=1)

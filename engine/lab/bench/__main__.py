@@ -21,7 +21,7 @@ from engine.lab.bench.costs import cost_lines, measure_costs, promises
 from engine.lab.bench.offline import Offline
 from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
-from engine.lab.comparison.race import LONGEST, race
+from engine.lab.comparison.race import LONGEST
 from engine.lab.comparison.report import show
 from engine.lab.comparison.workload import RANDOM, Arm
 
@@ -62,24 +62,21 @@ def _parser(name: str) -> Parser:
 
 def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
-    said, clock = settings(parsed, *PRESETS[name], NAMES), clock_of(parsed)
-    most = max(workload.concurrency for workload in said.workloads)
-    arms = said.arms
-    _check(arms, parsed, most)
+    race, clock = settings(parsed, *PRESETS[name], NAMES), clock_of(parsed)
+    most = max(workload.concurrency for workload in race.workloads)
+    _check(race.arms, parsed, most)
     set_threads(parsed.threads)
     config, pair, encode = load(parsed)
-    costs = measure_costs(config, pair, rounds=said.rounds, clock=clock) if name else None
+    costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if name else None
     player = Offline(
-        config, pair, encode, arms,
-        concurrency=most, prompts=sum(map(len, said.pools.values())),
+        config, pair, encode, race.arms,
+        concurrency=most, prompts=sum(map(len, race.pools.values())),
         reply=parsed.tokens or LONGEST, clock=clock,
-        others=other_arms(pair, arms, parsed.target, parsed.draft),
+        others=other_arms(pair, race.arms, parsed.target, parsed.draft),
     )  # fmt: skip
     freeze_memory()  # as a server does
-    facts = {**pair_facts(pair, clock), "rounds": said.rounds}
-    comparison = race(
-        player, arms, said.workloads, said.pools, rounds=said.rounds, minutes=said.minutes
-    )
+    facts = {**pair_facts(pair, clock), "rounds": race.rounds}
+    comparison = race.run(player)
     more: dict[str, Any] = {}
     if costs is not None:
         more = {"costs": asdict(costs), "promises": list(promises(costs, comparison))}

@@ -173,9 +173,9 @@ class Offline:
         others: Mapping[Arm, OtherArm] | None = None,
     ) -> None:
         self.exact = pair.target.exact
-        self._submits = Submits(encode)
-        self._clock, self._others = clock, others or {}
-        self._salts, self._order = count(), Random(0)
+        self._encode, self._clock, self._others = encode, clock, others or {}
+        self._ids: dict[str, list[int]] = {}
+        self._names, self._order = count(), Random(0)
         modes = [arm for arm in arms if arm.is_mode]
         prompt = -(-LONGEST_PROMPT // BLOCK)
         text = prompt + (reply + max(arm.k for arm in modes)) // BLOCK + 2
@@ -192,11 +192,11 @@ class Offline:
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Into the prefix caches, planes of target and draft."""
-        for arm, (engine, clock) in self.engines.items():
+        for arm, (engine, _) in self.engines.items():
             if arm.mode == "fixed":
                 engine.set_speculation("fixed", 1)
-            lanes = self._submits([[Request(prompt, 0.0, 0, 2)] for prompt in prompts])
-            EngineSession(engine, clock, lanes, whole=True).play(math.inf)
+            lanes = [[Request(prompt, 0.0, 0, 2)] for prompt in prompts]
+            self.begin(arm, lanes, whole=True).play(math.inf)
             _set_mode(engine, arm)
 
     def round(
@@ -204,8 +204,8 @@ class Offline:
     ) -> dict[Arm, Run]:
         """In turns, by tokens: all work on the same part of their texts. In any order, since whose
         turn came before decides what the caches hold."""
-        salt = str(next(self._salts)) if cold else ""
-        sessions = {arm: self._begin(arm, self._submits(lanes, salt), cold) for arm in arms}
+        salt = str(next(self._names)) if cold else ""
+        sessions = {arm: self.begin(arm, lanes, salt=salt, whole=cold) for arm in arms}
         left, upto = list(arms), float(len(lanes))
         while left:
             for arm in self._order.sample(left, len(left)):
@@ -219,23 +219,14 @@ class Offline:
             upto += max(1.0, TURN * min(rates))
         return {arm: session.run for arm, session in sessions.items()}
 
-    def _begin(self, arm: Arm, lanes: Sequence[Sequence[Submit]], cold: bool) -> Session:
-        if arm in self._others:
-            return self._others[arm](TurnClock(self._clock), lanes, cold)
-        return EngineSession(*self.engines[arm], lanes, whole=cold)
-
-
-class Submits:
-    """Requests as the engine takes them."""
-
-    def __init__(self, encode: Encode) -> None:
-        self._encode = encode
-        self._ids: dict[str, list[int]] = {}
-        self._names = count()
-
-    def __call__(self, lanes: Sequence[Lane], salt: str = "") -> list[list[Submit]]:
+    def begin(
+        self, arm: Arm, lanes: Sequence[Lane], *, salt: str = "", whole: bool = False
+    ) -> Session:
         """Raises ConfigError for a prompt without tokens."""
-        return [[self._submit(request, salt) for request in lane] for lane in lanes]
+        asked = [[self._submit(request, salt) for request in lane] for lane in lanes]
+        if arm in self._others:
+            return self._others[arm](TurnClock(self._clock), asked, whole)
+        return EngineSession(*self.engines[arm], asked, whole=whole)
 
     def _submit(self, request: Request, salt: str) -> Submit:
         if request.prompt not in self._ids:

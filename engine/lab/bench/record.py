@@ -18,11 +18,10 @@ from itertools import count, product
 from tqdm import tqdm
 
 from engine.arguments import Parser, whole
-from engine.config import EngineConfig
 from engine.core import Engine
-from engine.lab.bench.offline import EngineSession, Submits, TurnClock
+from engine.lab.bench.offline import Offline, Session
 from engine.lab.bench.options import add_pair, clock_of, load, set_threads
-from engine.lab.comparison.workload import KINDS, RANDOM, SEED, Workload, lanes, pool
+from engine.lab.comparison.workload import AUTO, KINDS, POOL, RANDOM, SEED, Workload, lanes, pool
 from engine.lab.files import new_folder
 from engine.messages import Mode
 
@@ -57,19 +56,20 @@ def run(parsed: argparse.Namespace) -> int:
         for mix in tqdm(MIXES, unit="trace", leave=False):
             most = sum(workload.concurrency for workload in mix)
             name = "+".join(f"{part.kind}-T{part.temperature:g}" for part in mix)
-            said = config.model_dump()
-            said["schedule"]["max_sequences"] = most
-            said["speculation"]["trace"] = os.fspath(folder / f"{name}-x{most}.jsonl")
-            watch = TurnClock(clock)
-            engine = Engine(EngineConfig.model_validate(said), pair=pair, clock=watch)
+            speculation = config.speculation.model_copy(
+                update={"trace": os.fspath(folder / f"{name}-x{most}.jsonl")}
+            )
+            player = Offline(
+                config.model_copy(update={"speculation": speculation}), pair, encode, [AUTO],
+                concurrency=most, prompts=len(KINDS) * POOL, reply=parsed.tokens, clock=clock,
+            )  # fmt: skip
             parts = (lanes(replace(part, tokens=parsed.tokens), pools, 0) for part in mix)
-            asked = Submits(encode)([lane for part in parts for lane in part])
-            session = EngineSession(engine, watch, asked, whole=True)
-            drive(engine, session, explore=not parsed.auto)
+            session = player.begin(AUTO, [lane for part in parts for lane in part], whole=True)
+            drive(player.engines[AUTO][0], session, explore=not parsed.auto)
     return 0
 
 
-def drive(engine: Engine, session: EngineSession, *, explore: bool) -> None:
+def drive(engine: Engine, session: Session, *, explore: bool) -> None:
     """To its end. `explore`: with every K in between."""
     modes = _modes(engine.ready.k_max)
     session.clock.start()

@@ -4,7 +4,7 @@ medians of paired ratios with bootstrap confidence intervals (Efron 1979).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
@@ -205,6 +205,18 @@ class Comparison:
     cells: list[Cell] = field(default_factory=list)
     texts_compared: int = 0
     texts_equal: int = 0
+
+    def add(self, cell: Cell, runs: Mapping[Arm, Run]) -> None:
+        """A round of a cell; texts of all modes are held against those of the first."""
+        lanes = cell.workload.concurrency
+        upto = min(under_load(run, lanes) for run in runs.values())
+        for arm, run in runs.items():
+            cell.rounds.setdefault(arm, []).append(figures(run, lanes=lanes, upto=upto))
+        first, *others = [run for arm, run in runs.items() if arm.is_mode] or [Run()]
+        for other in others:
+            compared, equal = equal_texts(first, other)
+            self.texts_compared += compared
+            self.texts_equal += equal
 
     @property
     def passed(self) -> bool:

@@ -9,11 +9,11 @@ from itertools import product
 
 from engine.arguments import Parser, lists_of, names_of, number, whole
 from engine.errors import ConfigError
+from engine.lab.comparison.race import Race
 from engine.lab.comparison.workload import (
     FROM_FILE,
     KINDS,
     RANDOM,
-    Arm,
     Pools,
     Workload,
     parse_arms,
@@ -26,13 +26,11 @@ DESCRIPTION = """\
 Tokens per second of off, fixed K and auto side by side, by kind of text, temperature and number of
 requests at a time; whether every mode says the same; the wait for a first token and between tokens.
 
-Offline (the default) it loads the pair and measures the engine in this process; the modes
-transformers, assisted and assisted-4 are transformers' own generation, without and with the draft.
-With --url it asks a running server: a Foredraft is switched between the modes while it serves
-(needs its admin key), any other OpenAI-compatible server is measured as it is. `bench suite` is
-code with transformers beside it, and what forwards cost; `bench machine` what forwards cost, and
-what the formula of Leviathan et al. promises for that; `bench context`, `bench record` and
-`bench front` have a --help of their own.
+Offline (the default) on engines in this process, and beside them the modes transformers, assisted
+and assisted-4: transformers' own generation. With --url on a running server: a Foredraft is
+switched while it serves (needs its admin key), any other is measured as it is. `bench suite` (code,
+with transformers) and `bench machine` say what forwards cost, too; `bench context`, `bench record`
+and `bench front` have a --help of their own.
 
 Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
 """
@@ -52,17 +50,6 @@ class Preset:
 
 GRID = Preset("off,1,2,3,4,6,auto")
 QUICK = Preset("off,2,4,auto", ("code", RANDOM), concurrency=(1, 32), rounds=2, minutes=2.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """A checked command line."""
-
-    arms: tuple[Arm, ...]
-    workloads: list[Workload]
-    pools: Pools
-    rounds: int
-    minutes: float
 
 
 def build_parser(prog: str) -> Parser:
@@ -90,7 +77,7 @@ def settings(
     usual: Preset = GRID,
     quick: Preset = QUICK,
     others: Sequence[str] = (),
-) -> Settings:
+) -> Race:
     """`others`: names that --modes may have, too. Raises ConfigError naming the option, what was
     given and what is allowed."""
     check_results(parsed.json, parsed.plot, reads=[parsed.prompts] if parsed.prompts else [])
@@ -107,7 +94,7 @@ def settings(
         dict.fromkeys(parsed.temperatures or preset.temperatures),
         dict.fromkeys(parsed.concurrency or preset.concurrency),
     )
-    return Settings(
+    return Race(
         arms=parse_arms(preset.modes if parsed.modes is None else parsed.modes, others),
         workloads=[Workload(*cell, tokens=parsed.tokens or 0) for cell in grid],
         pools=given or {kind: pool(kind) for kind in kinds},

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tqdm import tqdm
 
-from engine.lab.comparison.figures import Cell, Comparison, Run, equal_texts, figures, under_load
+from engine.lab.comparison.figures import Cell, Comparison, Run, figures
 from engine.lab.comparison.workload import Arm, Lane, Pools, Workload, lanes
 
 SHORTEST, LONGEST = 12, 256  # tokens of a reply whose length nobody said
@@ -38,84 +38,63 @@ class Player(Protocol):
     ) -> dict[Arm, Run]: ...
 
 
-def race(
-    player: Player,
-    arms: tuple[Arm, ...],
-    workloads: Sequence[Workload],
-    pools: Pools,
-    *,
-    rounds: int,
-    minutes: float,
-) -> Comparison:
-    """All workloads, with a bar on stderr. `minutes`: for those whose replies have no length."""
-    comparison = Comparison(arms, player.exact)
-    workloads = sized(player, arms, workloads, pools, rounds=rounds, minutes=minutes)
-    with tqdm(workloads, file=sys.stderr, unit="cell", dynamic_ncols=True, leave=False) as bar:
-        for workload in bar:
-            bar.set_description_str(workload.name)
-            plans = [lanes(workload, pools, round_) for round_ in range(-1, rounds)]
-            cell = Cell(workload)
-            firsts = [[replace(lane[0], tokens=1)] for lane in plans[0]]
-            for arm, run in player.round(arms, firsts, cold=True).items():
-                cell.first_tokens[arm] = run.first_waits()
-            prompts = [request.prompt for plan in plans for lane in plan for request in lane]
-            player.warm(list(dict.fromkeys(prompts)))
-            player.round(arms, plans[0])
-            for round_, plan in enumerate(plans[1:]):
-                _round(player, turned(arms, round_), plan, cell, comparison)
-            comparison.cells.append(cell)
-    return comparison
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What is raced. `minutes`: for workloads whose replies have no length yet."""
 
+    arms: tuple[Arm, ...]
+    workloads: Sequence[Workload]
+    pools: Pools
+    rounds: int = 3
+    minutes: float = 12.0
 
-def _round(
-    player: Player, arms: Sequence[Arm], plan: list[Lane], cell: Cell, comparison: Comparison
-) -> None:
-    """One run of every arm; texts of all modes are held against those of the first."""
-    runs = player.round(arms, plan)
-    upto = min(under_load(run, len(plan)) for run in runs.values())
-    for arm in comparison.arms:
-        cell.rounds.setdefault(arm, []).append(figures(runs[arm], lanes=len(plan), upto=upto))
-    modes = [run for arm, run in runs.items() if arm.is_mode]
-    for other in modes[1:]:
-        compared, equal = equal_texts(modes[0], other)
-        comparison.texts_compared += compared
-        comparison.texts_equal += equal
+    def run(self, player: Player) -> Comparison:
+        """All workloads, with a bar on stderr."""
+        found = Comparison(self.arms, player.exact)
+        sized = self.sized(player)
+        with tqdm(sized, file=sys.stderr, unit="cell", dynamic_ncols=True, leave=False) as bar:
+            for workload in bar:
+                bar.set_description_str(workload.name)
+                plans = [lanes(workload, self.pools, at) for at in range(-1, self.rounds)]
+                cell = Cell(workload)
+                firsts = [[replace(lane[0], tokens=1)] for lane in plans[0]]
+                for arm, run in player.round(self.arms, firsts, cold=True).items():
+                    cell.first_tokens[arm] = run.first_waits()
+                prompts = [request.prompt for plan in plans for lane in plan for request in lane]
+                player.warm(list(dict.fromkeys(prompts)))
+                player.round(self.arms, plans[0])
+                for round_, plan in enumerate(plans[1:]):
+                    runs = player.round(turned(self.arms, round_), plan)
+                    found.add(cell, {arm: runs[arm] for arm in self.arms})
+                found.cells.append(cell)
+        return found
+
+    def sized(self, player: Player) -> list[Workload]:
+        """With a reply's length for each number of requests at a time, unless it was said: so that
+        the race takes about as long as was granted, on any machine. Runs with more requests at a
+        time get more of it, since they have fewer steps in the same time."""
+        granted = 60 * self.minutes / ((self.rounds + 1) * sum(map(_weight, self.workloads)))
+        tokens: dict[int, int] = {}
+        for workload in self.workloads:
+            if workload.tokens or workload.concurrency in tokens:
+                continue
+            plan = lanes(replace(workload, tokens=_TRIAL), self.pools, -1)
+            player.warm([request.prompt for lane in plan for request in lane])
+            runs = player.round(self.arms, plan).values()
+            each = sum(1 / figures(run, lanes=len(plan)).rate for run in runs)  # a token of all
+            replies = replace(workload, tokens=1).run_tokens
+            length = round(granted * _weight(workload) / each / replies)
+            tokens[workload.concurrency] = min(max(length, SHORTEST), LONGEST)
+        return [
+            replace(workload, tokens=workload.tokens or tokens[workload.concurrency])
+            for workload in self.workloads
+        ]
 
 
 def turned(arms: Sequence[Arm], round_: int) -> list[Arm]:
     """Who goes first changes from round to round."""
     shift = round_ * 2 % len(arms)
     return [*arms[shift:], *arms[:shift]]
-
-
-def sized(
-    player: Player,
-    arms: Sequence[Arm],
-    workloads: Sequence[Workload],
-    pools: Pools,
-    *,
-    rounds: int,
-    minutes: float,
-) -> list[Workload]:
-    """With a reply's length for each number of requests at a time, unless it was said: so that the
-    whole race takes about as long as was granted, on any machine. Runs with more requests at a time
-    get more of it, since they have fewer steps in the same time."""
-    granted = 60 * minutes / ((rounds + 1) * sum(_weight(workload) for workload in workloads))
-    tokens: dict[int, int] = {}
-    for workload in workloads:
-        if workload.tokens or workload.concurrency in tokens:
-            continue
-        plan = lanes(replace(workload, tokens=_TRIAL), pools, -1)
-        player.warm([request.prompt for lane in plan for request in lane])
-        runs = player.round(arms, plan).values()
-        seconds = sum(1 / figures(run, lanes=len(plan)).rate for run in runs)  # of a token of each
-        replies = replace(workload, tokens=1).run_tokens
-        length = round(granted * _weight(workload) / seconds / replies)
-        tokens[workload.concurrency] = min(max(length, SHORTEST), LONGEST)
-    return [
-        replace(workload, tokens=workload.tokens or tokens[workload.concurrency])
-        for workload in workloads
-    ]
 
 
 def _weight(workload: Workload) -> float:

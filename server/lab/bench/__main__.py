@@ -7,11 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.arguments import Parser, exit_code
 from engine.errors import ConfigError
 from engine.lab.comparison.options import build_parser, settings
-from engine.lab.comparison.race import race
 from engine.lab.comparison.report import show
 from engine.lab.comparison.workload import SERVED, Arm
 from server.lab.bench.client import Client
@@ -44,7 +44,7 @@ def _parser() -> Parser:
 def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the server is left in the mode in which it was. The exit code. Raises
     EngineError."""
-    said = settings(parsed)
+    race = settings(parsed)
     named = parse_against(parsed.against)
     own = Server(
         Client(parsed.url, api_key=parsed.api_key), model=parsed.model, admin_key=parsed.admin_key
@@ -55,7 +55,7 @@ def run(parsed: argparse.Namespace) -> int:
         )
         for name, url in named.items()
     }
-    arms = (*_own_arms(own, said.arms, chosen=parsed.modes is not None), *others)
+    arms = (*_own_arms(own, race.arms, chosen=parsed.modes is not None), *others)
     facts = {"url": own.url, "model": own.model, **own.version}
     if own.left_out:
         facts["left out"] = ", ".join(own.left_out)
@@ -63,10 +63,7 @@ def run(parsed: argparse.Namespace) -> int:
         without = f", without {', '.join(server.left_out)}" if server.left_out else ""
         facts[arm.name] = f"{server.url} ({server.model}{without})"
     try:
-        comparison = race(
-            Servers(own, others), arms, said.workloads, said.pools,
-            rounds=said.rounds, minutes=said.minutes,
-        )  # fmt: skip
+        comparison = replace(race, arms=arms).run(Servers(own, others))
     finally:
         own.restore()
     return show("Foredraft bench", facts, comparison, json=parsed.json, plot=parsed.plot)
