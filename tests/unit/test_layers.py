@@ -66,7 +66,7 @@ DOORS = {
     "matplotlib": ["engine.lab.picture"],
     "huggingface_hub": ["engine.lab.plan.presets"],
     "safetensors": ["engine.demo", "engine.model.llama"],
-    "zmq": ["engine.process", "engine.lab.bench.host", "server.engine.client"],
+    "zmq": ["engine.process", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],
     "fastapi": ["server.app", "server.api"],
     "sse_starlette": ["server.app", "server.api"],
