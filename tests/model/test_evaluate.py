@@ -36,11 +36,12 @@ def test_the_whole_command(
     ])  # fmt: skip
     said = capfd.readouterr()
     assert code == 0, said.err
-    found = json.loads(Path("r.json").read_text())
-    assert found["texts"]["compared"] == found["texts"]["equal"] > 0
+    [found] = json.loads(Path("r.json").read_text())["found"]
+    assert found["texts_compared"] == found["texts_equal"] > 0
     assert {cell["concurrency"] for cell in found["cells"]} == {1, 2}
-    assert "ngram + draft auto" in found["cells"][0]["arms"]
-    assert len(found["acceptance"]["draft K=4"]) == 4
+    modes = found["cells"][0]["modes"]
+    assert "ngram + draft auto" in modes
+    assert len(modes["draft K=4"]["rounds"][0]["acceptance"]) == 4
     assert load_config("c.toml").engine.target.path == folders[0]
     assert "Recommended: " in said.out
 

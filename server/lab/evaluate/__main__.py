@@ -1,19 +1,19 @@
 """`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
-Runs your prompts through the server's own code and engine, with and without guesses, in turns, and
-prints: tokens per second against K=0 by temperature and number of requests at a time, how many
-guesses were accepted, whether every text stayed the same, and which configuration to use. Progress
-goes to stderr. Exit code 1 if a text changed, 2 for a mistake, in one sentence.
+Races the ways to serve your prompts, through the server's own code and an engine of its own, and
+prints by temperature and number of requests at a time: tokens per second, against K=0 too, how many
+guesses were accepted, whether every text stayed the same, and which configuration to use. Exit code
+1 if a text changed, 2 for a mistake, in one sentence.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from typing import Any
 from engine.arguments import Parser, exit_code, lists_of, number, show, whole
 from engine.config import AdaptiveConfig, NgramConfig, check_folders
 from engine.errors import ConfigError
+from engine.lab.comparison.figures import Comparison
+from engine.lab.comparison.race import Race
+from engine.lab.comparison.report import as_dict, card
+from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.lab.files import writable, write_json
 from server.config import SECRETS, Config, load_config, overrides_of
-from server.lab.evaluate.arms import KS, arms_of, plain_arm
+from server.lab.evaluate.arms import KS, Setting, settings_of
 from server.lab.evaluate.front import Front
-from server.lab.evaluate.measure import Findings, measure
 from server.lab.evaluate.prompts import Prompt, read_prompts
-from server.lab.evaluate.report import as_dict, card, config_text, verdict, write_config
+from server.lab.evaluate.report import config_text, recommended, write_config
 from server.serve import load_for
 from server.serve import run as run_loop
 from server.text.tokenizer import Tokenizer
@@ -82,7 +85,7 @@ def evaluate(
     parsed: argparse.Namespace,
     *,
     load: Callable[[Config], Tokenizer] = load_for,
-    open_front: Callable[[Config, Tokenizer], Front] = Front,
+    front: type[Front] = Front,
 ) -> int:
     """0; 1 if a text changed. Raises EngineError; then nothing was written."""
     files = {"--json": parsed.json, "--write-config": parsed.write_config}
@@ -96,19 +99,7 @@ def evaluate(
     prompts = read_prompts(parsed.prompts)
     for config in configs:
         check_folders(config.engine)
-    tokenizer = load(configs[0])
-    facts, findings = run_loop(find(parsed, configs, tokenizer, prompts, open_front))
-    show(card(facts, findings))
-    best = configs[0].engine.model_copy(update={"speculation": findings.best.config})
-    config = Config(configs[0].server, best)
-    if parsed.write_config is not None:
-        write_config(parsed.write_config, config, [verdict(findings)])
-        show(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}")
-    else:
-        show(f"Its configuration (--write-config FILE.toml):\n\n{config_text(config)}")
-    if parsed.json is not None:
-        write_json(parsed.json, as_dict(facts, findings))
-    return 0 if findings.equal == findings.compared else 1
+    return run_loop(compare(parsed, configs, load(configs[0]), prompts, front))
 
 
 def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
@@ -138,53 +129,88 @@ def measured(config: Config) -> Config:
     return Config(server, config.engine.model_copy(update=parts))
 
 
-async def find(
+async def compare(
     parsed: argparse.Namespace,
     configs: Sequence[Config],
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
-    open_front: Callable[[Config, Tokenizer], Front],
-) -> tuple[dict[str, Any], Findings]:
-    """One engine after the other; facts to judge the findings by. Raises EngineError."""
-    fronts = [open_front(measured(config), tokenizer) for config in configs]
+    front: type[Front],
+) -> int:
+    """On an engine for each draft. Raises EngineError."""
     if parsed.text_as == "chat" or (parsed.text_as == "auto" and tokenizer.has_chat_template):
         prompts = [prompt.as_chat() if prompt.plain else prompt for prompt in prompts]
-    await fronts[0].check(prompts)
     size = min(len(prompts), parsed.max_prompts)
     chosen = [prompts[i * len(prompts) // size] for i in range(size)]  # evenly spaced
     requests = [r for p in chosen for r in p.requests(parsed.temperature, parsed.seed)]
-    findings = Findings(partial(tokenizer.decode, skip_special_tokens=False))
-    for place, (config, front) in enumerate(zip(configs, fronts, strict=True)):
-        said = config.engine.speculation
-        name = parsed.drafts[place] if len(configs) > 1 else "draft"
-        arms = [plain_arm(said), *arms_of(said, name, with_ngram=place == 0)]
-        _say(f"{size} of {len(prompts)} prompts; loading the models")
-        async with front.engine() as ready:
-            await measure(
-                front,
-                arms,
-                requests,
-                findings,
-                loads=sorted(set(parsed.concurrency)),
-                longest=parsed.max_tokens,
-                seconds=60 * parsed.minutes / len(configs),
-                say=_say,
-            )
+    pools: dict[str, list[str]] = {}
+    for i, request in enumerate(requests):
+        pools.setdefault(f"T={request.body['temperature']:g}", []).append(str(i))
+    loads = sorted(set(parsed.concurrency))
+    workloads = [Group(kind, 0.0, load) for kind in pools for load in loads]
+    settings: dict[Arm, Setting] = {}
+    comparisons = []
+    for place, config in enumerate(configs):
+        draft = parsed.drafts[place] if len(configs) > 1 else "draft"
+        own = settings_of(config.engine.speculation, draft, ngram=place == 0)
+        player = front(
+            measured(config), tokenizer, prompts=requests, settings=own, longest=parsed.max_tokens
+        )
+        if not comparisons:
+            await player.check(prompts)
+        sys.stderr.write(f"{size} of {len(prompts)} prompts; loading the models\n")
+        async with player.engine() as ready:
+            await player.check(requests, tokens=1)
+            race = Race(tuple(own), workloads, pools, minutes=parsed.minutes / len(configs))
+            comparisons.append(await asyncio.to_thread(race.run, player))
+        settings = own | settings
     facts = {
         "prompts": f"{parsed.prompts.name} ({size} of {len(prompts)})",
         "target": configs[0].engine.target.path,
         "drafts": ", ".join(parsed.drafts or []) or "as configured",
         "dtype": ready.dtype,
         "device": ready.device,
-        "minutes": parsed.minutes,
         "version": version("foredraft"),
         "date": date.today().isoformat(),
     }
-    return facts, findings
+    return conclude(parsed, configs[0], facts, comparisons, settings)
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+class Group(Workload):
+    """Requests of one temperature, which its `kind` says."""
+
+    @property
+    def text(self) -> str:
+        return self.kind
+
+
+def conclude(
+    parsed: argparse.Namespace,
+    config: Config,
+    facts: Mapping[str, Any],
+    comparisons: Sequence[Comparison],
+    settings: Mapping[Arm, Setting],
+) -> int:
+    """Prints and writes what was found; the exit code. Raises ConfigError."""
+    show("Foredraft evaluate: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
+    for comparison in comparisons:
+        show(card(comparison))
+    arm, gain = recommended(comparisons)
+    verdict = f"Recommended: {arm.name}, {gain:.2f}x of off (geometric mean of all cells)."
+    if arm == OFF:
+        verdict = "Recommended: off. Speculation does not pay for these prompts here."
+    show(verdict)
+    best = config.engine.model_copy(update={"speculation": settings[arm].config})
+    config = Config(config.server, best)
+    if parsed.write_config is None:
+        show(f"Its configuration (--write-config FILE.toml):\n\n{config_text(config)}")
+    else:
+        write_config(parsed.write_config, config, [verdict])
+        show(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}")
+    if parsed.json is not None:
+        found = [as_dict(comparison) for comparison in comparisons]
+        best_of_all = {"arm": arm.name, "against_off": gain}
+        write_json(parsed.json, {"facts": facts, "found": found, "recommended": best_of_all})
+    return int(any(c.texts_equal < c.texts_compared for c in comparisons))
 
 
 if __name__ == "__main__":

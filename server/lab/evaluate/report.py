@@ -1,80 +1,34 @@
-"""What was found: a table and one recommendation for people, JSON for programs, and the recommended
-configuration as TOML."""
+"""The recommendation, and the configuration to serve with as TOML."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.lab.comparison.report import table
+from engine.lab.comparison.figures import Comparison
+from engine.lab.comparison.workload import OFF, Arm
 from engine.lab.files import write_text
 from server.config import SECRETS, Config, load_config
-from server.lab.evaluate.arms import PLAIN
-from server.lab.evaluate.measure import Findings
 
-LEGEND = (
-    "tokens per second (K=0), and against K=0: median of rounds [95 % bootstrap interval];"
-    " columns: temperature and requests at a time"
-)
+PAYS = 1.02  # of K = 0; below that speculation is not worth its memory
+PREFER_AUTO = 0.97  # of the fastest: the controller is right for other loads and texts, too
 
 
-def card(facts: Mapping[str, Any], findings: Findings) -> str:
-    """For people."""
-    head = "; ".join(f"{name} {value}" for name, value in facts.items())
-    lines = [f"Foredraft evaluate: {head}", LEGEND, "", *table(list(_rows(findings))), ""]
-    lines.append(f"texts equal to those of K=0: {findings.equal} of {findings.compared}")
-    if findings.differences and facts["dtype"] != "float32":
-        lines.append("here products may depend on how many rows share them; float32 is exact")
-    return "\n".join([*lines, *findings.differences, verdict(findings)])
-
-
-def verdict(findings: Findings) -> str:
-    best, gain = findings.best, findings.gain(findings.best)
-    if best.name == PLAIN:
-        return "Recommended: K=0. Speculation does not pay for these prompts here."
-    return f"Recommended: {best.name}, {gain:.2f}x of K=0 (geometric mean of all columns)."
-
-
-def _rows(findings: Findings) -> Iterator[list[str]]:
-    cells = sorted(findings.cells, key=lambda cell: (not cell.greedy, cell.load))
-    yield ["", *(cell.name for cell in cells), "accepted by position"]
-    for arm in findings.arms:
-        records = [findings.cells[cell][arm.name] for cell in cells]
-        ratios = [record.ratio for record in records]
-        speeds = [f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]" for r in ratios]
-        if arm.name == PLAIN:
-            speeds = [f"{median(record.rates):.1f}/s" for record in records]
-        shares = " ".join(f"{share:.2f}" for share in findings.acceptance(arm)[:4])
-        yield [arm.name, *speeds, shares or "-"]
-
-
-def as_dict(facts: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
-    """For programs."""
-    cells = [
-        {
-            "temperature": "0" if cell.greedy else "above 0",
-            "concurrency": cell.load,
-            "reply_tokens": findings.replies[cell.load],
-            "arms": {
-                name: {"rates": record.rates, "against_plain": asdict(record.ratio)}
-                for name, record in records.items()
-            },
-        }
-        for cell, records in findings.cells.items()
-    ]
-    return {
-        "facts": facts,
-        "cells": cells,
-        "acceptance": {arm.name: findings.acceptance(arm) for arm in findings.arms},
-        "texts": {"compared": findings.compared, "equal": findings.equal},
-        "differences": findings.differences,
-        "recommended": {"arm": findings.best.name, "speedup": findings.gain(findings.best)},
-    }
+def recommended(comparisons: Sequence[Comparison]) -> tuple[Arm, float]:
+    """What to serve all of it with, and its speed against K = 0: geometric mean over cells."""
+    gains: dict[Arm, float] = {}
+    for comparison in comparisons:
+        for arm in comparison.arms[1:]:
+            ratios = [cell.ratio(arm, OFF) for cell in comparison.cells]
+            gains[arm] = geometric_mean([ratio.value for ratio in ratios if ratio])
+    fastest = max(gains, key=lambda arm: gains[arm])
+    auto = max((arm for arm in gains if arm.mode == "auto"), key=lambda arm: gains[arm])
+    best = auto if gains[auto] >= PREFER_AUTO * gains[fastest] else fastest
+    return (best, gains[best]) if gains[best] >= PAYS else (OFF, 1.0)
 
 
 def write_config(path: Path, config: Config, comments: Sequence[str] = ()) -> None:
