@@ -1,5 +1,5 @@
 """The engine: token ids in, token ids out. README.md beside this file is the map.
 
 Importing this package costs nothing. The contract, which alone the server may import: `messages`,
-`evaluate_messages`, `config` and `errors`, and for command lines `arguments` and `files`.
+`config` and `errors`, and for command lines `arguments` and `lab.files`.
 """

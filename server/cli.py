@@ -18,10 +18,6 @@ from server.config import load_config, overrides_of
 
 # Offline commands are programs of their own, so that the front end's modules need not import them.
 PROGRAMS = {
-    ("bench", "suite"): "engine.lab.bench.suite",
-    ("bench", "machine"): "engine.lab.bench.machine",
-    ("bench", "context"): "engine.lab.bench.context",
-    ("bench", "record"): "engine.lab.bench.record",
     ("bench", "front"): "server.lab.bench.front",
     ("bench",): "engine.lab.bench",
     ("evaluate",): "server.lab.evaluate",
@@ -56,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def program_of(module: str, given: Sequence[str]) -> str:
     """The benchmark of a server is the server's; it knows HTTP."""
     names = {word.partition("=")[0] for word in given}
-    of_servers = not names.isdisjoint(("--url", "--against", "--against-fields"))
+    of_servers = not names.isdisjoint(("--url", "--against"))
     return "server.lab.bench" if module == "engine.lab.bench" and of_servers else module
 
 

@@ -7,15 +7,12 @@ Speculation is played: each step commits `tokens_per_step`, all but one "accepte
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TextIO
+from dataclasses import dataclass
 
 from engine.__main__ import build_parser, read_config
 from engine.arguments import number, whole
@@ -42,16 +39,12 @@ def repeat_prompt(tokens: Sequence[int], num_prompt: int) -> int:
 
 @dataclass
 class Running:
-    """One sequence. Clock readings: `submitted`, when the front end handed it over; `received`,
-    after the step that was under way; `emitted`, of its steps."""
+    """One sequence."""
 
     submit: Submit
     tokens: list[int]
-    received: float
-    submitted: float
     rounds: int = 0
     proposed: int = 0
-    emitted: list[float] = field(default_factory=list)
 
     @property
     def num_output(self) -> int:
@@ -62,7 +55,6 @@ class ScriptedEngine:
     """engine.process.StepEngine, by script. Honours max_tokens and stop_token_ids.
 
     A step begins `step_seconds` after the one before, or at once when that was longer ago.
-    `on_end` is told every sequence that ended by itself.
     """
 
     def __init__(
@@ -71,7 +63,6 @@ class ScriptedEngine:
         *,
         step_seconds: float = 0.0,
         rule: Rule = repeat_prompt,
-        on_end: Callable[[Running], None] = lambda running: None,
     ) -> None:
         self.ready = ready
         self.running: dict[str, Running] = {}
@@ -81,7 +72,6 @@ class ScriptedEngine:
         self.k = 0  # of the mode fixed
         self._step_seconds = step_seconds
         self._rule = rule
-        self._on_end = on_end
         self._next_step = time.monotonic()
 
     @property
@@ -89,9 +79,7 @@ class ScriptedEngine:
         return bool(self.running or self.ended)
 
     def add(self, submit: Submit) -> None:
-        now = time.monotonic()
-        submitted = now - max(time.time() - submit.arrival, 0.0)
-        self.running[submit.id] = Running(submit, list(submit.prompt), now, submitted)
+        self.running[submit.id] = Running(submit, list(submit.prompt))
 
     def abort(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -126,7 +114,6 @@ class ScriptedEngine:
             items.append(output)
             if output.finish is not None:
                 del self.running[id]
-                self._on_end(running)
         metrics = self.gauges()
         metrics.num_sampling = len(items) - num_ended
         metrics.num_generated_tokens = self.num_tokens - before
@@ -153,7 +140,6 @@ class ScriptedEngine:
                 finish = "length"
         running.rounds += 1
         running.proposed += self.draft
-        running.emitted.append(time.monotonic())
         self.num_tokens += len(tokens)
         return Output(
             id=running.submit.id,
@@ -195,26 +181,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-seconds", type=number(0), default=0.0)
     parser.add_argument("--tokens-per-step", type=whole(1, 10**6), default=1)
     parser.add_argument("--vocab-size", type=whole(2, 2**31), default=258)
-    parser.add_argument("--times", type=Path, help="a line of JSON for each sequence that ended")
     parsed = parser.parse_args(arguments)
     read_config(parsed.config)  # what the supervisor wrote must be readable
     ready = make_ready(vocab_size=parsed.vocab_size, k_max=parsed.tokens_per_step - 1)
-    with open(parsed.times or os.devnull, "a", encoding="utf-8") as file:
-        engine = ScriptedEngine(
-            ready, step_seconds=parsed.step_seconds, on_end=lambda running: _write(file, running)
-        )
-        return EngineProcess(lambda: engine, parsed.commands, parsed.events).run()
-
-
-def _write(file: TextIO, running: Running) -> None:
-    line = {
-        "id": running.submit.id,
-        "submitted": running.submitted,
-        "received": running.received,
-        "emitted": running.emitted,
-    }
-    file.write(json.dumps(line) + "\n")
-    file.flush()
+    engine = ScriptedEngine(ready, step_seconds=parsed.step_seconds)
+    return EngineProcess(lambda: engine, parsed.commands, parsed.events).run()
 
 
 if __name__ == "__main__":

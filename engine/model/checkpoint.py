@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from engine.attention.interface import NAME
 from engine.errors import ModelError
 from engine.model.proof import one_line
+from engine.model.rope import served_positions
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
-GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
@@ -77,12 +77,10 @@ def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: b
 
 
 def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int:
-    """The longest sequence, in tokens. Ropes that change with length keep to the length they start
-    from, the shortest one where there are several. Raises ModelError."""
-    own: int | None = getattr(config, "max_position_embeddings", None)
-    starts = _rope_lengths(getattr(config, "rope_parameters", None))
-    if starts:
-        own = min(starts) if own is None else min(own, *starts)
+    """The longest sequence, in tokens. Raises ModelError."""
+    own = served_positions(
+        getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None)
+    )
     if own is not None and wanted is not None and wanted > own:
         raise ModelError(f"max_model_len is {wanted}, but {name} has {own} positions")
     limit = wanted or own
@@ -91,16 +89,6 @@ def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int
     if limit < SHORTEST:
         raise ModelError(f"{name} has {limit} positions; a prompt and its reply take {SHORTEST}")
     return limit
-
-
-def _rope_lengths(rope: object) -> list[int]:
-    """Where the ropes that change with length start from; `rope` is one, or one per layer type."""
-    if not isinstance(rope, Mapping):
-        return []
-    ropes = [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
-    growing = [each for each in ropes if each.get("rope_type") in GROWING_ROPES]
-    starts = (each.get("original_max_position_embeddings") for each in growing)
-    return [start for start in starts if start]
 
 
 def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:

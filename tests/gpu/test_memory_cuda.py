@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import MemoryPlanError
-from engine.lab.bench.machine import main
+from engine.lab.bench.__main__ import main
 from engine.messages import SamplingParams, Submit
 from tests.support import tiny
 
@@ -76,9 +77,10 @@ def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFac
     assert count == 36
 
 
-def test_the_measuring_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_measuring_command_runs(tmp_path: Path) -> None:
     """`foredraft bench machine --device cuda --synthetic 8b` measures; here it is only small."""
     given = ["--synthetic", "3e7", "--device", "cuda", "--dtype", "bfloat16"]
-    assert main([*given, "--rounds", "2", "--tokens", "32"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    words = ["--rounds", "2", "--tokens", "32", "--json", str(tmp_path / "found.json")]
+    assert main(["machine", *given, *words]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found["costs"]["read"] > 0

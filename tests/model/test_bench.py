@@ -13,69 +13,79 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.lab.bench.__main__ import main
+from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.offline import Offline, in_turns
 from engine.lab.comparison.figures import Reply, Run
-from engine.lab.comparison.grid import AUTO, Arm, Size, cells, lanes, mixed_cells, parse_arms
-from engine.lab.comparison.race import race
-from engine.lab.comparison.result import Comparison
+from engine.lab.comparison.race import Race
+from engine.lab.comparison.workload import AUTO, Arm, Workload, lanes, parse_arms
 from engine.model.pair import Pair, load_pair
 from tests.support import tiny, tiny_text
 
 ARMS = parse_arms("off,2,auto")
-POOLS = {"code": ["def f(x):", "import os"], "random": ["#x~", "9Z@"]}
-SIZE = Size(rounds=2, tokens=9)
+POOLS = {"code": ["def f(x):", "import os"]}
+TWO = Workload("code", 1.0, 2, tokens=9)
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_target: str, tiny_draft: str) -> Pair:
-    return load_pair(
-        EngineConfig.model_validate(
-            {
-                "target": {"path": tiny_target},
-                "device": "cpu",
-                "speculation": {"proposer": {"path": tiny_draft}},
-            }
-        )
+def config(tiny_target: str, tiny_draft: str) -> EngineConfig:
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": tiny_target},
+            "device": "cpu",
+            "speculation": {"proposer": {"path": tiny_draft}},
+        }
     )
 
 
 @pytest.fixture(scope="module")
-def driver(pair: Pair) -> Offline:
-    return Offline(pair, lambda text: [b % 50 for b in text.encode()], arms=ARMS, concurrency=4)
+def pair(config: EngineConfig) -> Pair:
+    return load_pair(config)
 
 
-def test_every_arm_does_the_same_work(driver: Offline) -> None:
+def encode(text: str) -> list[int]:
+    return [b % 50 for b in text.encode()]
+
+
+@pytest.fixture(scope="module")
+def player(config: EngineConfig, pair: Pair) -> Offline:
+    return Offline(config, pair, encode, ARMS, concurrency=4, prompts=4)
+
+
+def test_every_arm_does_the_same_work(player: Offline) -> None:
     """Law: a race of real engines: all texts equal, K as the arm says, nothing left running."""
-    comparison = Comparison(facts={}, arms=ARMS)
-    chosen = [*cells(["code"], [0.0, 1.0], [2]), *mixed_cells(["code"], [4])]
-    race(driver, chosen, POOLS, SIZE, comparison, notice=lambda text: None)
+    chosen = [Workload("code", 0.0, 2, 9), Workload("code", 1.0, 2, 9), Workload("code", 1.0, 4, 9)]
+    comparison = Race(ARMS, chosen, POOLS, rounds=2).run(player)
     assert comparison.exact
     assert comparison.texts_equal == comparison.texts_compared > 0
     for cell in comparison.cells:
+        count = cell.workload.concurrency
         assert set(cell.first_tokens) == set(ARMS)
-        assert all(len(waits) == cell.cell.concurrency for waits in cell.first_tokens.values())
-        off, two, auto = (cell.runs[arm][0] for arm in ARMS)
+        assert all(len(waits) == count for waits in cell.first_tokens.values())
+        off, two, auto = (cell.rounds[arm][0] for arm in ARMS)
         assert off.mean_k == 0
+        assert off.tokens_per_round == 1.0
         assert off.acceptance == []
         assert two.mean_k is not None
         assert 1 < two.mean_k <= 2  # the last guess of a reply has no room
         assert 0 < two.acceptance[0] <= 1
-        first = ceil(9 / cell.cell.concurrency)  # of the lane that ends first
-        most, step = cell.cell.concurrency * (first + 2 * 9), cell.cell.concurrency * 3
+        first = ceil(9 / count)  # of the lane that ends first
+        most, step = count * (first + 2 * 9), count * 3
         least = min(arm.tokens for arm in (off, two, auto))  # the same of all, to a step
         assert most / 2 < least <= most
         assert all(arm.tokens - least < step for arm in (off, two, auto))
-        assert off.itl is not None
+        assert off.between is not None
+        assert off.host is not None
+        assert 0 < off.host < 1
         assert all(run.rate > 0 for run in (off, two, auto))
-    assert not any(entrant.engine.has_work for entrant in driver._entrants.values())
+    assert not any(engine.has_work for engine, _ in player.engines.values())
 
 
-def test_a_run_ends_with_its_first_lane(driver: Offline) -> None:
+def test_a_run_ends_with_its_first_lane(player: Offline) -> None:
     """Law: lanes that are still busy are cut off, and what they said is a beginning."""
-    (cell,) = cells(["code"], [1.0], [2])
-    plan = lanes(cell, POOLS, SIZE, 0)
-    whole = driver.run(Arm("fixed", 2), plan)
-    short = driver.run(Arm("off"), [plan[0], plan[1][:1]])
+    plan = lanes(TWO, POOLS, 0)
+    two, off = Arm("fixed", 2), Arm("off")
+    whole = player.round([two], plan)[two]
+    short = player.round([off], [plan[0], plan[1][:1]])[off]
     assert [len(reply.text) for reply in whole.replies].count(9) >= 3
     lengths = [len(reply.text) for reply in _by_lane(short, 0)]
     assert sum(lengths) in (9, 10)  # the other lane's only reply had 9
@@ -86,54 +96,70 @@ def _by_lane(run: Run, lane: int) -> list[Reply]:
     return [reply for reply in run.replies if reply.lane == lane]
 
 
-def test_auto_learns_from_its_own_traffic_alone(driver: Offline) -> None:
+def test_auto_learns_from_its_own_traffic_alone(player: Offline) -> None:
     """Law: runs at a fixed K leave the engine of auto as it was."""
-    (cell,) = cells(["code"], [0.0], [2])
-    plan = lanes(cell, POOLS, SIZE, 0)
-    driver.run(AUTO, plan)
-    before = driver._entrants[AUTO].engine.gauges().step
-    driver.run(Arm("fixed", 2), plan)
-    assert driver._entrants[AUTO].engine.gauges().step == before
+    plan = lanes(TWO, POOLS, 0)
+    player.round([AUTO], plan)
+    engine, _ = player.engines[AUTO]
+    before = engine.gauges().step
+    player.round([Arm("fixed", 2)], plan)
+    assert engine.gauges().step == before
 
 
-def test_arms_run_abreast(driver: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_take_turns(player: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: in a round arms take turns of some tokens, and the clock of one stands still while
     another has its turn, so that a slow second of the machine is a slow second of each."""
     monkeypatch.setattr("engine.lab.bench.offline.TURN", 0.0)  # a turn is a step
-    (cell,) = cells(["code"], [1.0], [2])
-    ends: list[Arm] = []
     turns: list[Arm] = []
-    for arm, entrant in driver._entrants.items():
-        monkeypatch.setattr(entrant, "go_on", _noting(arm, turns, entrant.go_on))
-    before = {arm: entrant.clock() for arm, entrant in driver._entrants.items()}
-    runs = driver.round(ARMS, lanes(cell, POOLS, SIZE, 0), ends.append)
-    assert sorted(ends, key=ARMS.index) == list(runs) == list(ARMS)
+    for arm, (_, clock) in player.engines.items():
+        monkeypatch.setattr(clock, "start", _noting(arm, turns, clock.start))
+    before = {arm: clock() for arm, (_, clock) in player.engines.items()}
+    runs = player.round(ARMS, lanes(TWO, POOLS, 0))
+    assert list(runs) == list(ARMS)
     assert set(turns[:3]) == set(turns[3:6]) == set(ARMS)
     for arm, run in runs.items():
-        entrant = driver._entrants[arm]
-        at = entrant.clock()
-        assert entrant.clock() == at  # nobody's turn
+        _, clock = player.engines[arm]
+        at = clock()
+        assert clock() == at  # nobody's turn
         last = max(reply.arrivals[-1][0] for reply in run.replies if reply.arrivals)
         assert 0 < last <= at - before[arm]
 
 
-def _noting(arm: Arm, turns: list[Arm], go_on: Callable[[], None]) -> Callable[[], None]:
+def _noting(arm: Arm, turns: list[Arm], start: Callable[[], None]) -> Callable[[], None]:
     def noted() -> None:
         turns.append(arm)
-        go_on()
+        start()
 
     return noted
 
 
-def test_arms_share_one_memory_in_turns(driver: Offline) -> None:
+def test_transformers_does_the_same_work(
+    config: EngineConfig, pair: Pair, tiny_target: str, tiny_draft: str
+) -> None:
+    """Law: exactly the tokens asked for, whatever ends a text; greedy texts are not held equal; a
+    prompt counts where no cache has it."""
+    arms = parse_arms(f"off,{','.join(NAMES)}", NAMES)
+    others = other_arms(pair, arms, tiny_target, tiny_draft)
+    player = Offline(config, pair, encode, arms, concurrency=1, prompts=2, others=others)
+    workload = Workload("code", 2.0, 1, tokens=8)
+    comparison = Race(arms, [workload], POOLS, rounds=1).run(player)
+    [cell] = comparison.cells
+    assert {runs[0].tokens for runs in cell.rounds.values()} == {4 * 8}
+    assert comparison.texts_compared == 0
+    assert cell.fastest("other") in arms[1:]
+    assert all(waits[0] > 0 for waits in cell.first_tokens.values())
+
+
+def test_arms_share_one_memory_in_turns(player: Offline) -> None:
     """Bug: planes of its own made an arm up to 15 % slower than another for a whole process."""
-    caches = [entrant.engine._cache for entrant in driver._entrants.values()]
+    engines = [engine for engine, _ in player.engines.values()]
+    caches = [engine._cache for engine in engines]
     assert all(cache.planes is caches[0].planes for cache in caches)
     owned = [block for cache in caches for block in cache.own]
     assert sorted(owned) == list(range(caches[0].num_blocks))
-    for cache, entrant in zip(caches, driver._entrants.values(), strict=True):
-        ready = entrant.engine.ready
-        assert ready.num_blocks == entrant.engine.gauges().blocks_total == len(cache.own)
+    for cache, engine in zip(caches, engines, strict=True):
+        ready = engine.ready
+        assert ready.num_blocks == engine.gauges().blocks_total == len(cache.own)
         assert ready.memory["KV of the target"] * len(caches) == caches[0].planes["target"].nbytes
 
 
@@ -148,11 +174,11 @@ def test_runs_of_blocks_go_round_the_arms(arms: int, least: int, run: int) -> No
     assert all(arm == block // run % arms for block, arm in whose.items())
 
 
-def test_a_prompt_without_tokens_is_a_sentence(pair: Pair) -> None:
+def test_a_prompt_without_tokens_is_a_sentence(config: EngineConfig, pair: Pair) -> None:
     """Law: said before anything is measured, not an assertion of the engine's."""
-    driver = Offline(pair, lambda text: [], arms=ARMS, concurrency=2)
+    player = Offline(config, pair, lambda text: [], ARMS, concurrency=2, prompts=1)
     with pytest.raises(ConfigError, match="a prompt has no tokens"):
-        driver.warm(["x"])
+        player.warm(["x"])
 
 
 def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,9 +202,16 @@ def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: a sentence on stderr, nothing on stdout."""
-    for words in (["--target", "/nowhere", "--quick"], ["--modes", "17"]):
+    for words in (
+        ["--target", "/nowhere", "--quick"],
+        ["--modes", "17"],
+        ["--modes", "transformers", "--concurrency", "1"],
+        ["--modes", "off,assisted", "--concurrency", "1,4"],
+        ["suite", "--synthetic", "8b"],
+        ["suite", "--cpu-seconds"],
+    ):
         assert main(words) == 2
         said = capsys.readouterr()
         assert said.out == ""
-        assert said.err.startswith("foredraft bench: ")
+        assert said.err.startswith("foredraft bench")
         assert said.err.count("\n") == 1

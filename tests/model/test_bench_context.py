@@ -1,13 +1,15 @@
-"""`foredraft bench context` on a tiny model: a card, a line for programs, one sentence for
+"""`foredraft bench context` on a tiny model: a card, figures for programs, one sentence for
 mistakes."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from engine.lab.bench.context import line, main
+from engine.lab.bench.__main__ import main
+from engine.lab.bench.context import line
 from tests.support import tiny
 
 
@@ -17,14 +19,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def test_the_card_and_its_line(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_and_its_figures(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every figure that is promised is there; the second request finds its prompt cached."""
-    assert main(["--target", folder, "--rounds", "1", "--tokens", "4", "--longest", "200"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    found = json.loads(lines[-1])
+    words = ["--target", folder, "--rounds", "1", "--tokens", "4", "--longest", "200"]
+    assert main(["context", *words, "--json", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
     assert list(found["steps"]) == ["200"]
-    assert found["cached"] == 192  # whole blocks, and one token is always computed
     assert min(found[name] for name in ("first", "second", "copy", "token_bytes")) > 0
+    lines = capsys.readouterr().out.splitlines()
     assert any(text.startswith("first token of 200: ") for text in lines)
 
 
@@ -46,7 +50,7 @@ def test_the_line_is_the_one_of_least_squares() -> None:
 def test_mistakes_are_one_sentence(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
+    assert main(["context", *arguments]) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1

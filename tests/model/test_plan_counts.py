@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.lab.plan.read_config import FAMILIES, model_shape
+from engine.lab.plan.shape import FAMILIES, model_shape
 
 SMALL: dict[str, Any] = {
     "hidden_size": 48,

@@ -57,8 +57,10 @@ def test_speculation_does_not_change_the_text(tiny_target: str, tiny_draft: str)
 
 def test_the_benchmark_asks_for_it(tiny_target: str, tiny_draft: str) -> None:
     """Of the target alone: guesses come of the same draft whatever the target is held in."""
-    parsed = Namespace(target=tiny_target, draft=tiny_draft, device="cpu", dtype="auto")
-    pair = load_pair(pair_config(parsed, quantization="int8"))
+    parsed = Namespace(
+        target=tiny_target, draft=tiny_draft, device="cpu", dtype="auto", quantization="int8"
+    )
+    pair = load_pair(pair_config(parsed))
     assert pair.draft is not None
     assert is_quantized(pair.target.model)
     assert not is_quantized(pair.draft.model)
@@ -111,7 +113,7 @@ def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.demo.train", "engine.lab.synthetic", "engine.lab.bench.machine"]
+    "module", ["engine.demo.train", "engine.lab.synthetic", "engine.lab.bench"]
 )
 def test_a_mistake_is_the_one_thing_that_is_said(module: str) -> None:
     """Bug: four lines of such warnings stood before the sentence."""

@@ -12,7 +12,9 @@ from engine.config import EngineConfig, ScheduleConfig
 from engine.control.step_record import StepRecord
 from engine.core import Engine
 from engine.errors import TraceError
-from engine.lab.bench.record import drive, main, workloads
+from engine.lab.bench.__main__ import main
+from engine.lab.bench.offline import EngineSession, TurnClock
+from engine.lab.bench.record import MIXES, drive
 from engine.lab.replay.__main__ import compare
 from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.recorded import Repeat, recorded
@@ -111,7 +113,8 @@ def test_what_was_recorded_under_load_is_repeated(
     controller's. Bug: a replay gave guesses no share of the step, so that prompts ended earlier."""
     said = config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive", "k_max": 4})
     schedule = ScheduleConfig(max_sequences=4, max_step_tokens=24)
-    engine = Engine(said.model_copy(update={"schedule": schedule}))
+    clock = TurnClock()
+    engine = Engine(said.model_copy(update={"schedule": schedule}), clock=clock)
     requests = [
         Submit(
             f"{i}",
@@ -121,7 +124,8 @@ def test_what_was_recorded_under_load_is_repeated(
         )
         for i in range(12)
     ]
-    drive(engine, requests, 4, explore=explore)
+    lanes = [requests[lane::4] for lane in range(4)]
+    drive(engine, EngineSession(engine, clock, lanes, whole=True), explore=explore)
     trace = read_trace(tmp_path / "t")
     told = recorded(trace)
     player = Repeat(MeasuredCosts(trace), trace)
@@ -180,10 +184,20 @@ def test_the_recording_command(tmp_path: Path) -> None:
     target = tiny_text.save(model, tmp_path / "target")
     draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
     found = tmp_path / "found"
-    words = ["--target", target, "--draft", draft, "--output", str(found), "--tokens", "8"]
+    words = [
+        "record",
+        "--target",
+        target,
+        "--draft",
+        draft,
+        "--output",
+        str(found),
+        "--tokens",
+        "8",
+    ]
     assert main(words) == 0
     traces = sorted(found.iterdir())
-    assert len(traces) == len(workloads())
+    assert len(traces) == len(MIXES)
     assert all(read_trace(trace).steps for trace in traces)
 
 
@@ -197,7 +211,7 @@ def test_the_recording_command(tmp_path: Path) -> None:
 def test_mistakes_of_the_recording_command_are_one_sentence(
     options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--output", str(tmp_path), *options]) == 2
+    assert main(["record", "--output", str(tmp_path), *options]) == 2
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1

@@ -42,6 +42,6 @@ def test_a_server_is_switched_and_left_as_it_was(
     assert measured["texts_must_be_equal"]
     (cell,) = measured["cells"]
     waits = {name: len(mode["first_token_seconds"]) for name, mode in cell["modes"].items()}
-    assert waits == {"off": 2, "K=1": 2, "K=2": 0, "K=3": 0, "auto": 2}  # all K do the same there
+    assert waits == dict.fromkeys(measured["modes"], 2)
     rates = {name: mode["tokens_per_second"] for name, mode in cell["modes"].items()}
     assert rates["auto"] > rates["off"]  # four tokens a step instead of one

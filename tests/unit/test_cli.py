@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from server import serve
 from server.cli import build_parser, main, overrides
 from server.config import Config, load_config
-from server.lab.bench.front.__main__ import main as bench_front
+from server.lab.bench.front import main as bench_front
 from server.serve import listen, welcome
 
 
@@ -136,7 +136,7 @@ def test_unknown_host_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("arguments", "program"),
     [
-        (["bench", "--quick"], ["engine.lab.bench", "--quick"]),
+        (["bench", "machine", "--quick"], ["engine.lab.bench", "machine", "--quick"]),
         (["plan", "--examples"], ["engine.lab.plan", "--examples"]),
         (["replay", "trace"], ["engine.lab.replay", "trace"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),

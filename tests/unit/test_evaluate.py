@@ -3,38 +3,96 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Callable, Sequence
-from html.parser import HTMLParser
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.config import AdaptiveConfig, EngineConfig, FixedConfig, NgramConfig, NoProposerConfig
+from engine.config import (
+    AdaptiveConfig,
+    EngineConfig,
+    FixedConfig,
+    NgramConfig,
+    NoProposerConfig,
+    SpeculationConfig,
+)
 from engine.errors import ConfigError, EngineError
-from engine.lab.evaluate_messages import Mode
+from engine.lab.comparison.figures import Cell, Comparison, Figures
+from engine.lab.comparison.workload import OFF, Arm, Workload
+from engine.messages import Ready, SetSpeculation, Submit
 from server.config import Config, ServerConfig, load_config
-from server.lab.evaluate.__main__ import build_parser, main, overrides
-from server.lab.evaluate.config_file import config_text, write_config
-from server.lab.evaluate.contenders import PLAIN, contenders, recommended
-from server.lab.evaluate.findings import Record
+from server.lab.evaluate.__main__ import build_parser, evaluate, main, overrides
+from server.lab.evaluate.arms import settings_of
+from server.lab.evaluate.front import Front
 from server.lab.evaluate.prompts import PromptsError
-from server.lab.evaluate.run import Options, run
+from server.lab.evaluate.report import config_text, recommended, write_config
 from tests.support.byte_tokenizer import ByteTokenizer
-from tests.support.fake_client import make_ready
-from tests.support.fake_lab import FakeLab, compute_bound, memory_bound
+from tests.support.fake_client import FakeClient, hashed_script, make_ready
 
+FIXED, AUTO = Arm("fixed", 8, "draft K=8"), Arm("auto", 0, "draft auto")
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
-EVIL = "</table><img src='x' onerror='alert(1)'> & \"more\""
+Price = Callable[[int, int], float]
+
+
+def memory_bound(load: int, k: int) -> float:
+    """Ten milliseconds and one for each row beyond eight; drafting takes half a millisecond."""
+    return 0.010 + 0.001 * max(0, load * (k + 1) - 8) + 0.0005 * k
+
+
+def compute_bound(load: int, k: int) -> float:
+    """Each row costs as much as a step."""
+    return 0.010 * load * (k + 1) + 0.0005 * k
+
+
+class PricedClient(FakeClient):
+    """Every guess is right. `price(load, k)`: seconds of a step in which each of `load` requests
+    has `k` guesses. At `wrong` K the fourth token is another."""
+
+    def __init__(self, price: Price, *, wrong: int | None = None) -> None:
+        hashed = hashed_script()
+
+        def script(submit: Submit, position: int) -> int:
+            is_wrong = self.k == wrong and self.speculation.mode == "fixed" and position == 3
+            return ord("!") if is_wrong else hashed(submit, position)
+
+        proposers = ("prediction", "grammar", "ngram", "draft_model")
+        ready = make_ready(k_max=8, proposers=proposers, default_proposers=proposers)
+        super().__init__(script=script, ready=ready, state="starting")
+        self.price, self.now, self.k = price, 0.0, 0
+
+    def set_speculation(self, said: SetSpeculation) -> None:
+        super().set_speculation(said)
+        self.k = {"off": 0, "auto": 2, "fixed": said.k}[said.mode]
+        self._tokens_per_step = self.k + 1
+
+    async def _turn(self) -> None:
+        self.now += self.price(self.inflight, self.k) / self.inflight
+        await super()._turn()
+
+
+def front_over(client: PricedClient) -> type[Front]:
+    class FakeFront(Front):
+        def __init__(self, config: Config, tokenizer: Any, **given: Any) -> None:
+            super().__init__(config, tokenizer, client=client, clock=lambda: client.now, **given)
+
+        @asynccontextmanager
+        async def engine(self) -> AsyncIterator[Ready]:
+            assert client.ready is not None
+            client.state = "ready"
+            yield client.ready
+
+    return FakeFront
 
 
 def prompts(tmp_path: Path, *more: dict[str, Any]) -> Path:
     path = tmp_path / "p.jsonl"
     lines: list[dict[str, Any]] = [
         {"prompt": "The sea was calm."},
-        {"prompt": "def area(r):\n    return r * r\n"},
-        {"messages": [{"role": "user", "content": EVIL}]},
+        {"messages": [{"role": "user", "content": "hello"}]},
         {"prompt": "The wind was not.", "temperature": 0.5, "seed": 7},
         *more,
     ]
@@ -42,214 +100,195 @@ def prompts(tmp_path: Path, *more: dict[str, Any]) -> Path:
     return path
 
 
-def evaluate(
-    lab: FakeLab,
-    path: Path,
-    served: Config | None = None,
-    say: Callable[[str], object] = lambda line: None,
-    **changes: Any,
-) -> tuple[bool, str]:
-    """Whether all texts were equal, and the card."""
-    said: list[str] = []
-    given: dict[str, Any] = {
-        "prompts": path, "minutes": 10.0, "max_prompts": 64, "max_tokens": 32,
-        "concurrency": (1, 4, 16), "temperature": (0.0, 1.0), **changes,
-    }  # fmt: skip
-    same = run(
-        served or load_config(None),
-        Options(**given),
-        open_lab=lab,
+def run(client: PricedClient, path: Path, *options: str) -> int:
+    return evaluate(
+        build_parser().parse_args(
+            ["--prompts", str(path), "--max-tokens", "32", "--concurrency", "1", *options]
+        ),
         load=lambda config: ByteTokenizer(),
-        clock=lab.clock,
-        out=said.append,
-        say=say,
+        front=front_over(client),
     )
-    return same, "".join(said)
 
 
-def test_what_pays_is_found_by_load(tmp_path: Path) -> None:
-    """Law: where rows are free the largest K wins, where they cost a step K = 0 does; each prompt
-    is in each cell, and the reasons add up to what is measured."""
-    lab, out = FakeLab(memory_bound), tmp_path / "r.json"
-    same, card = evaluate(lab, prompts(tmp_path), json=out)
-    assert same
-    assert "Lossless" in card
-    found = json.loads(out.read_text())
-    cells = {(c["group"], c["concurrency"]): c for c in found["cells"]}
-    assert cells.keys() == {(g, load) for g in ("T=0", "T>0") for load in (1, 4, 16)}
-    assert cells["T=0", 1]["best"] in ("draft K=8", "ngram K=8")
-    assert cells["T=0", 16]["best"] == PLAIN
-    one = cells["T=0", 1]["contenders"]["draft K=4"]
-    step = one["step"]
-    assert one["speedup"] == pytest.approx(step["expected"], rel=0.1)
-    assert step["verify"] + step["guess"] + step["host"] == pytest.approx(0.012 / 0.010)
-    assert step["guesses"] == 4
-    assert one["acceptance"] == pytest.approx([0.8, 0.64, 0.51, 0.41])
-    assert found["repeats"] == [1.0] * len(found["repeats"])
-    assert {(k["kind"], k["group"]) for k in found["kinds"]} == {
-        ("prose", "T=0"), ("code", "T=0"), ("chat", "T=0"),
-        ("prose", "T>0"), ("code", "T>0"), ("chat", "T>0"),
-    }  # fmt: skip
-    assert [p["reply"] for p in found["prompts"]] == [32] * 7
+def test_what_pays_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: where rows are free the largest K wins, where they cost a step K = 0 does; every cell
+    has every arm; ratios are those of the prices."""
+    out = tmp_path / "r.json"
+    options = ["--json", str(out), "--concurrency", "1,2", "--temperature", "0"]
+    client = PricedClient(lambda load, k: memory_bound(1 if load == 1 else 16, k))
+    assert run(client, prompts(tmp_path), *options) == 0
+    said = capsys.readouterr().out
+    assert "texts equal among modes: " in said
+    found = json.loads(out.read_text())["found"][0]
+    cells = {(c["kind"], c["concurrency"]): c["modes"] for c in found["cells"]}
+    assert cells.keys() == {(t, load) for t in ("T=0", "T=0.5") for load in (1, 2)}
+    one, many = (
+        {name: mode["against_off"]["value"] for name, mode in cells["T=0", load].items()}
+        for load in (1, 2)
+    )
+    assert one["draft K=4"] == pytest.approx(5 / 1.2, rel=0.1)
+    assert one["draft K=8"] > one["draft K=4"]
+    assert many["draft K=8"] < many["draft K=1"]
+    assert found["texts_compared"] == found["texts_equal"] > 0
+    for name in ("off", "draft K=4", "draft auto", "ngram + draft auto", "ngram K=8"):
+        assert f" {name} " in said
 
 
-def test_where_nothing_pays_the_advice_is_no_guesses(tmp_path: Path) -> None:
+def test_where_nothing_pays_the_advice_is_no_guesses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Law: K = 0 is an answer, and its configuration has no proposer."""
-    _, card = evaluate(FakeLab(compute_bound), prompts(tmp_path), served=None)
-    assert "No guesses pay: K=0" in card
-    assert "serve without guesses" in card
-    assert 'kind = "none"' in card
-
-
-def test_sequences_are_those_of_the_server(tmp_path: Path) -> None:
-    """Law: fields of a body mean what they mean there: own temperature and seed, choices, stop
-    strings (the text ends where plain decoding completes one), lengths."""
-    lab = FakeLab(memory_bound)
-    path = tmp_path / "p.jsonl"
-    text = "".join(map(chr, lab._text(lab_submit(lab, tmp_path), Mode("off"))))
-    lines = [
-        {"prompt": "a", "temperature": 0, "n": 2, "max_tokens": 5, "top_k": 3, "min_tokens": 2},
-        {"prompt": "b", "temperature": 0, "stop": text[4:6], "max_completion_tokens": None},
-    ]
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    out = tmp_path / "r.json"
-    evaluate(lab, path, json=out, concurrency=(1,))
-    submits = [submit for batch in lab.batches for submit in batch.submits]
-    assert {s.params.top_k for s in submits if s.prompt[-1] == ord("a")} == {3}
-    assert len({s.params.seed for s in submits if s.prompt[-1] == ord("a")}) == 2
-    assert [p["reply"] for p in json.loads(out.read_text())["prompts"]] == [5, 5, 6]
-
-
-def lab_submit(lab: FakeLab, tmp_path: Path) -> Any:
-    """What the lab is asked for a prompt "b"."""
-    (tmp_path / "b.txt").write_text("b")
-    probe = FakeLab(memory_bound)
-    evaluate(probe, tmp_path / "b.txt", concurrency=(1,), temperature=(0.0,), text_as="completion")
-    return probe.batches[-1].submits[0]
-
-
-def test_a_changed_text_is_shown_where_it_parts(tmp_path: Path) -> None:
-    """Law: not lossless is said first, with the place, both tokens and the margin."""
-    wrong = Mode("fixed", 4, ("grammar", "prediction", "draft_model"))
-    lab = FakeLab(memory_bound, wrong=(wrong,))
-    same, card = evaluate(lab, prompts(tmp_path))
-    assert not same
-    assert "NOT lossless" in card
-    assert "draft K=4, 1 at a time, T=0: token 3 after" in card
-    assert "is '!' instead of" in card
-    assert "by 0.25" in card
-
-
-def test_time_is_kept(tmp_path: Path) -> None:
-    """Law: about the minutes given, however slow the model; then the replies are shorter, which is
-    said."""
-    slow = FakeLab(lambda load, k: 20 * memory_bound(load, k))
-    out = tmp_path / "r.json"
-    evaluate(slow, prompts(tmp_path), minutes=10.0, max_tokens=512, json=out)
-    assert 300 < slow.now < 900
-    assert "replies were cut, down to" in json.loads(out.read_text())["notes"][0]
-
-
-def test_short_replies_are_said_to_tell_little(tmp_path: Path) -> None:
-    """Bug: a proposer and a K were recommended from replies of 16 tokens without a word about it.
-    Law: it is said with the advice, in the configuration that is written, too, with a time that
-    does; replies that are as short as the caller wants them are not the time's fault."""
-    slow, config, out = (lambda load, k: 20 * memory_bound(load, k)), tmp_path / "c", tmp_path / "r"
-    files: dict[str, Any] = {"write_config": config, "json": out}
-    _, card = evaluate(FakeLab(slow), prompts(tmp_path), minutes=1.0, max_tokens=512, **files)
-    assert "replies of 16 tokens tell little" in card
-    assert "replies of 16 tokens tell little" in config.read_text()
-    cut = json.loads(out.read_text())["cut"]
-    enough = float(cut["minutes"])
-    _, card = evaluate(FakeLab(slow), prompts(tmp_path), minutes=enough, max_tokens=512, **files)
-    assert "tell little" not in card
-    assert 64 <= json.loads(out.read_text())["cut"]["tokens"] < 128
-    _, card = evaluate(FakeLab(slow), prompts(tmp_path), minutes=10.0, max_tokens=16, **files)
-    assert "tell little" not in card
-    assert json.loads(out.read_text())["cut"] is None
+    run(PricedClient(compute_bound), prompts(tmp_path))
+    said = capsys.readouterr().out
+    assert "Recommended: off." in said
+    assert 'speculation.proposer.kind = "none"' in said
 
 
 @pytest.mark.parametrize(
-    ("line", "parts"),
+    ("fixed", "auto", "arm"), [(2.0, 1.95, AUTO), (2.0, 1.9, FIXED), (1.01, 1.0, OFF)]
+)
+def test_the_controller_is_preferred_where_it_is_as_fast(
+    fixed: float, auto: float, arm: Arm
+) -> None:
+    """Law: it is recommended within three per cent of the fastest, nothing below a gain of two."""
+    rates = {OFF: 1.0, FIXED: fixed, AUTO: auto}
+    rounds = {arm: [Figures(rate, 1, 1.0)] for arm, rate in rates.items()}
+    cell = Cell(Workload("T=0", 0.0, 1), rounds)
+    assert recommended([Comparison(tuple(rates), cells=[cell])])[0] == arm
+
+
+def test_requests_are_those_of_the_server(tmp_path: Path) -> None:
+    """Law: fields of a body mean what they mean there: own temperature and seed, choices, lengths;
+    a request's K is the arm's; prompts run once more at each temperature they leave open."""
+    client = PricedClient(memory_bound)
+    lines = [
+        {"prompt": "a", "temperature": 0, "n": 2, "max_tokens": 5, "top_k": 3, "min_tokens": 4},
+        {"prompt": "b", "seed": 4, "stream": True, "stream_options": {"include_usage": True}},
+        {**CHAT, "max_completion_tokens": 7},
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert run(client, path, "--concurrency", "1", "--seed", "3") == 0
+    by_prompt = {last: [s.params for s in client.submitted if s.prompt[-1:] == [last]]
+                 for last in b"ab"}  # fmt: skip
+    assert {p.top_k for p in by_prompt[ord("a")]} == {3}
+    assert {p.temperature for p in by_prompt[ord("a")]} == {0}
+    assert {p.max_tokens for p in by_prompt[ord("a")]} == {1, 5}
+    assert {p.temperature for p in by_prompt[ord("b")]} == {0, 1}
+    assert {p.seed for p in by_prompt[ord("b")]} == {4}
+    chats = [s.params for s in client.submitted if s.prompt[-1] not in b"ab"]
+    assert {p.max_tokens for p in chats} == {1, 7}
+    wishes = {s.params.speculation and s.params.speculation.proposers for s in client.submitted}
+    assert ("grammar", "prediction", "draft_model") in wishes
+
+
+def test_a_changed_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: the exit code is 1."""
+    assert run(PricedClient(memory_bound, wrong=4), prompts(tmp_path)) == 1
+    [equal, compared] = re.findall(
+        r"texts equal among modes: (\d+) of (\d+)", capsys.readouterr().out
+    )[0]
+    assert int(equal) < int(compared)
+
+
+def test_time_is_kept(tmp_path: Path) -> None:
+    """Law: about the minutes given, however slow the model; then the replies are shorter."""
+    slow = PricedClient(lambda load, k: 20 * memory_bound(load, k))
+    out = tmp_path / "r.json"
+    options = ["--json", str(out), "--minutes", "20", "--max-tokens", "512"]
+    assert run(slow, prompts(tmp_path), *options) == 0
+    assert 400 < slow.now < 2400
+    cells = json.loads(out.read_text())["found"][0]["cells"]
+    assert all(cell["tokens"] < 256 for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("line", "part", "needs_engine"),
     [
-        ({"prompt": "a", "temprature": 1}, ["line 5", "unknown field `temprature`"]),
-        ({"prompt": "a", "temperature": 3}, ["line 5", "`temperature`"]),
-        ({"prompt": "a" * 600}, ["line 5", "maximum context length is 512"]),
-        ({"prompt": "a", "max_tokens": 0}, ["line 5", "`max_tokens` is 0"]),
-        ({"prompt": "a", "speculation": {"enabled": False}}, ["line 5", "`speculation`"]),
-        ({"prompt": ""}, ["line 5"]),
-        ({"prompt": "\ud800"}, ["line 5", "surrogate"]),
-        ({"messages": []}, ["line 5", "`messages`"]),
-        ({**CHAT, "chat_template_kwargs": {"x": 1}}, ["line 5", "`chat_template_kwargs`"]),
-        ({"prompt": "a", "structured_outputs": {"regex": "("}}, ["line 5", "cannot be honoured"]),
-        ({"prompt": "~"}, ["line 5", "the engine does not want it"]),
+        ({"prompt": "a", "temprature": 1}, "unknown field `temprature`", False),
+        ({"prompt": "a", "temperature": 3}, "`temperature`", False),
+        ({"prompt": "a", "speculation": {"enabled": False}}, "`speculation`", False),
+        ({"prompt": ""}, "`prompt`", False),
+        ({"prompt": "\ud800"}, "not valid JSON", False),
+        ({"messages": []}, "`messages`", False),
+        ({"prompt": "a" * 600}, "maximum context length is 512", True),
+        ({"prompt": "a", "max_tokens": 0}, "`max_tokens` is 0", True),
+        ({**CHAT, "chat_template_kwargs": {"x": 1}}, "`chat_template_kwargs`", True),
+        ({"prompt": "a", "structured_outputs": {"regex": "("}}, "cannot be honoured", True),
     ],
 )
 def test_bad_bodies_are_one_sentence_and_nothing_is_written(
-    tmp_path: Path, line: dict[str, Any], parts: list[str]
+    tmp_path: Path, line: dict[str, Any], part: str, needs_engine: bool
 ) -> None:
-    """Law: the line, and the server's own words; no file. Bug: it was said after progress, and
-    after the models had been loaded for nothing."""
-    files: dict[str, Any] = {
-        "html": tmp_path / "a",
-        "json": tmp_path / "b",
-        "write_config": tmp_path / "c",
-    }
-    lab, shown = FakeLab(memory_bound, refuse=ord("~")), list[str]()
+    """Law: the line, and the server's own words; no file; before the models are loaded, if a body
+    shows it by itself."""
+    client = PricedClient(memory_bound)
+    path = prompts(tmp_path, line)
     with pytest.raises(PromptsError) as caught:
-        evaluate(lab, prompts(tmp_path, line), say=shown.append, **files)
-    for part in parts:
-        assert part in str(caught.value)
-    # Its length and its wishes are the engine's to judge.
-    needs_engine = "context length" in str(caught.value) or "engine" in str(caught.value)
-    assert lab.opened == bool(shown) == needs_engine
+        run(client, path, "--json", str(tmp_path / "b"), "--write-config", str(tmp_path / "c"))
+    assert f"{path}, line 4: " in str(caught.value)
+    assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert (client.state == "ready") == needs_engine
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
 
 
-class _Page(HTMLParser):
-    """Tags, open ones, and text outside of the style sheet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in ("meta",):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self.open and self.open[-1] != tag:  # pragma: no cover
-            raise AssertionError(f"</{tag}> closes <{self.open[-1]}>")
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def test_what_the_engine_refuses_is_named_by_its_line(tmp_path: Path) -> None:
+    """Law: the engine's sentence, and before anything is measured."""
+    client = PricedClient(memory_bound)
+    client._refusal, client._bad_request = "the engine does not want it", True
+    with pytest.raises(PromptsError, match="line 1: the engine does not want it"):
+        run(client, prompts(tmp_path))
 
 
-def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
-    """Law: well nested, no script, no address, prompts as text; a browser may load nothing."""
-    out = tmp_path / "r.html"
-    evaluate(FakeLab(memory_bound), prompts(tmp_path), html=out)
-    written = out.read_text("utf-8")
-    page = _Page()
-    page.feed(written)
-    assert page.open == []
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
-    assert not {"src", "href", "onerror"} & {name for name, _ in page.attributes}
-    assert "url(" not in written
-    assert "http" not in written.replace("http-equiv", "")
-    assert EVIL in page.text
-    assert page.tags.count("table") == 4
-    for name in ("K=0", "draft K=4", "ngram + draft auto"):
-        assert name in page.text
-    assert "nan" not in written
+def test_a_bad_body_is_found_although_it_is_not_among_the_chosen(tmp_path: Path) -> None:
+    """Bug: of a long file only the lines that were to run were read; the others passed."""
+    path = prompts(tmp_path, {"prompt": "a", "temperature": 3}, {"prompt": "b"})
+    with pytest.raises(PromptsError, match="line 4"):
+        run(PricedClient(memory_bound), path, "--max-prompts", "1")
+
+
+def test_several_drafts_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: each on an engine of its own, n-gram lookup once."""
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    given = [word for folder in folders for word in ("--draft", str(folder))]
+    run(PricedClient(memory_bound), prompts(tmp_path), "--temperature", "0", *given)
+    said = capsys.readouterr().out
+    for folder in folders:
+        assert f" {folder} K=4 " in said
+    assert said.count("T=0 x1 ") == 9 + 7
+
+
+def test_without_a_proposer_ngram_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: a configuration without guesses is evaluated with those that need no model."""
+    client = PricedClient(memory_bound)
+    run(client, prompts(tmp_path), "--set", "speculation.proposer.kind=none")
+    said = capsys.readouterr().out
+    assert " ngram auto " in said
+    assert " draft " not in said
+
+
+def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
+    """Law: the limit is named."""
+    with pytest.raises(EngineError, match=r"schedule.max_sequences = 2"):
+        run(
+            PricedClient(memory_bound),
+            prompts(tmp_path),
+            "--concurrency",
+            "4",
+            "--set",
+            "schedule.max_sequences=2",
+        )
+
+
+def arms(said: SpeculationConfig) -> dict[str, SpeculationConfig]:
+    found = settings_of(said, "draft", ngram=True)
+    return {arm.name: setting.config for arm, setting in found.items()}
 
 
 def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
@@ -257,15 +296,14 @@ def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
     said = load_config(
         None,
         ["server.port=9", "server.api_key=secret", "server.admin_key=secret",
-         'target.path=a "b" \\\n\u00e9',
+         'target.path=a "b" \\\n\u00e9\x7f',
          "cache.memory_fraction=0.5", "server.served_model_name=[\"x\", \"y\"]",
          "speculation.proposer.path=d", "speculation.trace=t"],
     )  # fmt: skip
-    for contender in contenders(make_ready(k_max=8, proposers=("ngram", "draft_model")), []):
-        speculation = recommended(said.engine, contender)
+    for speculation in arms(said.engine.speculation).values():
         best = Config(said.server, said.engine.model_copy(update={"speculation": speculation}))
         path = tmp_path / "c.toml"
-        write_config(path, best, ["two\nlines"])
+        write_config(path, best, ["a line"])
         assert "secret" not in path.read_text()
         found = load_config(path)
         assert found.engine == best.engine
@@ -275,20 +313,17 @@ def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["c.toml"]
 
 
-def test_contenders_become_settings() -> None:
-    """Law: a server with these settings does what the contender did."""
-    said = EngineConfig.model_validate({"speculation": {"controller": {"k_max": 5}}})
-    made = {
-        c.name: recommended(said, c)
-        for c in contenders(make_ready(k_max=8, proposers=("ngram", "draft_model")), [])
-    }
-    assert made[PLAIN].proposer == NoProposerConfig()
+def test_arms_become_settings() -> None:
+    """Law: a server with these settings does what the arm did."""
+    said = EngineConfig.model_validate({"speculation": {"controller": {"k_max": 5}}}).speculation
+    made = arms(said)
+    assert made["off"].proposer == NoProposerConfig()
     assert made["draft K=2"].controller == FixedConfig(k=2)
     assert made["draft K=2"].companions == ("grammar", "prediction")
     assert made["draft auto"].companions == ("grammar", "prediction")
     assert made["ngram auto"].proposer == NgramConfig()
     assert made["ngram auto"].controller == AdaptiveConfig(k_max=5)
-    assert made["ngram + draft auto"] == said.speculation
+    assert made["ngram + draft auto"] == said
 
 
 def test_a_configuration_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -305,31 +340,12 @@ def test_a_configuration_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert tomllib.loads(config_text(Config(ServerConfig(), EngineConfig())))["speculation"]
 
 
-def test_without_a_proposer_ngram_is_tried(tmp_path: Path) -> None:
-    """Law: a configuration without guesses is evaluated with those that need no model."""
-    lab = FakeLab(memory_bound)
-    lab.ready = make_ready(proposer="ngram", k_max=8, proposers=("grammar", "ngram"))
-    config = load_config(None, ["speculation.proposer.kind=none"])
-    _, card = evaluate(lab, prompts(tmp_path), served=config)
-    assert lab.config.speculation.proposer == NgramConfig()
-    assert "n-gram lookup was tried" in card
-    assert "draft" not in card.replace("Foredraft", "")
-
-
-def test_intervals_need_two_slices() -> None:
-    """Law: one slice has no spread; more have one around their geometric mean."""
-    assert Record([2.0]).interval is None
-    low, high = Record([1.0, 4.0]).interval or (0, 0)
-    assert Record([1.0, 4.0]).ratio == pytest.approx(2.0)
-    assert low < 2.0 < high
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--prompts", "nowhere.jsonl"], "cannot read the prompts nowhere.jsonl"),
-        (["--prompts", "p", "--html", "no/where.html"], "cannot write no/where.html"),
-        (["--prompts", "p", "--html", "x", "--json", "x"], "--json names x, as --html does"),
+        (["--prompts", "p", "--json", "no/where.json"], "cannot write no/where.json"),
+        (["--prompts", "p", "--json", "x", "--write-config", "x"], "names x, as --json does"),
         (["--prompts", "p", "--json", "p"], "--json names p, which is read"),
         (["none.toml", "--prompts", "p"], "none.toml"),
         (["--prompts", "p", "--set", "speculation.k=1"], "unknown key speculation.k"),
@@ -376,24 +392,10 @@ def test_wrong_options_say_what_is_allowed(
 
 
 def test_options_are_keys_of_the_configuration() -> None:
-    """Law: the child is started with them; what --set says goes before them."""
+    """Law: the engine is started with them; what --set says goes before them."""
     options = ["--prompts", "p", "--target", "4", "--threads", "3"]
     parsed = build_parser().parse_args([*options, "--set", "attention=sdpa"])
-    engine = load_config(None, overrides(parsed)).engine
+    engine = load_config(None, overrides(parsed, None)).engine
     assert (engine.target.path, engine.threads, engine.attention) == ("4", 3, "sdpa")
     parsed = build_parser().parse_args([*options, "--set", "threads=2"])
-    assert load_config(None, overrides(parsed)).engine.threads == 2
-
-
-def test_a_bad_body_is_found_although_it_is_not_among_the_chosen(tmp_path: Path) -> None:
-    """Bug: of a long file only the lines that were to run were read; the others passed."""
-    path = prompts(tmp_path, {"prompt": "a", "temperature": 3}, {"prompt": "b"})
-    with pytest.raises(PromptsError, match="line 5"):
-        evaluate(FakeLab(memory_bound), path, max_prompts=1)
-
-
-def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
-    """Law: the limit is named."""
-    config = load_config(None, ["schedule.max_sequences=8"])
-    with pytest.raises(EngineError, match="schedule.max_sequences = 8"):
-        evaluate(FakeLab(memory_bound), prompts(tmp_path), served=config)
+    assert load_config(None, overrides(parsed, None)).engine.threads == 2

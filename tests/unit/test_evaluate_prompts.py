@@ -1,4 +1,4 @@
-"""`foredraft evaluate`: forms of a prompts file, one sentence for each mistake, kinds of text."""
+"""`foredraft evaluate`: forms of a prompts file, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.lab.evaluate.kinds import kind_of, title_of
-from server.lab.evaluate.prompts import PromptsError, read_prompts
+from server.lab.evaluate.prompts import CHAT as CHAT_PATH
+from server.lab.evaluate.prompts import COMPLETIONS, PromptsError, read_prompts
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me of the sea."}]}
 
@@ -29,10 +29,8 @@ def batch(id: str, url: object = "/v1/chat/completions", **changes: Any) -> dict
 def test_json_lines_name_their_endpoint_by_their_fields(tmp_path: Path) -> None:
     """Law: `prompt` is a completion, `messages` a chat; empty lines count for line numbers only."""
     entries = read_prompts(written(tmp_path, {"prompt": "a", "temperature": 0}, "", CHAT))
-    assert [(e.line, e.endpoint, e.batch) for e in entries] == [
-        (1, "completions", False),
-        (3, "chat", False),
-    ]
+    assert [e.path for e in entries] == [COMPLETIONS, CHAT_PATH]
+    assert entries[1].where.endswith("p.jsonl, line 3")
     assert entries[0].body == {"prompt": "a", "temperature": 0}
 
 
@@ -41,9 +39,9 @@ def test_openai_batches_are_read(tmp_path: Path) -> None:
     path = written(
         tmp_path, batch("a"), batch("b", "/v1/completions", body={"prompt": "x", "max_tokens": 4})
     )
-    assert [(e.id, e.endpoint, e.batch) for e in read_prompts(path)] == [
-        ("a", "chat", True),
-        ("b", "completions", True),
+    assert [(e.path, e.body) for e in read_prompts(path)] == [
+        (CHAT_PATH, CHAT),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 4}),
     ]
 
 
@@ -74,20 +72,12 @@ def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
         (({"prompt": "a"}, "b"), ["line 2", "not a JSON object"]),
         (({"prompt": "a"}, "[1]"), ["line 2", "not a JSON object"]),
         (({"prompt": "a"}, '{"prompt": '), ["line 2", "not a JSON object"]),
-        (("a", {"prompt": "b"}), ["line 2 is a JSON object", "line 1 is plain text"]),
-        (({"prompt": "a"}, batch("x")), ["line 2 is a batch request"]),
-        ((batch("x"), {"prompt": "a"}), ["line 2", "without `custom_id`"]),
-        ((batch("x"), batch("x")), ["line 2 has the `custom_id` of line 1"]),
-        ((batch("x", "/v1/embeddings"),), ["line 1", "`url`", "/v1/completions", "embeddings"]),
+        ((batch("x", "/v1/embeddings"),), ["line 1", "`url`", "/v1/completions"]),
         ((batch("x", url=3),), ["line 1", "`url`"]),
-        ((batch("x", method="GET"),), ["line 1", "`method`"]),
         ((batch("x", body="text"),), ["line 1", "`body` must be an object"]),
-        ((batch(""),), ["line 1", "`custom_id`"]),
-        ((batch("x", prompt="y"),), ["line 1", "unknown field `prompt`"]),
-        (({"text": "a"},), ["line 1", "neither `prompt` nor `messages`"]),
+        (({"text": "a"},), ["line 1", "`prompt` or `messages`"]),
         (('{"prompt": "a", "n": 1, "n": 2}',), ["line 1", "`n` is given twice"]),
-        (({"prompt": "a", **CHAT},), ["line 1", "both `prompt` and `messages`"]),
-        (('[{"prompt": "a"}]',), ["one JSON list"]),
+        (({"prompt": "a", **CHAT},), ["line 1", "`prompt` or `messages`"]),
         (("a", "b\0"), ["line 2", "NUL"]),
         (("[" * 100_000, "b"), []),
         (("{" * 100_000,), ["line 1", "not a JSON object"]),
@@ -119,35 +109,3 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     ):
         with pytest.raises(PromptsError, match=part):
             read_prompts(path)
-
-
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        ({"prompt": "The sea was calm, and the ship\nlay still."}, "prose"),
-        ({"prompt": "def area(r):\n    return 3.14 * r * r\n"}, "code"),
-        ({"prompt": 'int main(void) {\n  puts("hi");\n}'}, "code"),
-        ({"prompt": ["SELECT name FROM users;\nSELECT 1;"]}, "code"),
-        ({"prompt": [[1, 2, 3]]}, "prose"),
-        ({"prompt": '{"name": "Ada", "age": '}, "json"),
-        ({"prompt": "[1, 2, 3]"}, "json"),
-        (CHAT, "chat"),
-        ({"messages": [{"role": "user", "content": "Write a Python function that adds."}]}, "code"),
-        ({"messages": [{"role": "user", "content": "Fix:\n```\nx=1\n```"}]}, "code"),
-        ({"messages": [{"role": "user", "content": "Answer in JSON."}]}, "json"),
-        ({**CHAT, "response_format": {"type": "json_object"}}, "json"),
-        ({**CHAT, "response_format": {"type": "text"}}, "chat"),
-        ({**CHAT, "tools": [{"type": "function"}]}, "json"),
-        ({**CHAT, "structured_outputs": {"regex": "a+"}}, "chat"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}, "chat"),
-    ],
-)
-def test_kinds(body: dict[str, Any], kind: str) -> None:
-    """Law: the rules of the module's docstring, first that fits."""
-    assert kind_of(body) == kind
-
-
-def test_titles_are_one_short_line() -> None:
-    """Law: of a chat, the last message; white space folded, cut."""
-    assert title_of({"messages": [{"content": "x"}, {"content": "a\n  b"}]}) == "a b"
-    assert len(title_of({"prompt": "word " * 100})) == 100

@@ -21,11 +21,11 @@ LEVELS = {
     "engine.grammar": 7, "engine.model": 8, "engine.speculation": 9, "engine.step": 10,
     "engine.core": 11, "engine.process": 12, "engine.__main__": 12,
     "engine.lab": 13, "engine.demo": 13,  # offline
-    "engine.lab.evaluate_messages": 0, "engine.lab.files": 0, "engine.lab.picture": 1,
+    "engine.lab.files": 0, "engine.lab.picture": 1,
 }  # fmt: skip
 CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.arguments",
-    "engine.lab.evaluate_messages", "engine.lab.files",  # of command lines, on both sides
+    "engine.lab.files",  # of command lines, on both sides
 }  # fmt: skip
 # Of the server, as LEVELS: what a folder imports lies below it, or in it.
 SERVER_LEVELS = {
@@ -39,7 +39,11 @@ SERVER_LEVELS = {
     "server.serve": 6, "server.cli": 7, "server.__main__": 8,
     "server.lab": 7,
 }  # fmt: skip
-OFFLINE = {"server.lab.bench": "engine.lab.comparison"}  # a program of its own
+# Programs of their own.
+OFFLINE = {
+    "server.lab.bench": "engine.lab.comparison",
+    "server.lab.evaluate": "engine.lab.comparison",
+}
 
 # One door per heavy package: the only modules (or packages) that may name it.
 DOORS = {
@@ -59,9 +63,9 @@ DOORS = {
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
     "llguidance": ["engine.grammar", "engine.model.pair"],
     "matplotlib": ["engine.lab.picture"],
-    "huggingface_hub": ["engine.lab.plan.find_model"],
+    "huggingface_hub": ["engine.lab.plan.presets"],
     "safetensors": ["engine.demo", "engine.model.llama", "engine.scheduling.memory"],
-    "zmq": ["engine.process", "engine.lab.bench.host", "server.engine.client"],
+    "zmq": ["engine.process", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],
     "fastapi": ["server.app", "server.api"],
     "uvloop": ["server.serve"],

@@ -6,16 +6,17 @@ import random
 
 import pytest
 
-from engine.lab.bench.machine import acceptance_of, tokens_per_round, with_verification
+from engine.lab.bench.costs import speed_up, tokens_per_round
+from engine.lab.comparison.figures import chance_of
 
 
 def test_leviathan_by_hand() -> None:
     """a = 0.8, k = 3: 1 + .8 + .64 + .512 tokens, 1.3 steps at c = 0.1."""
     assert tokens_per_round(0.8, 3) == pytest.approx(2.952)
-    assert with_verification(0.8, 3, 0.1) == pytest.approx(2.952 / 1.3)
-    assert with_verification(0.8, 3, 0.1, 1.2) == pytest.approx(2.952 / 1.5)
+    assert speed_up(0.8, 3, 0.1) == pytest.approx(2.952 / 1.3)
+    assert speed_up(0.8, 3, 0.1, 1.2) == pytest.approx(2.952 / 1.5)
     assert tokens_per_round(1.0, 4) == 5
-    assert with_verification(0.5, 0, 0.1) == 1
+    assert speed_up(0.5, 0, 0.1) == 1
 
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.8])
@@ -30,10 +31,10 @@ def test_acceptance_is_found_again(acceptance: float) -> None:
         for i in range(5):
             proposed[i] += 1
             accepted[i] += i < kept
-    assert acceptance_of(proposed, accepted) == pytest.approx(acceptance, abs=0.01)
+    assert chance_of(proposed, accepted) == pytest.approx(acceptance, abs=0.01)
 
 
 def test_nothing_proposed_is_no_acceptance() -> None:
-    assert acceptance_of([], []) == 0
-    assert acceptance_of([0.0, 0.0], [0.0, 0.0]) == 0
-    assert acceptance_of([4.0, 4.0], [4.0, 4.0]) == 1
+    assert chance_of([], []) == 0
+    assert chance_of([0.0, 0.0], [0.0, 0.0]) == 0
+    assert chance_of([4.0, 4.0], [4.0, 4.0]) == 1

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelError
-from engine.lab.plan.find_model import find_model
-from engine.lab.plan.presets import PRESETS
-from engine.lab.plan.read_config import FAMILIES, model_shape
+from engine.lab.plan.presets import PRESETS, find_model
+from engine.lab.plan.shape import FAMILIES, model_shape
 
 # Parameters of the published checkpoints, norms and biases included.
 PUBLISHED = {

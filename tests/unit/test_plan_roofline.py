@@ -9,37 +9,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.lab.plan import closed_forms
-from engine.lab.plan.device import DEVICES, choose_device
-from engine.lab.plan.examples import eight, scenario
-from engine.lab.plan.find_model import find_model
-from engine.lab.plan.numerics import PRECISIONS
-from engine.lab.plan.presets import PRESETS
-from engine.lab.plan.roofline import Served
+from engine.lab.plan.presets import PRESETS, find_model
+from engine.lab.plan.roofline import (
+    PRECISIONS,
+    Device,
+    Scenario,
+    Served,
+    break_even,
+    device_of,
+    expected_tokens,
+)
 from engine.lab.plan.shape import Experts
 
-H100 = DEVICES["h100-sxm"]
-BF16 = PRECISIONS["bf16"]
+H100, EIGHT = device_of("h100-sxm"), device_of("h100-sxm", 8)
 LLAMA = find_model("llama-3.1-8b", "target")
 
 
 def served(name: str, precision: str = "bf16") -> Served:
-    return Served(find_model(name, "target"), H100, PRECISIONS[precision])
+    return Served(find_model(name, "target"), H100, precision)
+
+
+def scenario(
+    target: str, draft: str | None, device: Device, *, batch: int = 1, context: int = 2048
+) -> Scenario:
+    """bf16 everywhere, no overhead."""
+    models = [
+        Served(find_model(name, "target"), device, "bf16") for name in (target, draft) if name
+    ]
+    return Scenario(models[0], models[1] if draft else None, batch, context)
 
 
 def test_one_row_takes_the_time_of_reading() -> None:
     """Law: at batch 1 a pass is bytes over bandwidth: all weights but the embedding table (of
     which one row is read), and the cache."""
-    weights = 2 * (LLAMA.parameters - LLAMA.vocab * LLAMA.hidden)
+    weights = 2 * (LLAMA.parameters - 128_256 * 4096)
     cache = 1000 * 32 * 2 * 8 * 128 * 2
-    seconds = served("llama-3.1-8b").forward(batch=1, tokens=1, context=1000).seconds
+    seconds = served("llama-3.1-8b").seconds(batch=1, tokens=1, context=1000)
     assert seconds == pytest.approx((weights + cache) / 3.35e12)
 
 
 def test_many_rows_take_the_time_of_computing() -> None:
     """Law: without context, many rows cost 2 FLOPs for each weight and row."""
     rows = 100_000
-    seconds = served("llama-3.1-8b").forward(batch=rows, tokens=1, context=0).seconds
+    seconds = served("llama-3.1-8b").seconds(batch=rows, tokens=1, context=0)
     assert seconds == pytest.approx(2 * LLAMA.active_parameters * rows / 989.4e12)
 
 
@@ -48,13 +60,13 @@ def test_launch_overhead_is_a_layers() -> None:
     plain = served("llama-3.1-8b")
     slow = replace(plain, launch=1e-5)
     for tokens in (1, 1000):
-        one, other = (m.forward(batch=1, tokens=tokens, context=9).seconds for m in (plain, slow))
+        one, other = (m.seconds(batch=1, tokens=tokens, context=9) for m in (plain, slow))
         assert other - one == pytest.approx(32 * 1e-5)
 
 
 def test_bytes_by_precision() -> None:
     """Law: weights in the layers shrink, tables keep 16 bits; int4 pays for its scales."""
-    tables = 2 * LLAMA.vocab * LLAMA.hidden
+    tables = 2 * 128_256 * 4096
     inner = LLAMA.parameters - tables
     for precision, width in (("bf16", 2), ("fp8", 1), ("int4", 0.5 + 2 / 128)):
         assert served("llama-3.1-8b", precision).weight_bytes == inner * width + tables * 2
@@ -62,9 +74,8 @@ def test_bytes_by_precision() -> None:
 
 def test_arithmetic_by_precision() -> None:
     """Law: fp8 is fast where there are units for it, int4 is multiplied in bf16."""
-    fp8, int4 = PRECISIONS["fp8"], PRECISIONS["int4"]
-    assert H100.flops(fp8) > H100.flops(BF16) == H100.flops(int4)
-    assert DEVICES["a100-80"].flops(fp8) == DEVICES["a100-80"].flops(BF16)
+    assert H100.flops("fp8") > H100.flops("bf16") == H100.flops("int4")
+    assert device_of("a100-80").flops("fp8") == device_of("a100-80").flops("bf16")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -78,7 +89,7 @@ def test_more_work_is_never_faster(name: str) -> None:
         ((4, 64, 512), (64, 64, 512)),
     ):
         one, other = (
-            model.forward(batch=batch, tokens=tokens, context=context).seconds
+            model.seconds(batch=batch, tokens=tokens, context=context)
             for batch, tokens, context in (first, second)
         )
         assert one <= other
@@ -105,9 +116,9 @@ def test_experts_touched_against_published_shares() -> None:
 def test_a_free_draft_is_leviathans_formula() -> None:
     """Law: while verification is bound by reading weights, the speed-up is the closed form with
     the roofline's c."""
-    point = scenario("llama-3.1-70b", "llama-3.2-1b", eight())
+    point = scenario("llama-3.1-70b", "llama-3.2-1b", EIGHT)
     for k in range(9):
-        formula = closed_forms.speed_up(0.8, k, point.draft_cost)
+        formula = expected_tokens(0.8, k) / (1 + k * point.draft_cost)
         assert point.speed_up(0.8, k) == pytest.approx(formula, rel=1e-3)
 
 
@@ -115,32 +126,33 @@ def test_break_even_is_where_it_pays() -> None:
     """Law: at the break-even acceptance the speed-up is 1."""
     point = scenario("llama-3.1-8b", "llama-3.2-1b", H100, batch=64)
     for k in (1, 4, 8):
-        least = point.break_even(k)
+        least = break_even(k, point.round_cost(k))
         assert least is not None
         assert point.speed_up(least, k) == pytest.approx(1)
 
 
 def test_nothing_pays_past_the_ridge() -> None:
     """Law: where a row costs what a step costs, K = 0 is best and nothing breaks even."""
-    slow = choose_device("cpu", bandwidth=1e6, tflops=1e-3, memory=None, count=1)
+    slow = device_of("cpu", bandwidth=1e6, tflops=1e-3)
     point = scenario("llama-3.1-8b", "llama-3.2-1b", slow)
     assert point.best(0.9, 16) == (0, 1.0)
-    assert point.break_even(4) is None
+    assert break_even(4, point.round_cost(4)) is None
     assert point.fits is None
 
 
 def test_claim_one_query_reads_its_cache_once() -> None:
     """Claim: ten tokens of one query read its KV once, ten queries of one token ten times: close
     at 2k for a 70B model, more than 3 times at 128k."""
-    model = scenario("llama-3.1-70b", None, eight()).target
+    model = scenario("llama-3.1-70b", None, EIGHT).target
     ratios = []
     for context in (2048, 131_072):
-        one = model.forward(batch=1, tokens=10, context=context)
-        ten = model.forward(batch=10, tokens=1, context=context)
-        assert one.weight_bytes == ten.weight_bytes
-        assert ten.attention.bytes == 10 * one.attention.bytes == 10 * model.cache_bytes(context)
-        assert one.flops == pytest.approx(ten.flops)
-        ratios.append(ten.seconds / one.seconds)
+        one = model.parts(batch=1, tokens=10, context=context)
+        ten = model.parts(batch=10, tokens=1, context=context)
+        assert [part.bytes for part in one[:3]] == [part.bytes for part in ten[:3]]
+        assert ten[3].bytes == 10 * one[3].bytes == 10 * model.cache_bytes(context)
+        assert [part.flops for part in one] == pytest.approx([part.flops for part in ten])
+        seconds = [model.seconds(batch=n, tokens=10 // n, context=context) for n in (1, 10)]
+        ratios.append(seconds[1] / seconds[0])
     assert 1 < ratios[0] < 1.05
     assert ratios[1] > 3
 
@@ -148,11 +160,9 @@ def test_claim_one_query_reads_its_cache_once() -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_claim_speculation_fades_as_batches_grow(precision: str) -> None:
     """Claim: a dense pair at 2k gains less with every doubling of the batch."""
-    point = scenario("llama-3.1-70b", "llama-3.2-1b", eight())
+    point = scenario("llama-3.1-70b", "llama-3.2-1b", EIGHT)
     assert point.draft is not None
-    target, draft = (
-        replace(model, precision=PRECISIONS[precision]) for model in (point.target, point.draft)
-    )
+    target, draft = (replace(model, precision=precision) for model in (point.target, point.draft))
     speeds = [
         replace(point, target=target, draft=draft, batch=2**i).best(0.8, 16)[1] for i in range(9)
     ]
@@ -165,7 +175,7 @@ def test_claim_mixtures_verify_dearly_at_small_batch() -> None:
     """Claim (arXiv:2506.20675, 2505.19645): at batch 1 four guesses cost a mixture about three
     steps and can lose; at medium batch a mixture gains more than a dense model."""
     dense, mixture = ("qwen3-32b", "qwen3-30b-a3b")
-    two = H100.times(2)
+    two = device_of("h100-sxm", 2)
     assert scenario(dense, None, two).round_cost(4) < 1.01
     assert scenario(mixture, None, two).round_cost(4) > 2.5
     assert scenario(mixture, None, two).speed_up(0.5, 4) < 0.7
@@ -177,16 +187,15 @@ def test_memory() -> None:
     """Law: weights of both models and the KV of both models of every sequence must fit."""
     point = scenario("llama-3.1-8b", "llama-3.2-1b", H100, batch=1, context=131_072)
     assert point.fits is True
-    assert point.cache_bytes == 131_072 * (131_072 + 32_768)
+    assert [m.cache_bytes(1) for m in point.models] == [131_072, 32_768]
     assert replace(point, batch=4).fits is False
 
 
 def test_devices() -> None:
-    """Law: figures of the caller replace the sheet's; several devices add up; names are listed."""
-    device = choose_device("h200", bandwidth=1000, tflops=None, memory=10, count=4)
+    """Law: figures of the caller replace the sheet's; several devices add up."""
+    device = device_of("h200", 4, bandwidth=1000, memory=10)
     assert (device.bandwidth, device.memory) == (4e12, 4e10)
     assert device.bf16_flops == 4 * 989.4e12
-    with pytest.raises(ConfigError, match="--device h300 is not known; known are h100-sxm, h200"):
-        choose_device("h300", bandwidth=None, tflops=None, memory=None, count=1)
+    assert device_of("h200", tflops=1).fp8_flops is None
     with pytest.raises(ConfigError, match="give --bandwidth in GB/s and --tflops"):
-        choose_device("cpu", bandwidth=1, tflops=None, memory=None, count=1)
+        device_of("cpu", bandwidth=1)

@@ -1,1 +1,1 @@
-"""Benchmarks: modes against each other (`foredraft bench`), and the suite of `make bench`."""
+"""Measurements on engines in this process: `foredraft bench` and its presets."""

@@ -1,78 +1,102 @@
-"""`foredraft bench`: modes against each other, on engines in this process."""
+"""`foredraft bench`: modes against each other, on engines in this process. Its presets `suite` and
+`machine` say what forwards cost, too; `context` and `record` are programs of their own.
+"""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
 
-from engine.arguments import Parser
+from engine.arguments import Parser, exit_code
 from engine.child.freeze import freeze_memory
-from engine.config import QuantizationName
+from engine.errors import ConfigError
+from engine.lab.bench import context, record
+from engine.lab.bench.assisted import NAMES, other_arms
+from engine.lab.bench.costs import cost_lines, measure_costs, promises
 from engine.lab.bench.offline import Offline
-from engine.lab.bench.options import (
-    Clock,
-    add_clock,
-    add_pair,
-    clock_name,
-    clock_of,
-    encoder,
-    execute,
-    pair_config,
-    pair_facts,
-    set_threads,
+from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, set_threads
+from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
+from engine.lab.comparison.race import LONGEST
+from engine.lab.comparison.report import show
+from engine.lab.comparison.workload import RANDOM, Arm
+
+SUITE = Preset(
+    f"off,1,2,3,4,6,8,auto,{','.join(NAMES)}", ("code",), (0.0, 0.8), (1,), rounds=3, minutes=4.0
 )
-from engine.lab.comparison.options import Settings, build_parser, settings
-from engine.lab.comparison.race import LONGEST, race, steps
-from engine.lab.comparison.report import progress, show
-from engine.lab.comparison.result import Comparison
-from engine.model.memory import weights_of
-from engine.model.pair import load_pair
+MACHINE = Preset("off,1,2,3,5,7", (RANDOM,), concurrency=(1,), rounds=5, minutes=2.0)
+# And what --quick makes of each.
+PRESETS = {
+    "": (GRID, QUICK),
+    "suite": (SUITE, replace(SUITE, rounds=2, minutes=1.0)),
+    "machine": (MACHINE, replace(MACHINE, rounds=2, minutes=0.5)),
+}
+Program = tuple[Callable[[], Parser], Callable[[argparse.Namespace], int]]
+PROGRAMS: dict[str, Program] = {
+    "context": (context.build_parser, context.run),
+    "record": (record.build_parser, record.run),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
-    return execute(_parser(), run, arguments)
+    """The first word may name a preset or a program. Exit code 0; 1 when a text differed where it
+    must not; 2 for a mistake."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words.pop(0) if words and words[0] in {*PRESETS, *PROGRAMS} else ""
+    build, run = PROGRAMS.get(name, (partial(_parser, name), partial(compare, name)))
+    parser = build()
+    parsed = parser.parse_args(words)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    return exit_code(parser.prog, lambda: run(parsed))
 
 
-def _parser() -> Parser:
-    parser = build_parser("foredraft bench")
+def _parser(name: str) -> Parser:
+    parser = build_parser(f"foredraft bench {name}".strip())
     add_pair(parser)
-    parser.add_argument(
-        "--quantization", default="none", choices=get_args(QuantizationName),
-        help="of the target's linear layers; the draft stays as it is",
-    )  # fmt: skip
-    add_clock(parser)
     return parser
 
 
-def run(parsed: argparse.Namespace) -> int:
+def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
-    said, clock = settings(parsed), clock_of(parsed)
+    race, clock = settings(parsed, *PRESETS[name], NAMES), clock_of(parsed)
+    most = max(workload.concurrency for workload in race.workloads)
+    _check(race.arms, parsed, most)
     set_threads(parsed.threads)
-    return show(compare(parsed, said, clock), json=said.json, plot=said.plot)
-
-
-def compare(parsed: argparse.Namespace, said: Settings, clock: Clock) -> Comparison:
-    """The whole race. Raises EngineError."""
-    pair = load_pair(pair_config(parsed, quantization=parsed.quantization))
-    most = max(cell.concurrency for cell in said.cells)
-    encode = encoder(parsed.target)
-    reply = said.size.tokens or LONGEST
-    driver = Offline(pair, encode, arms=said.arms, concurrency=most, reply=reply, clock=clock)
+    config, pair, encode = load(parsed)
+    costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if name else None
+    player = Offline(
+        config, pair, encode, race.arms,
+        concurrency=most, prompts=sum(map(len, race.pools.values())),
+        reply=parsed.tokens or LONGEST, clock=clock,
+        others=other_arms(pair, race.arms, parsed.target, parsed.draft),
+    )  # fmt: skip
     freeze_memory()  # as a server does
-    facts = {
-        **pair_facts(pair),
-        **({} if parsed.quantization == "none" else {"quantization": parsed.quantization}),
-        "MB of target weights": round(weights_of(pair.target).size / 1e6),
-        "rounds": said.size.rounds,
-        "seconds": clock_name(clock),
-    }
-    comparison = Comparison(facts=facts, arms=said.arms)
-    with progress(steps(said.cells, said.arms, said.size)) as notice:
-        race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
-    return comparison
+    facts = {**pair_facts(pair, clock), "rounds": race.rounds}
+    comparison = race.run(player)
+    more: dict[str, Any] = {}
+    if costs is not None:
+        more = {"costs": asdict(costs), "promises": list(promises(costs, comparison))}
+    code = show("Foredraft bench", facts, comparison, json=parsed.json, plot=parsed.plot, more=more)
+    if costs is not None:
+        print("\n".join(cost_lines(costs, comparison)))
+    return code
+
+
+def _check(arms: Sequence[Arm], parsed: argparse.Namespace, concurrency: int) -> None:
+    """Raises ConfigError for what cannot be played."""
+    others = [arm.name for arm in arms if not arm.is_mode]
+    if others and concurrency > 1:
+        raise ConfigError(
+            f"--modes has {others[0]!r}, which answers one request at a time: --concurrency 1"
+        )
+    if others and parsed.synthetic is not None:
+        raise ConfigError(f"--modes has {others[0]!r}, which reads folders: no --synthetic")
+    if len(others) == len(arms):
+        raise ConfigError("--modes needs off, auto or a K")
 
 
 if __name__ == "__main__":

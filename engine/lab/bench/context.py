@@ -2,20 +2,20 @@
 
 Decodes after prompts of growing length, in rounds; fits a line to the step times, and sets its
 slope against the KV bytes of a token and what a copy moves. Then the time to the first token of the
-longest prompt, fresh and once more. Prints a card and, as the last line, one JSON object. Exit code
-0; 2 if the model cannot be loaded or is asked for more than it has.
+longest prompt, fresh and once more. Exit code 0; 2 if the model cannot be loaded or is asked for
+more than it has.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import count, pairwise
 from statistics import linear_regression, median
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
@@ -23,9 +23,11 @@ from engine.arguments import Parser, number, whole
 from engine.config import AttentionName, EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.bench.machine import Copy
-from engine.lab.bench.options import add_target, execute, set_threads
-from engine.lab.bench.turns import Played, Totals, play
+from engine.lab.bench.costs import Copy
+from engine.lab.bench.offline import EngineSession, TurnClock
+from engine.lab.bench.options import add_target, set_threads
+from engine.lab.files import write_json
+from engine.lab.picture import check_results
 from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import bytes_per_token
 from engine.model.pair import load_pair
@@ -35,25 +37,16 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Seconds and bytes. `steps[length]`: the median step after a prompt of so many tokens. The
-    line: `base + slope * tokens`; `worst` is its largest distance, as a share of the step. `first`
-    and `second`: to the first token of the longest prompt, `cached` tokens of the second's found in
-    the prefix cache. `copy`: bytes a second that a copy reads and writes."""
+    """Seconds. `steps[length]`: the median step after a prompt of so many tokens, `base + slope *
+    length` the line through them. `copy`: bytes a second that a copy reads and writes. `first`,
+    `second`: to the first token of the longest prompt, fresh and from the prefix cache."""
 
     steps: dict[int, float]
     base: float
     slope: float
-    worst: float
-    token_bytes: int
     copy: float
     first: float
     second: float
-    cached: int
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return execute(build_parser(), run, arguments)
 
 
 def build_parser() -> Parser:
@@ -67,20 +60,14 @@ def build_parser() -> Parser:
     add("--rounds", type=whole(1, 100), default=3, metavar="N", help="over all lengths (3)")
     add("--tokens", type=whole(2, 256), default=16, metavar="N", help="decoded each time (16)")
     add("--memory-gib", type=number(1e-3, 1 << 14), default=4.0, help="KV cache on a CPU (4)")
+    add("--json", metavar="FILE", help="write everything that was measured")
     return parser
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
+    check_results(parsed.json, None)
     set_threads(parsed.threads)
-    engine, found = measure(parsed)
-    print("\n".join(card(parsed, engine, found)))
-    print(json.dumps({"attention": engine.ready.attention, **asdict(found)}))
-    return 0
-
-
-def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
-    """Raises EngineError."""
     config = EngineConfig.model_validate(
         {
             "target": {"path": parsed.target, "dtype": parsed.dtype},
@@ -96,43 +83,49 @@ def measure(parsed: argparse.Namespace) -> tuple[Engine, Found]:
     longest = parsed.longest or room
     if longest > room:
         raise ConfigError(f"longest is {longest}, but the model has room for {room}")
-    lengths = [length for length in LENGTHS if length < longest - longest // 8] + [longest]
-    engine = Engine(config, pair=pair)
+    clock = TurnClock()
+    engine = Engine(config, pair=pair, clock=clock)
+    found = measure(engine, clock, longest, rounds=parsed.rounds, tokens=parsed.tokens)
+    ready, token_bytes = engine.ready, bytes_per_token(pair.target.layers, pair.target.dtype)
+    print(
+        f"{parsed.target}, {ready.dtype} on {ready.device}, attention {ready.attention}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}; {parsed.rounds} rounds"
+    )
+    print("\n".join(card(found, token_bytes)))
+    if parsed.json is not None:
+        facts = {"attention": ready.attention, "token_bytes": token_bytes}
+        write_json(parsed.json, {**facts, **asdict(found)})
+    return 0
+
+
+def measure(engine: Engine, clock: TurnClock, longest: int, *, rounds: int, tokens: int) -> Found:
     generator = torch.Generator().manual_seed(0)
-    text: list[int] = torch.randint(
-        8, pair.target.vocab_size, (longest,), generator=generator
-    ).tolist()
-    _decode(engine, text[:64], 2, "another")  # whatever happens once
-    first = _decode(engine, text, parsed.tokens).first
+    text = torch.randint(8, engine.ready.vocab_size, (longest,), generator=generator).tolist()
+    names = count()
+
+    def decode(length: int, salt: str = "") -> list[float]:
+        """Seconds to each delivery."""
+        params = SamplingParams(
+            seed=0, temperature=0.0, max_tokens=tokens, ignore_eos=True, cache_salt=salt
+        )
+        submit = Submit(f"context-{next(names)}", text[:length], params, 0.0)
+        session = EngineSession(engine, clock, [[submit]])
+        session.play(math.inf)
+        return [at for at, _ in session.run.replies[0].arrivals]
+
+    decode(64, "another")  # whatever happens once
+    first = decode(longest)[0]
+    lengths = [length for length in LENGTHS if length < longest - longest // 8] + [longest]
     steps: dict[int, list[float]] = {length: [] for length in lengths}
-    copy, again = Copy(pair.target.device), Played([])
-    waits, copies = list[float](), list[float]()
-    for _ in range(parsed.rounds):
+    copy, copies, waits = Copy(torch.device(engine.ready.device)), list[float](), list[float]()
+    for _ in range(rounds):
         for length in lengths:
-            again = _decode(engine, text[:length], parsed.tokens)
-            steps[length] += again.steps
-        waits.append(again.first)
+            arrivals = decode(length)
+            steps[length] += [after - before for before, after in pairwise(arrivals)]
+        waits.append(arrivals[0])
         copies.append(copy.seconds(time.perf_counter))
     middle = {length: median(times) for length, times in steps.items()}
-    base, slope = line(middle)
-    return engine, Found(
-        steps=middle,
-        base=base,
-        slope=slope,
-        worst=max(abs(base + slope * n - t) / t for n, t in middle.items()),
-        token_bytes=bytes_per_token(pair.target.layers, pair.target.dtype),
-        copy=copy.bytes / median(copies),
-        first=first,
-        second=median(waits),
-        cached=again.cached,
-    )
-
-
-def _decode(engine: Engine, prompt: list[int], tokens: int, salt: str = "") -> Played:
-    params = SamplingParams(
-        seed=0, temperature=0.0, max_tokens=tokens, ignore_eos=True, cache_salt=salt
-    )
-    return play(engine, [Submit("context", prompt, params, 0.0)], time.perf_counter, Totals())
+    return Found(middle, *line(middle), copy.bytes / median(copies), first, median(waits))
 
 
 def line(points: dict[int, float]) -> tuple[float, float]:
@@ -143,30 +136,23 @@ def line(points: dict[int, float]) -> tuple[float, float]:
     return base, slope
 
 
-def card(parsed: argparse.Namespace, engine: Engine, found: Found) -> Iterator[str]:
+def card(found: Found, token_bytes: int) -> Iterator[str]:
     """The page for people."""
-    ready: Any = engine.ready
-    yield (
-        f"{parsed.target}, {ready.dtype} on {ready.device}, attention {ready.attention}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}; {parsed.rounds} rounds"
-    )
+    base, slope = found.base, found.slope
     for length, seconds in found.steps.items():
         yield f"{length:>8} tokens of context: {seconds * 1e3:8.2f} ms a step"
+    worst = max(abs(base + slope * n - t) / t for n, t in found.steps.items())
     yield (
-        f"line: {found.base * 1e3:.2f} ms + {found.slope * 1e6:.3f} ms for every 1000 tokens; "
-        f"no step is farther from it than {100 * found.worst:.0f} %"
+        f"line: {base * 1e3:.2f} ms + {slope * 1e6:.3f} ms for every 1000 tokens; "
+        f"no step is farther from it than {100 * worst:.0f} %"
     )
-    if found.slope > 0:
-        rate = found.token_bytes / found.slope
+    if slope > 0:
+        rate = token_bytes / slope
         yield (
-            f"a token's keys and values are {found.token_bytes} bytes: {rate / 1e9:.1f} GB/s; a "
+            f"a token's keys and values are {token_bytes} bytes: {rate / 1e9:.1f} GB/s; a "
             f"copy moves {found.copy / 1e9:.1f} GB/s ({rate / found.copy:.2f} of it)"
         )
     yield (
         f"first token of {max(found.steps)}: {found.first:.2f} s fresh, {found.second * 1e3:.1f} "
-        f"ms with {found.cached} of them cached: {found.first / found.second:.0f}x shorter"
+        f"ms from the prefix cache: {found.first / found.second:.0f}x shorter"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

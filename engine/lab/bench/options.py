@@ -1,36 +1,27 @@
-"""What the benchmarks' command lines share: which pair, on what, with how many threads, whose
-seconds count."""
+"""What the offline command lines share: which pair, on what, with how many threads, whose seconds
+count."""
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+import random
 import re
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
 
-from engine.arguments import Parser, exit_code, whole
+from engine.arguments import number, whole
 from engine.child.threads import VARIABLES, engine_threads, granted_cores
-from engine.config import BUILTIN, DTypeName, EngineConfig, model_folder
+from engine.config import BUILTIN, DTypeName, EngineConfig, QuantizationName, model_folder
 from engine.errors import ConfigError
-from engine.model.pair import Pair
+from engine.lab.bench.offline import Clock, Encode
+from engine.lab.synthetic.on_device import synthetic_pair
+from engine.model.memory import weights_of
+from engine.model.pair import Pair, load_pair
 
-Clock = Callable[[], float]
-Encode = Callable[[str], list[int]]
-
-
-def execute(
-    parser: Parser, run: Callable[[argparse.Namespace], int], arguments: Sequence[str] | None
-) -> int:
-    """A program's exit code: what `run` answers, or 2 for a mistake of the caller."""
-    parsed = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    return exit_code(parser.prog, lambda: run(parsed))
+SYNTHETIC_PROMPT = 32  # tokens
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -44,35 +35,19 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """A target and its draft, as `pair_config` reads them."""
+    """A target and its draft, as `load` reads them, and the clock that `clock_of` gives."""
     add_target(parser)
-    parser.add_argument("--draft", default=BUILTIN, help="draft folder or hub name")
-
-
-def set_threads(threads: int | None) -> None:
-    """Of torch in this process: so many, or as many as an engine of the server would have."""
-    if threads or VARIABLES[0] not in os.environ:
-        torch.set_num_threads(threads or engine_threads(granted_cores()))
-
-
-def pair_config(
-    parsed: argparse.Namespace,
-    *,
-    quantization: str = "none",
-    controller: Mapping[str, Any] | None = None,
-    **others: Any,
-) -> EngineConfig:
-    """The pair as named; `quantization` is the target's. `others`: further keys."""
-    target = {"path": parsed.target, "dtype": parsed.dtype, "quantization": quantization}
-    proposer = {"path": parsed.draft, "dtype": parsed.dtype}
-    return EngineConfig.model_validate(
-        {
-            "target": target,
-            "device": parsed.device,
-            "speculation": {"proposer": proposer, "controller": controller or {}},
-            **others,
-        }
-    )
+    add = parser.add_argument
+    add("--draft", default=BUILTIN, help="draft folder or hub name")
+    add("--quantization", default="none", choices=get_args(QuantizationName),
+        help="of the target's linear layers; the draft stays as it is")  # fmt: skip
+    add("--synthetic", metavar="SIZE",
+        help="instead of folders: a random pair made on the device, `8b` or a number of"
+        " parameters")  # fmt: skip
+    add("--acceptance", type=number(0.05, 0.99), help="of the synthetic pair (0.8)")
+    add("--cpu-seconds", action="store_true",
+        help="time by the seconds that this process computes: for a machine that others use too;"
+        " needs --threads 1")  # fmt: skip
 
 
 def _device(text: str) -> str:
@@ -81,13 +56,10 @@ def _device(text: str) -> str:
     return text
 
 
-def add_clock(parser: argparse.ArgumentParser) -> None:
-    """The option. The parser has `--threads`, too."""
-    parser.add_argument(
-        "--cpu-seconds", action="store_true",
-        help="time by the seconds that this process computes: for a machine that others use too;"
-        " needs --threads 1",
-    )  # fmt: skip
+def set_threads(threads: int | None) -> None:
+    """Of torch in this process: so many, or as many as an engine of the server would have."""
+    if threads or VARIABLES[0] not in os.environ:
+        torch.set_num_threads(threads or engine_threads(granted_cores()))
 
 
 def clock_of(parsed: argparse.Namespace) -> Clock:
@@ -99,9 +71,31 @@ def clock_of(parsed: argparse.Namespace) -> Clock:
     return time.process_time
 
 
-def clock_name(clock: Clock) -> str:
-    """Completes "seconds ...": whose they are."""
-    return "of CPU time" if clock is time.process_time else "of the wall's clock"
+def pair_config(parsed: argparse.Namespace) -> EngineConfig:
+    """The pair as named."""
+    target = {"path": parsed.target, "dtype": parsed.dtype, "quantization": parsed.quantization}
+    proposer = {"path": parsed.draft, "dtype": parsed.dtype}
+    return EngineConfig.model_validate(
+        {"target": target, "device": parsed.device, "speculation": {"proposer": proposer}}
+    )
+
+
+def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
+    """The pair, as `pair_config` says or synthetic, and what makes ids of its prompts. Raises
+    EngineError."""
+    folders = {"--target": parsed.target, "--draft": parsed.draft}
+    named = [option for option, name in folders.items() if name != BUILTIN]
+    if parsed.synthetic is None and parsed.acceptance is not None:
+        raise ConfigError("--acceptance is of the pair that --synthetic makes; folders have theirs")
+    if parsed.synthetic is not None and named:
+        raise ConfigError(f"{named[0]} names a folder, and --synthetic makes a pair instead")
+    config = pair_config(parsed)
+    if parsed.synthetic is None:
+        return config, load_pair(config), encoder(parsed.target)
+    acceptance = 0.8 if parsed.acceptance is None else parsed.acceptance
+    pair = synthetic_pair(parsed.synthetic, acceptance=acceptance, config=config)
+    known = range(8, pair.target.vocab_size)
+    return config, pair, lambda text: random.Random(text).choices(known, k=SYNTHETIC_PROMPT)
 
 
 def encoder(target: str) -> Encode:
@@ -116,13 +110,15 @@ def encoder(target: str) -> Encode:
     return encode
 
 
-def pair_facts(pair: Pair) -> dict[str, Any]:
+def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:
     """What is measured, for headings."""
     return {
         "target": pair.target.path,
         "draft": pair.draft.path if pair.draft else "none",
         "dtype": pair.target.dtype_name,
         "device": pair.target.device_name,
+        "MB of target weights": round(weights_of(pair.target).size / 1e6),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "seconds": "of CPU time" if clock is time.process_time else "of the wall's clock",
     }

@@ -1,5 +1,5 @@
-"""Arms against each other: the grid, the race, the figures, the card. No torch, no HTTP.
+"""Arms against each other: workloads, the race, the figures, the report. No torch, no HTTP.
 
-An arm is a way to choose K. What runs it, an engine in this process (engine.lab.bench) or a server
-somewhere (server.lab.bench), is a `Driver`.
+An arm is a way to choose K, or another system. What plays it is a `race.Player`: engines in this
+process (engine.lab.bench), or servers (server.lab.bench).
 """

@@ -4,13 +4,14 @@ medians of paired ratios with bootstrap confidence intervals (Efron 1979).
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import median
 
+import numpy as np
+
+from engine.lab.comparison.workload import Arm, Workload
 from engine.messages import StepMetrics
 
 RESAMPLES = 2000
@@ -19,22 +20,26 @@ CONFIDENCE = 0.95
 
 @dataclass(slots=True)
 class Reply:
-    """`arrivals`: (seconds, tokens) of each delivery; seconds count from the start of the run."""
+    """`seed`: of its request. `arrivals`: (seconds, tokens) of each delivery; seconds count from
+    the start of the run."""
 
     lane: int
+    seed: int
     started: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     text: list[int] | str = field(default_factory=list)  # token ids, or text where ids are unknown
 
 
 @dataclass(slots=True)
-class Guesses:
-    """Sums over steps. `*_at[d]`: proposals that reached depth d+1, and those kept there;
-    `k_counts[k]`: rounds of sequences for which k was chosen."""
+class StepSums:
+    """Sums over steps. `*_at[d]`: proposals that reached depth d+1, and those accepted there;
+    `k_counts[k]`: rounds of sequences for which k was chosen; seconds of steps, and of forwards."""
 
     proposed_at: list[float] = field(default_factory=list)
     accepted_at: list[float] = field(default_factory=list)
     k_counts: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    forward_seconds: float = 0.0
 
     def add(self, step: StepMetrics) -> None:
         for sums, more in (
@@ -45,119 +50,107 @@ class Guesses:
             sums.extend([0.0] * (len(more) - len(sums)))
             for i, amount in enumerate(more):
                 sums[i] += amount
+        s = step.seconds
+        self.seconds += s.schedule + s.propose + s.verify + s.accept + s.commit + s.emit
+        self.forward_seconds += s.propose_forward + s.verify_forward
 
     @property
     def acceptance(self) -> list[float]:
-        """[d-1]: share of the proposals reaching depth d that were kept there."""
-        return [
-            round(kept / reached, 4)
-            for kept, reached in zip(self.accepted_at, self.proposed_at, strict=False)
-            if reached
-        ]
-
-    @property
-    def mean_k(self) -> float | None:
-        rounds = sum(self.k_counts)
-        return sum(k * n for k, n in enumerate(self.k_counts)) / rounds if rounds else None
+        """[d-1]: share of the proposals reaching depth d that were accepted there."""
+        reached = zip(self.accepted_at, self.proposed_at, strict=False)
+        return [round(accepted / count, 4) for accepted, count in reached if count]
 
 
 @dataclass(slots=True)
 class Run:
-    replies: list[Reply]
-    guesses: Guesses = field(default_factory=Guesses)
+    replies: list[Reply] = field(default_factory=list)
+    steps: StepSums = field(default_factory=StepSums)
+
+    @property
+    def tokens(self) -> int:
+        return sum(count for reply in self.replies for _, count in reply.arrivals)
+
+    def first_waits(self) -> list[float]:
+        """Seconds from each request to its first token."""
+        return [reply.arrivals[0][0] - reply.started for reply in self.replies if reply.arrivals]
 
 
 @dataclass(slots=True)
 class Figures:
-    """Of one run. Rates are tokens per second: of all, and of each part of the cell; they, `tokens`
-    and `seconds` are of what `figures` counts, the others of the whole run."""
+    """Of one run. `rate`: tokens per second; it, `tokens` and `seconds` are of what `figures`
+    counts, the others of the whole run, None where they are not known. `between`: seconds between
+    tokens, median over replies of their mean. `host`: share of steps outside of forwards.
+    `chance`: that a guess is accepted, given that those before it were."""
 
     rate: float
-    part_rates: list[float]
     tokens: int
     seconds: float
-    itl: float | None  # seconds between tokens: median over replies of their mean
-    gap: float | None  # longest wait for the next delivery: 95th percentile over deliveries
-    mean_k: float | None
-    acceptance: list[float]
+    between: float | None = None
+    mean_k: float | None = None
+    tokens_per_round: float | None = None
+    host: float | None = None
+    chance: float = 0.0
+    acceptance: list[float] = field(default_factory=list)
 
 
 def under_load(run: Run, lanes: int) -> int:
-    """Tokens up to the moment when the first lane had nothing left to ask: till then the load is
-    the same throughout. Raises ValueError when a lane got nothing."""
+    """Tokens up to the moment when the first lane had nothing left to ask for: till then the load
+    is the same throughout. Raises ValueError when a lane got nothing."""
     ends = [0.0] * lanes
     for reply in run.replies:
         if reply.arrivals:
             ends[reply.lane] = max(ends[reply.lane], reply.arrivals[-1][0])
-    end = min(ends)
-    if end <= 0:
+    if min(ends) <= 0:
         raise ValueError("a request was not answered")
-    return sum(n for reply in run.replies for at, n in reply.arrivals if at <= end)
+    return sum(n for reply in run.replies for at, n in reply.arrivals if at <= min(ends))
 
 
-def figures(run: Run, *, lanes: int, parts: int, upto: int | None = None) -> Figures:
-    """Up to the first `upto` tokens, and as far as it was `under_load`. Of several runs of
-    the same requests the same number counts: each begins with a prompt of every lane, and where
-    some lanes are faster than others, the first is done when fewer tokens stand against these.
-    Raises ValueError as `under_load` does."""
+def figures(run: Run, *, lanes: int, upto: int | None = None) -> Figures:
+    """Up to the first `upto` tokens, and as far as it was `under_load`. Of several runs of the same
+    requests the same number counts: each begins with a prompt of every lane, and where some lanes
+    are faster than others, the first is done when fewer tokens stand against these. Raises
+    ValueError as `under_load` does."""
     least = under_load(run, lanes)
-    end = _moment(run, least if upto is None else min(upto, least))
-    tokens = [0] * parts
-    for reply in run.replies:
-        tokens[reply.lane % parts] += sum(n for at, n in reply.arrivals if at <= end)
-    gaps = sorted(
-        after - before
-        for reply in run.replies
-        for (before, _), (after, _) in zip(reply.arrivals, reply.arrivals[1:], strict=False)
-    )
-    means = [mean for reply in run.replies if (mean := _between(reply)) is not None]
-    return Figures(
-        rate=sum(tokens) / end,
-        part_rates=[count / end for count in tokens],
-        tokens=sum(tokens),
-        seconds=end,
-        itl=median(means) if means else None,
-        gap=gaps[int(0.95 * (len(gaps) - 1))] if gaps else None,
-        mean_k=run.guesses.mean_k,
-        acceptance=run.guesses.acceptance,
-    )
-
-
-def _moment(run: Run, tokens: int) -> float:
-    """When so many had come."""
     arrivals = sorted(arrival for reply in run.replies for arrival in reply.arrivals)
-    come = accumulate(count for _, count in arrivals)
-    return next((at for (at, _), sum_ in zip(arrivals, come, strict=True) if sum_ >= tokens), 0.0)
+    totals = list(accumulate(count for _, count in arrivals))
+    wanted = least if upto is None else min(upto, least)
+    end = next(at for (at, _), total in zip(arrivals, totals, strict=True) if total >= wanted)
+    tokens = sum(count for at, count in arrivals if at <= end)
+    steps = run.steps
+    rounds = sum(steps.k_counts)
+    means = [
+        (reply.arrivals[-1][0] - reply.arrivals[0][0]) / later
+        for reply in run.replies
+        if (later := sum(count for _, count in reply.arrivals[1:]))
+    ]
+    return Figures(
+        rate=tokens / end,
+        tokens=tokens,
+        seconds=end,
+        between=median(means) if means else None,
+        mean_k=sum(k * n for k, n in enumerate(steps.k_counts)) / rounds if rounds else None,
+        tokens_per_round=1 + sum(steps.accepted_at) / rounds if rounds else None,
+        host=1 - steps.forward_seconds / steps.seconds if steps.seconds else None,
+        chance=chance_of(steps.proposed_at, steps.accepted_at),
+        acceptance=steps.acceptance,
+    )
 
 
-def _between(reply: Reply) -> float | None:
-    """Mean seconds between the tokens of a reply, after its first delivery."""
-    later = sum(n for _, n in reply.arrivals[1:])
-    return (reply.arrivals[-1][0] - reply.arrivals[0][0]) / later if later else None
-
-
-def first_waits(run: Run) -> list[float]:
-    """Seconds from each request to its first token."""
-    return [reply.arrivals[0][0] - reply.started for reply in run.replies if reply.arrivals]
+def chance_of(proposed_at: Sequence[float], accepted_at: Sequence[float]) -> float:
+    """The chance that a guess is accepted, given that those before it were: of guesses that nothing
+    was rejected before, those accepted (the estimate of largest likelihood). Exact where all
+    proposals are of one length; 0 where nothing was proposed."""
+    judged = sum(map(min, proposed_at, [*proposed_at[:1], *accepted_at]))
+    return sum(accepted_at) / judged if judged else 0.0
 
 
 def equal_texts(first: Run, second: Run) -> tuple[int, int]:
     """(compared, equal) over replies that both began, each as far as both went."""
-    compared = equal = 0
-    for one, other in zip(_in_order(first), _in_order(second), strict=False):
-        for a, b in zip(one, other, strict=False):
-            length = min(len(a.text), len(b.text))
-            compared += 1
-            equal += a.text[:length] == b.text[:length]
-    return compared, equal
-
-
-def _in_order(run: Run) -> list[list[Reply]]:
-    """Replies by lane, as they were asked for."""
-    lanes: dict[int, list[Reply]] = {}
-    for reply in sorted(run.replies, key=lambda reply: (reply.lane, reply.started)):
-        lanes.setdefault(reply.lane, []).append(reply)
-    return [lanes[lane] for lane in sorted(lanes)]
+    theirs = {reply.seed: reply.text for reply in second.replies}
+    pairs = [(reply.text, theirs[reply.seed]) for reply in first.replies if reply.seed in theirs]
+    lengths = [min(len(a), len(b)) for a, b in pairs]
+    equal = sum(a[:n] == b[:n] for (a, b), n in zip(pairs, lengths, strict=True))
+    return len(pairs), equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +165,60 @@ class Estimate:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Of at least one value; the same values give the same interval."""
-    rng = random.Random(0)
-    found = sorted(median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    draws = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
     tail = (1 - CONFIDENCE) / 2
-    low, high = found[int(tail * RESAMPLES)], found[int((1 - tail) * RESAMPLES) - 1]
-    return Estimate(median(values), low, high)
+    low, high = np.quantile(np.median(draws, axis=1), (tail, 1 - tail))
+    return Estimate(median(values), float(low), float(high))
 
 
-def paired(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """Ours over theirs, round by round, over the rounds that both were in."""
-    return estimate([a / b for a, b in zip(ours, theirs, strict=False)])
+@dataclass
+class Cell:
+    """What every arm did with one workload. `rounds[arm]`: figures by round; `first_tokens[arm]`:
+    seconds to the first token of prompts that no cache knew."""
+
+    workload: Workload
+    rounds: dict[Arm, list[Figures]] = field(default_factory=dict)
+    first_tokens: dict[Arm, list[float]] = field(default_factory=dict)
+
+    def rates(self, arm: Arm) -> list[float]:
+        return [run.rate for run in self.rounds[arm]]
+
+    def fastest(self, mode: str) -> Arm | None:
+        """Over all rounds: of `fixed` the best K in hindsight, of `other` the best other system."""
+        arms = [arm for arm in self.rounds if arm.mode == mode]
+        return max(arms, key=lambda arm: median(self.rates(arm)), default=None)
+
+    def ratio(self, ours: Arm, theirs: Arm | None) -> Estimate | None:
+        """Tokens per second of ours over theirs, round by round; None where one was not run."""
+        if theirs is None or ours not in self.rounds or theirs not in self.rounds:
+            return None
+        pairs = zip(self.rates(ours), self.rates(theirs), strict=True)
+        return estimate([one / other for one, other in pairs])
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(fmean(map(math.log, values)))
+@dataclass
+class Comparison:
+    """`exact`: texts have to be equal among modes."""
+
+    arms: tuple[Arm, ...]
+    exact: bool = True
+    cells: list[Cell] = field(default_factory=list)
+    texts_compared: int = 0
+    texts_equal: int = 0
+
+    def add(self, cell: Cell, runs: Mapping[Arm, Run]) -> None:
+        """A round of a cell; texts of all modes are held against those of the first."""
+        lanes = cell.workload.concurrency
+        upto = min(under_load(run, lanes) for run in runs.values())
+        for arm, run in runs.items():
+            cell.rounds.setdefault(arm, []).append(figures(run, lanes=lanes, upto=upto))
+        first, *others = [run for arm, run in runs.items() if arm.is_mode] or [Run()]
+        for other in others:
+            compared, equal = equal_texts(first, other)
+            self.texts_compared += compared
+            self.texts_equal += equal
+
+    @property
+    def passed(self) -> bool:
+        """No text depends on the mode, where that is promised."""
+        return not self.exact or self.texts_equal == self.texts_compared

@@ -1,25 +1,29 @@
-"""Where results go: tables to stdout for people, files for programs, a bar on stderr meanwhile."""
+"""Where results go: tables to stdout for people, JSON and a picture to files."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from statistics import median
+from dataclasses import asdict
+from statistics import geometric_mean, median
 from typing import Any
 
-from tqdm import tqdm
-
-from engine.lab.comparison.figures import Estimate, estimate, geometric_mean
-from engine.lab.comparison.grid import AUTO, OFF, SERVED, Arm
-from engine.lab.comparison.result import CLOSE, NEVER_BELOW, CellResult, Comparison
-from engine.lab.files import write_text
+from engine.lab.comparison.figures import Cell, Comparison, Estimate, Figures, estimate
+from engine.lab.comparison.workload import AUTO, OFF, SERVED, Arm
+from engine.lab.files import write_json
 from engine.lab.picture import picture
+
+CLOSE = 0.95  # of the best fixed K in hindsight: what auto has to reach
+NEVER_BELOW = 0.98  # of K = 0
+Base = Callable[[Cell], Arm | None]
+BASES: dict[str, Base] = {
+    "against off": lambda cell: OFF,
+    "against best fixed K": lambda cell: cell.fastest("fixed"),
+    "against the fastest other": lambda cell: cell.fastest("other"),
+}
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Lines with the cells of `rows` in columns: the first `left` to the left, others to the
-    right."""
+    """Lines with the cells of `rows` in columns, the first `left` of them aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -30,94 +34,67 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
     ]
 
 
-def heading(program: str, facts: Mapping[str, Any]) -> str:
-    return f"{program}: " + "; ".join(f"{name} {value}" for name, value in facts.items())
-
-
-def show(comparison: Comparison, *, json: str | None, plot: str | None) -> int:
-    """Card to stdout, files whole or not at all; the exit code."""
+def show(
+    program: str,
+    facts: Mapping[str, Any],
+    comparison: Comparison,
+    *,
+    json: str | None,
+    plot: str | None,
+    more: Mapping[str, Any] | None = None,
+) -> int:
+    """Card to stdout, files whole or not at all; the exit code. `more` goes into the JSON."""
+    print(f"{program}: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
     print(card(comparison), flush=True)
     if json is not None:
-        write_text(json, comparison.as_json() + "\n")
+        write_json(json, {"facts": facts, **as_dict(comparison), **(more or {})})
     if plot is not None:
         draw(comparison, plot)
     return 0 if comparison.passed else 1
 
 
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr; call what it yields with what is done next."""
-    with tqdm(total=total, file=sys.stderr, unit="run", dynamic_ncols=True, leave=False) as bar:
-
-        def notice(text: str) -> None:
-            bar.set_description_str(text, refresh=False)
-            bar.update()
-
-        yield notice
-
-
 def card(comparison: Comparison) -> str:
     """Everything, for people."""
     lines = [
-        heading("Foredraft bench", comparison.facts),
         "tokens per second while all requests run, median of rounds; ratios are paired within a"
-        " round, [95 % bootstrap interval]; milliseconds; (arm): left early, clearly behind",
+        " round, [95 % bootstrap interval]; milliseconds; host: share of a step outside forwards",
     ]
     if SERVED in comparison.arms:
         lines.append(
             "this server has no modes of K that could be switched: it is measured as it is"
         )
-    return "\n".join(
-        [*lines, "", *table(list(_rows(comparison)), left=2), "", *_summary(comparison)]
-    )
+    rows = table(list(_rows(comparison)), left=2)
+    return "\n".join([*lines, "", *rows, "", *_summary(comparison)])
 
 
 def _rows(comparison: Comparison) -> Iterator[list[str]]:
     """A line of titles, then each arm of each cell."""
-    titles = ["", "arm", "tokens/s", "first token", "between", "p95 gap", "mean K", "accepted"]
-    has_parts = any(len(cell.cell.parts) > 1 for cell in comparison.cells)
-    against: dict[str, Callable[[CellResult], Arm | None]] = {
-        "against off": lambda cell: OFF,
-        "against best fixed K": lambda cell: cell.best_fixed,
-        "against the fastest other server": lambda cell: cell.best_other,
-    }
-    told = {
+    bases = {
         title: base
-        for title, base in against.items()
-        if any(base(cell) in cell.runs and len(cell.runs) > 1 for cell in comparison.cells)
+        for title, base in BASES.items()
+        if any(base(cell) in cell.rounds and len(cell.rounds) > 1 for cell in comparison.cells)
     }
-    yield [*titles, *told, *(["each part against off"] if has_parts else [])]
+    yield ["", "arm", "tokens/s", "first token", "between", "K", "tokens/round", "host",
+           "accepted", *bases]  # fmt: skip
     for cell in comparison.cells:
-        for arm, runs in cell.runs.items():
-            row = [cell.cell.name, arm.name if len(runs) == cell.rounds else f"({arm.name})"]
-            row += [f"{median(cell.rates(arm)):.1f}", *_latency(cell, arm), *_guesses(cell, arm)]
-            row += [_interval(cell.ratio(arm, base(cell))) for base in told.values()]
-            if has_parts:
-                parts = range(len(cell.cell.parts))
-                row.append(" + ".join(_interval(cell.ratio(arm, OFF, part)) for part in parts))
-            yield row
+        for arm, runs in cell.rounds.items():
+            yield [
+                cell.workload.name,
+                arm.name,
+                _median(cell.rates(arm), 1),
+                _median([1e3 * wait for wait in cell.first_tokens[arm]], 1),
+                _median([1e3 * run.between for run in runs if run.between is not None], 1),
+                _median([run.mean_k for run in runs], 1),
+                _median([run.tokens_per_round for run in runs], 2),
+                _median([run.host for run in runs], 2),
+                " ".join(f"{share:.2f}" for share in runs[0].acceptance[:4]) or "-",
+                *(_interval(cell.ratio(arm, base(cell))) for base in bases.values()),
+            ]
 
 
-def _latency(cell: CellResult, arm: Arm) -> Iterator[str]:
-    """Milliseconds: to the first token of a cold prompt, between tokens, 95th percentile of gaps.
-    Of fixed Ks one alone has first tokens, since all do the same before."""
-    runs = cell.runs[arm]
-    alike = [other for other in cell.first_tokens if other.mode == arm.mode == "fixed"]
-    yield _milliseconds(cell.first_tokens[alike[0] if alike else arm])
-    yield _milliseconds([run.itl for run in runs if run.itl is not None])
-    yield _milliseconds([run.gap for run in runs if run.gap is not None])
-
-
-def _milliseconds(seconds: Sequence[float]) -> str:
-    return f"{1000 * median(seconds):.1f}" if seconds else "-"
-
-
-def _guesses(cell: CellResult, arm: Arm) -> Iterator[str]:
-    """Mean K, and acceptance by position."""
-    runs = cell.runs[arm]
-    mean_k = [run.mean_k for run in runs if run.mean_k is not None]
-    yield f"{median(mean_k):.1f}" if mean_k else "-"
-    yield " ".join(f"{share:.2f}" for share in runs[0].acceptance[:4]) or "-"
+def _median(values: Sequence[float | None], digits: int) -> str:
+    known = [value for value in values if value is not None]
+    return f"{median(known):.{digits}f}" if known else "-"
 
 
 def _interval(ratio: Estimate | None) -> str:
@@ -125,27 +102,19 @@ def _interval(ratio: Estimate | None) -> str:
 
 
 def _summary(comparison: Comparison) -> Iterator[str]:
-    for theirs, limit, named in (
-        ("off", NEVER_BELOW, "K = 0"),
-        ("best", CLOSE, "the best fixed K in hindsight"),
-    ):
-        ratios = comparison.ratios(theirs)
-        if not ratios:
-            continue
-        values = [ratio.value for _, ratio in ratios]
-        worst, lowest = min(ratios, key=lambda pair: pair[1].value)
-        met = sum(value >= limit for value in values)
-        yield (
-            f"auto against {named}: geometric mean {geometric_mean(values):.3f},"
-            f" worst {lowest.value:.3f} ({worst.cell.name}),"
-            f" at least {limit:g} in {met} of {len(values)} cells"
-        )
-    foreseen = [ratio for cell in comparison.cells for ratio in cell.foreseen()]
-    if foreseen:
-        yield (
-            "auto against the fixed K that the other rounds found fastest (no hindsight):"
-            f" geometric mean {geometric_mean(foreseen):.3f}"
-        )
+    for title, limit in (("against off", NEVER_BELOW), ("against best fixed K", CLOSE)):
+        found = {
+            cell.workload.name: ratio.value
+            for cell in comparison.cells
+            if (ratio := cell.ratio(AUTO, BASES[title](cell))) is not None
+        }
+        if found:
+            worst = min(found, key=lambda name: found[name])
+            met = sum(value >= limit for value in found.values())
+            yield (
+                f"auto {title}: geometric mean {geometric_mean(found.values()):.3f}, worst"
+                f" {found[worst]:.3f} ({worst}), at least {limit:g} in {met} of {len(found)} cells"
+            )
     if comparison.texts_compared:
         word = "" if comparison.exact else " (not promised in this precision, or not known)"
         yield (
@@ -154,13 +123,45 @@ def _summary(comparison: Comparison) -> Iterator[str]:
         )
 
 
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Every figure, for programs."""
+    return {
+        "format": "foredraft-bench",
+        "version": 2,
+        "modes": [arm.name for arm in comparison.arms],
+        "texts_compared": comparison.texts_compared,
+        "texts_equal": comparison.texts_equal,
+        "texts_must_be_equal": comparison.exact,
+        "cells": [_cell_as_dict(cell) for cell in comparison.cells],
+    }
+
+
+def _cell_as_dict(cell: Cell) -> dict[str, Any]:
+    def of(arm: Arm, runs: list[Figures]) -> dict[str, Any]:
+        ratios = {title: cell.ratio(arm, base(cell)) for title, base in BASES.items()}
+        return {
+            "tokens_per_second": median(cell.rates(arm)),
+            "first_token_seconds": cell.first_tokens[arm],
+            **{title.replace(" ", "_"): asdict(r) for title, r in ratios.items() if r},
+            "rounds": [asdict(run) for run in runs],
+        }
+
+    best, other = cell.fastest("fixed"), cell.fastest("other")
+    return {
+        **asdict(cell.workload),
+        "best_fixed": best.name if best else None,
+        "best_other": other.name if other else None,
+        "modes": {arm.name: of(arm, runs) for arm, runs in cell.rounds.items()},
+    }
+
+
 def draw(comparison: Comparison, name: str) -> None:
     """A PNG: for each kind of text and temperature, speed against the fastest other server, or
     against K = 0, by requests at a time; tokens per second where there is neither. Raises
     ConfigError."""
-    panels: dict[str, list[CellResult]] = {}
+    panels: dict[str, list[Cell]] = {}
     for cell in comparison.cells:
-        panels.setdefault(cell.cell.mix, []).append(cell)
+        panels.setdefault(cell.workload.text, []).append(cell)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     with picture(name, (6 * columns, 3 * rows)) as figure:
@@ -172,24 +173,15 @@ def draw(comparison: Comparison, name: str) -> None:
             _panel(axis, cells)
 
 
-def _panel(axis: Any, cells: list[CellResult]) -> None:
-    axis.set_xticks(range(len(cells)), [str(cell.cell.concurrency) for cell in cells])
+def _panel(axis: Any, cells: list[Cell]) -> None:
+    axis.set_xticks(range(len(cells)), [str(cell.workload.concurrency) for cell in cells])
     axis.set_xlabel("requests at a time")
-    other = cells[0].best_other is not None
-    base = other or OFF in cells[0].runs
-    words = " against the fastest other server" if other else " against K = 0" if base else ""
-    axis.set_ylabel(f"tokens/s{words}")
-    for arm in dict.fromkeys(arm for cell in cells for arm in cell.runs):
-        drawn: list[tuple[int, Estimate]] = []
-        for at, cell in enumerate(cells):
-            if arm not in cell.runs:
-                continue
-            height = cell.ratio(arm, cell.best_other if other else OFF) if base else None
-            drawn.append((at, height or estimate(cell.rates(arm))))
-        bars = [[e.value - e.low for _, e in drawn], [e.high - e.value for _, e in drawn]]
+    base = cells[0].fastest("other") or (OFF if OFF in cells[0].rounds else None)
+    axis.set_ylabel(f"tokens/s against {base.name}" if base else "tokens/s")
+    for arm in cells[0].rounds:
+        heights = [cell.ratio(arm, base) or estimate(cell.rates(arm)) for cell in cells]
+        values = [height.value for height in heights]
+        errors = [[h.value - h.low for h in heights], [h.high - h.value for h in heights]]
         style: dict[str, Any] = {"color": "black", "marker": "o"} if arm == AUTO else {}
-        axis.errorbar(
-            [at for at, _ in drawn], [e.value for _, e in drawn], bars,
-            label=arm.name, capsize=2, **style,
-        )  # fmt: skip
+        axis.errorbar(range(len(cells)), values, errors, label=arm.name, capsize=2, **style)
     axis.legend(fontsize=7, ncol=2)

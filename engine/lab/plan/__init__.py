@@ -1,5 +1,4 @@
 """`foredraft plan`: whether speculation pays, on paper. No weights, no torch, no network.
 
-shapes (what a config.json says) and devices -> roofline (time of one forward pass) -> scenario
-(time of one round, speed-up, best K) -> card, report, plots, examples.
+shape (what a config.json says) -> roofline (time of a pass and of a round) -> settings -> card.
 """

@@ -8,19 +8,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.arguments import exit_code, show
+from engine.arguments import Parser, exit_code, lists_of, names_of, number, show, whole
 from engine.config import BUILTIN
 from engine.errors import ConfigError
 from engine.lab.files import write_json
 from engine.lab.picture import check_results
-from engine.lab.plan.arguments import build_parser
-from engine.lab.plan.card import card, device_line, model_line
-from engine.lab.plan.device import CUSTOM, DEVICES, choose_device
+from engine.lab.plan.card import card, device_line, draw, model_line
 from engine.lab.plan.examples import examples
-from engine.lab.plan.find_model import find_model
-from engine.lab.plan.outcome import Settings, work_out
-from engine.lab.plan.plots import draw
-from engine.lab.plan.presets import PRESETS
+from engine.lab.plan.presets import PRESETS, find_model
+from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, device_of
+from engine.lab.plan.settings import Settings
+
+DESCRIPTION = """\
+Does speculation pay for a pair of models on a device? On paper: from the shapes in their
+config.json and the device's data sheet. Needs no weights, and downloads nothing.
+
+  foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 4
+  foredraft plan --target DIR/config.json --device cpu --bandwidth 80 --tflops 2
+  foredraft plan --examples
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +39,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code("foredraft plan", lambda: show(answer(parsed)))
 
 
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser("foredraft plan", DESCRIPTION)
+    add, above = parser.add_argument, number(0, 1e9, above=True)
+    models = "preset, config.json, folder with one, or hub name in the local cache"
+    add("--list", action="store_true", help="the presets: models and devices")
+    add("--examples", action="store_true", help="worked examples, with arithmetic")
+    add("--target", metavar="MODEL", help=models)
+    add("--draft", metavar="MODEL", help="the same; without: guesses are free")
+    add("--precision", type=names_of(PRECISIONS), default=tuple(PRECISIONS), metavar="LIST",
+        help=f"of the weights, any of {','.join(PRECISIONS)} (all)")  # fmt: skip
+    add("--draft-precision", choices=PRECISIONS, help="of the draft's weights (the target's)")
+    add("--kv", choices=KV_BYTES, default="bf16", help="of the KV cache (bf16)")
+    add("--device", metavar="NAME", choices=[*DEVICES, CUSTOM],
+        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine")  # fmt: skip
+    add("--devices", type=whole(1, 4096), default=1, metavar="N",
+        help="tensor parallel over N (1)")  # fmt: skip
+    add("--bandwidth", type=above, metavar="GB/S", help="of one device's memory")
+    add("--tflops", type=above, metavar="N", help="dense, for every precision")
+    add("--memory", type=above, metavar="GB", help="of one device")
+    add("--launch-overhead", type=number(0, 1e6), default=0.0, metavar="US",
+        help="microseconds that each layer of a forward pass takes besides its work (0)",
+    )  # fmt: skip
+    add("--acceptance", type=number(0, 1), default=0.8, metavar="A",
+        help="chance that a guess is kept, given those before it were (0.8)")  # fmt: skip
+    add("--batch", type=lists_of(whole(1, 2**20)), metavar="LIST",
+        default=tuple(2**i for i in range(9)), help="sequences at once (1,2,4,...,256)",
+    )  # fmt: skip
+    add("--context", type=lists_of(whole(1, 2**30)), metavar="LIST",
+        default=(2048, 8192, 32_768, 131_072), help="tokens of each (2k,8k,32k,128k; k is 1024)",
+    )  # fmt: skip
+    add("--k-max", type=whole(0, 64), default=16, metavar="K", help="most guesses a round (16)")
+    add("--json", metavar="FILE", help="write everything as JSON, too")
+    add("--plot", metavar="FILE.png", help="draw it, too (foredraft[plots])")
+    return parser
+
+
 def answer(parsed: argparse.Namespace) -> str:
     """The text to print; files are written on the way. Raises EngineError."""
     if parsed.list:
@@ -42,12 +84,12 @@ def answer(parsed: argparse.Namespace) -> str:
     models = [name for name in (parsed.target, parsed.draft) if name and os.path.exists(name)]
     reads = [*models, *(Path(name, "config.json") for name in models)]
     check_results(parsed.json, parsed.plot, reads=reads)
-    outcome = work_out(settings(parsed))
+    asked = settings(parsed)
     if parsed.plot is not None:
-        draw(outcome, parsed.plot)
+        draw(asked, parsed.plot)
     if parsed.json is not None:
-        write_json(parsed.json, outcome.as_json())
-    return card(outcome)
+        write_json(parsed.json, asked.as_json())
+    return card(asked)
 
 
 def settings(parsed: argparse.Namespace) -> Settings:
@@ -55,22 +97,15 @@ def settings(parsed: argparse.Namespace) -> Settings:
     if parsed.target is None:
         raise ConfigError("say which model with --target (--list shows the presets), or --examples")
     device = parsed.device
-    if device is None and None not in (parsed.bandwidth, parsed.tflops):
-        device = CUSTOM
-    if device is None:
+    if device is None and None in (parsed.bandwidth, parsed.tflops):
         raise ConfigError(
             f"say where with --device ({', '.join(DEVICES)}), or with --bandwidth and --tflops"
         )
+    figures = {name: getattr(parsed, name) for name in ("bandwidth", "tflops", "memory")}
     return Settings(
         target=find_model(parsed.target, "target"),
         draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
-        device=choose_device(
-            device,
-            bandwidth=parsed.bandwidth,
-            tflops=parsed.tflops,
-            memory=parsed.memory,
-            count=parsed.devices,
-        ),
+        device=device_of(device or CUSTOM, parsed.devices, **figures),
         precisions=parsed.precision,
         draft_precision=parsed.draft_precision,
         kv=parsed.kv,
@@ -86,8 +121,9 @@ def presets() -> str:
     """Models and devices that can be named."""
     models = [model_line(find_model(name, "target")) for name in PRESETS]
     models.append(f"{BUILTIN}: the built-in target as --target, the built-in draft as --draft")
-    devices = [device_line(device) for device in DEVICES.values()]
-    return "\n".join(["models", *models, "", "devices", *devices])
+    return "\n".join(
+        ["models", *models, "", "devices", *(device_line(device_of(name)) for name in DEVICES)]
+    )
 
 
 if __name__ == "__main__":

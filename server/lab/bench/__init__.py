@@ -1,1 +1,1 @@
-"""`foredraft bench --url`: the comparison (engine.lab.comparison) asked of a running server."""
+"""`foredraft bench --url`: the comparison (engine.lab.comparison) asked of running servers."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
-from engine.arguments import exit_code
+from engine.arguments import Parser, exit_code
 from engine.errors import ConfigError
-from engine.lab.comparison.grid import SERVED, Arm
-from engine.lab.comparison.options import Settings, build_parser, settings
-from engine.lab.comparison.race import race, steps
-from engine.lab.comparison.report import progress, show
-from engine.lab.comparison.result import Comparison
-from server.lab.bench.against import Several, parse_others
+from engine.lab.comparison.options import build_parser, settings
+from engine.lab.comparison.report import show
+from engine.lab.comparison.workload import SERVED, Arm
 from server.lab.bench.client import Client
-from server.lab.bench.driver import Served
+from server.lab.bench.player import Server, Servers
 
 API_KEY, ADMIN_KEY = "FOREDRAFT_API_KEY", "FOREDRAFT_ADMIN_KEY"
+_NAME = re.compile(r"(?!off$|auto$|served$)[A-Za-z][A-Za-z0-9._+-]{0,31}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,68 +27,86 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code("foredraft bench", lambda: run(parsed))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = build_parser("foredraft bench")
-    parser.add_argument("--url", required=True, help="of the server, like http://127.0.0.1:8000")
-    parser.add_argument("--model", help="its name there; default: the first of /v1/models")
-    parser.add_argument(
-        "--api-key", default=os.environ.get(API_KEY), help=f"better said by ${API_KEY}"
-    )
-    parser.add_argument(
-        "--against", metavar="NAME=URL", action="append", default=[],
+    add = parser.add_argument
+    add("--url", required=True, help="of the server, like http://127.0.0.1:8000")
+    add("--model", help="its name there; default: the first of /v1/models")
+    add("--api-key", default=os.environ.get(API_KEY), help=f"better said by ${API_KEY}")
+    add("--against", metavar="NAME=URL", action="append", default=[],
         help="another OpenAI-compatible server, measured in turn with the others under this name;"
-        " may be repeated. Its API key: $NAME_API_KEY",
-    )  # fmt: skip
-    parser.add_argument(
-        "--against-fields", metavar="NAME=JSON", action="append", default=[],
-        help="what to add to its requests, like its samplers or another model",
-    )  # fmt: skip
-    parser.add_argument(
-        "--admin-key", default=os.environ.get(ADMIN_KEY),
-        help=f"for POST /speculation; better said by ${ADMIN_KEY}",
-    )  # fmt: skip
+        " may be repeated. Its API key: $NAME_API_KEY")  # fmt: skip
+    add("--admin-key", default=os.environ.get(ADMIN_KEY),
+        help=f"for POST /speculation; better said by ${ADMIN_KEY}")  # fmt: skip
     return parser
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Measure and print; the exit code. Raises EngineError."""
-    said = settings(parsed)
-    return show(compare(parsed, said), json=said.json, plot=said.plot)
-
-
-def compare(parsed: argparse.Namespace, said: Settings) -> Comparison:
-    """The whole race; the server is left in the mode in which it was. Raises EngineError."""
-    others = parse_others(parsed.against, parsed.against_fields)
-    client = Client(parsed.url, api_key=parsed.api_key)
-    own = Served(client, model=parsed.model, admin_key=parsed.admin_key)
-    arms = arms_of(own, said.arms, chosen=parsed.modes is not None)
-    arms += tuple(other.arm for other in others)
-    driver = Several(own, others)
-    facts = {"url": parsed.url, "model": own.model, **own.facts, **driver.facts}
+    """Measure and print; the server is left in the mode in which it was. The exit code. Raises
+    EngineError."""
+    race = settings(parsed)
+    named = parse_against(parsed.against)
+    own = Server(
+        Client(parsed.url, api_key=parsed.api_key), model=parsed.model, admin_key=parsed.admin_key
+    )
+    others = {
+        Arm("other", label=name): Server(
+            Client(url, api_key=os.environ.get(_key(name)), option="--against"), as_it_is=True
+        )
+        for name, url in named.items()
+    }
+    arms = (*_own_arms(own, race.arms, chosen=parsed.modes is not None), *others)
+    facts = {"url": own.url, "model": own.model, **own.version}
     if own.left_out:
         facts["left out"] = ", ".join(own.left_out)
-    comparison = Comparison(facts=facts, arms=arms)
+    for arm, server in others.items():
+        without = f", without {', '.join(server.left_out)}" if server.left_out else ""
+        facts[arm.name] = f"{server.url} ({server.model}{without})"
     try:
-        with progress(steps(said.cells, arms, said.size)) as notice:
-            race(driver, said.cells, said.pools, said.size, comparison, notice=notice)
+        comparison = replace(race, arms=arms).run(Servers(own, others))
     finally:
         own.restore()
-    return comparison
+    return show("Foredraft bench", facts, comparison, json=parsed.json, plot=parsed.plot)
 
 
-def arms_of(driver: Served, arms: tuple[Arm, ...], *, chosen: bool) -> tuple[Arm, ...]:
+def parse_against(said: Sequence[str]) -> dict[str, str]:
+    """`NAME=URL` of each. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for words in said:
+        name, equals, url = words.partition("=")
+        if not (name and equals and url):
+            raise ConfigError(
+                f"--against must be NAME=URL, like llama=http://127.0.0.1:8080, but is {words!r}"
+            )
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"--against has the name {name!r}; a name is of letters, digits and ._+- after a"
+                " letter, up to 32, and not off, auto or served"
+            )
+        if name in found:
+            raise ConfigError(f"--against names {name!r} twice")
+        found[name] = url
+    return found
+
+
+def _key(name: str) -> str:
+    """The environment variable with the API key of another server."""
+    return re.sub(r"\W", "_", name).upper() + "_API_KEY"
+
+
+def _own_arms(own: Server, arms: tuple[Arm, ...], *, chosen: bool) -> tuple[Arm, ...]:
     """Those that the server can play. Raises ConfigError when it cannot play what was `chosen`."""
-    if not driver.is_foredraft:
+    if own.speculation is None:
         if chosen:
             raise ConfigError(
                 "this server has no GET /speculation, so it cannot be switched; without --modes it"
                 " is measured as it is"
             )
         return (SERVED,)
-    beyond = [arm for arm in arms if arm.k > driver.k_max]
+    beyond = [arm for arm in arms if arm.k > own.k_max]
     if beyond and chosen:
         raise ConfigError(
-            f"--modes has K = {beyond[0].k}, but this server allows K up to {driver.k_max}"
+            f"--modes has K = {beyond[0].k}, but this server allows K up to {own.k_max}"
         )
     return tuple(arm for arm in arms if arm not in beyond)
 

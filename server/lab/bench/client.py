@@ -1,141 +1,150 @@
-"""What the benchmark needs of a server's HTTP: JSON both ways, streams, metrics. Blocking; one
-thread asks for one stream at a time.
+"""What the benchmark needs of a server's HTTP: JSON both ways, streams, metrics. As light as a
+client can be: what a stream says is read after its end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from engine.errors import ConfigError, EngineError
 
-TIMEOUT = 600.0  # seconds without a byte
 _SAMPLE = re.compile(
     r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k)="(\d+)"[^}]*\} (\S+)$'
 )
+Counters = dict[tuple[str, int], float]  # by name, and position or K
+Pieces = list[tuple[float, bytes]]  # of a body, and when they came (time.perf_counter)
 
 
 class Refused(EngineError):
     """The server answered with another status than 200."""
 
-    def __init__(self, path: str, status: int, said: str) -> None:
-        super().__init__(f"the server answered {path} with {status}: {said or 'nothing'}")
+    def __init__(self, sentence: str, status: int) -> None:
+        super().__init__(sentence)
         self.status = status
 
 
 class Client:
     """`url` is http://host:port, with or without the /v1. Raises ConfigError when it is not one,
-    naming the `option` that said it, or nobody is there."""
+    naming the `option` that said it. A request has a connection of its own."""
 
     def __init__(self, url: str, *, api_key: str | None = None, option: str = "--url") -> None:
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
+            host, port, scheme = parts.hostname, parts.port, parts.scheme
         except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in ("http", "https") or not host or parts.query:
+            host, port, scheme = None, None, ""
+        if not host or scheme not in ("http", "https") or "?" in url:
             raise ConfigError(f"{option} must be like http://127.0.0.1:8000, but is {url!r}")
         self.url = url
-        self._https, self._host, self._port = parts.scheme == "https", host, port
+        self._host, self._https = host, scheme == "https"
+        self._port = port or (443 if self._https else 80)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._key = api_key
 
-    def get(self, path: str) -> bytes:
-        """Raises Refused for another status than 200."""
-        return self._whole("GET", path, None, self._key)
+    def get(self, path: str) -> Any:
+        """Raises Refused for another status than 200, ConfigError for what is no JSON."""
+        return self._json(self._text(path), path)
 
     def post(self, path: str, body: dict[str, Any], *, key: str | None = None) -> Any:
-        return read_json(self._whole("POST", path, body, key or self._key), path)
+        return self._json(self._text(path, body, key), path)
 
-    def _whole(self, method: str, path: str, body: Any, key: str | None) -> bytes:
-        connection = self._connect()
+    def counters(self) -> Counters:
+        """Of speculation, from /metrics; empty where there are none."""
         try:
-            return self._open(connection, method, path, body, key).read()
-        except (OSError, HTTPException) as error:
-            raise ConfigError(f"{self.url} broke off: {_cause(error)}") from None
-        finally:
-            connection.close()
-
-    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The JSON of each server-sent event up to [DONE]. Raises Refused, and ConfigError when
-        the stream has an error event or breaks off."""
-        connection = self._connect()
-        try:
-            for line in self._open(connection, "POST", path, body, self._key):
-                data = line.decode("utf-8", "replace").strip()
-                if data == "data: [DONE]":
-                    return
-                if data.startswith("data: {"):
-                    event = read_json(data[len("data: ") :], path)
-                    if "error" in event:
-                        raise ConfigError(f"the server ended a stream: {message_of(event)}")
-                    yield event
-            raise ConfigError("the server broke off a stream before its [DONE]")
-        except (OSError, HTTPException) as error:
-            raise ConfigError(f"{self.url} broke off: {_cause(error)}") from None
-        finally:
-            connection.close()
-
-    def counters(self) -> dict[tuple[str, int], float]:
-        """Counters of speculation by position or K, from /metrics; empty where there are none."""
-        try:
-            text = self.get("/metrics").decode("utf-8", "replace")
+            text = self._text("/metrics")
         except EngineError:
             return {}
-        found: dict[tuple[str, int], float] = {}
-        for line in text.splitlines():
-            if sample := _SAMPLE.match(line):
-                key = sample[1], int(sample[2])
-                found[key] = found.get(key, 0.0) + float(sample[3])
+        found: Counters = {}
+        for sample in filter(None, map(_SAMPLE.match, text.splitlines())):
+            key = sample[1], int(sample[2])
+            found[key] = found.get(key, 0.0) + float(sample[3])
         return found
 
-    def _connect(self) -> HTTPConnection:
-        kind = HTTPSConnection if self._https else HTTPConnection
-        connection = kind(self._host, self._port, timeout=TIMEOUT)
+    async def stream(self, path: str, body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
+        """The JSON of each server-sent event up to [DONE], and when it came. Raises Refused, and
+        ConfigError when the stream has an error event or breaks off."""
+        found: list[tuple[float, dict[str, Any]]] = []
+        rest = b""
+        for at, piece in await self._ask(path, body):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                data = line.strip().removeprefix(b"data: ")
+                if data == b"[DONE]":
+                    return found
+                if data.startswith(b"{"):
+                    event = self._json(data.decode("utf-8", "replace"), path)
+                    if "error" in event:
+                        raise ConfigError(f"{self.url} ended a stream: {_message(event)}")
+                    found.append((at, event))
+        raise ConfigError(f"{self.url} broke off a stream before its [DONE]")
+
+    def _text(self, path: str, body: Any = None, key: str | None = None) -> str:
+        return _joined(asyncio.run(self._ask(path, body, key)))
+
+    async def _ask(self, path: str, body: Any = None, key: str | None = None) -> Pieces:
+        data = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"{'GET' if body is None else 'POST'} {self._base}{path} HTTP/1.1\r\n"
+            f"Host: {self._host}:{self._port}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        )
+        if key := key or self._key:
+            head += f"Authorization: Bearer {key}\r\n"
         try:
-            connection.connect()
+            reader, writer = await asyncio.open_connection(
+                self._host, self._port, ssl=self._https or None
+            )
         except OSError as error:
-            raise ConfigError(f"nobody answers at {self.url}: {_cause(error)}") from None
-        return connection
+            cause = error.strerror or error
+            raise ConfigError(f"nobody answers at {self.url}: {cause}") from None
+        try:
+            writer.write(f"{head}\r\n".encode() + data)
+            status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
+            code = int(status.split()[1])
+            pieces = [(time.perf_counter(), piece) async for piece in _body(reader, headers)]
+        except (OSError, EOFError, ValueError, IndexError) as error:
+            raise ConfigError(f"{self.url} broke off: {error}") from None
+        finally:
+            writer.close()
+        if code != 200:
+            said = _message(_joined(pieces)) or "nothing"
+            raise Refused(f"{self.url} answered {path} with {code}: {said}", code)
+        return pieces
 
-    def _open(
-        self, connection: HTTPConnection, method: str, path: str, body: Any, key: str | None
-    ) -> HTTPResponse:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        data = None
-        if body is not None:
-            data, headers["Content-Type"] = json.dumps(body), "application/json"
-        connection.request(method, self._base + path, data, headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise Refused(path, response.status, _said(response.read()))
-        return response
+    def _json(self, text: str, path: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise ConfigError(f"the answer of {self.url} to {path} is not JSON") from None
 
 
-def read_json(text: bytes | str, path: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise ConfigError(f"the server's answer to {path} is not JSON") from None
+async def _body(reader: asyncio.StreamReader, headers: list[str]) -> AsyncIterator[bytes]:
+    """Its pieces as they come; the connection ends with it."""
+    if any(re.match(r"(?i)transfer-encoding:.*chunked", header) for header in headers):
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            yield await reader.readexactly(size)
+            await reader.readline()
+    else:
+        while piece := await reader.read(1 << 16):
+            yield piece
 
 
-def message_of(body: Any) -> str:
-    """The sentence of an error envelope."""
+def _joined(pieces: Pieces) -> str:
+    return b"".join(piece for _, piece in pieces).decode("utf-8", "replace")
+
+
+def _message(body: Any) -> str:
+    """The sentence of an error envelope, or what there is instead."""
+    if isinstance(body, str):
+        with suppress(ValueError):
+            body = json.loads(body)
     error = body.get("error", body) if isinstance(body, dict) else body
     found = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(found).split())[:300]
-
-
-def _said(body: bytes) -> str:
-    try:
-        return message_of(json.loads(body))
-    except ValueError:
-        return message_of(body.decode("utf-8", "replace"))
-
-
-def _cause(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,31 +1,46 @@
 """`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
-Runs your prompts offline with and without guesses, and says: whether every text stayed the same,
-how many guesses were kept by position and by kind of text, who should guess and how far ahead at
-how many requests at a time, why, and with which configuration. A card on stdout, progress on
-stderr. Exit code 1 if a text changed, 2 for a mistake of yours, in one sentence.
+Races the ways to serve your prompts, through the server's own code and an engine of its own, and
+prints by temperature and number of requests at a time: tokens per second, against K=0 too, how many
+guesses were accepted, whether every text stayed the same, and which configuration to use. Exit code
+1 if a text changed, 2 for a mistake, in one sentence.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from engine.arguments import Parser, exit_code, lists_of, number, whole
-from engine.lab.files import writable
-from server.config import load_config, overrides_of
-from server.lab.evaluate.run import Options, run
+from engine.arguments import Parser, exit_code, lists_of, number, show, whole
+from engine.config import AdaptiveConfig, NgramConfig, check_folders
+from engine.errors import ConfigError
+from engine.lab.comparison.figures import Comparison
+from engine.lab.comparison.race import Race
+from engine.lab.comparison.report import as_dict, card
+from engine.lab.comparison.workload import OFF, Arm, Workload
+from engine.lab.files import writable, write_json
+from server.config import SECRETS, Config, load_config, overrides_of
+from server.lab.evaluate.arms import KS, Setting, settings_of
+from server.lab.evaluate.front import Front
+from server.lab.evaluate.prompts import Prompt, read_prompts
+from server.lab.evaluate.report import config_text, recommended, write_config
+from server.serve import load_for
+from server.serve import run as run_loop
+from server.text.tokenizer import Tokenizer
 
 _MOST = 10**6  # of anything that is counted
 
 FORMS = """\
-FILE holds one of: JSON Lines with `prompt` or `messages` and any other field of /v1/completions or
-/v1/chat/completions; OpenAI's batch format (custom_id, method, url, body); plain text, prompts
-separated by blank lines if it has any, else one a line.
+FILE holds JSON Lines with `prompt` or `messages` and any other field of /v1/completions or
+/v1/chat/completions, or lines of OpenAI's batch format (custom_id, method, url, body); or plain
+text, prompts separated by blank lines if it has any, else one a line.
 """
 
 
@@ -35,30 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code("foredraft evaluate", lambda: evaluate(parsed))
 
 
-def evaluate(parsed: argparse.Namespace) -> int:
-    """0; 1 if a text changed. Raises EngineError."""
-    options = options_of(parsed)
-    config = load_config(parsed.config, overrides(parsed), os.environ)
-    return 0 if run(config, options) else 1
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser("foredraft evaluate", f"{__doc__}\n{FORMS}")
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG.toml", help="what you would serve with")
     add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")
     add("--target", metavar="MODEL", help="the model: a folder or a hub name")
-    add("--draft", metavar="MODEL", help="its draft: a folder or a hub name")
+    add("--draft", dest="drafts", action="append", metavar="MODEL",
+        help="a draft for it: a folder or a hub name; several are compared")  # fmt: skip
     add("--threads", type=whole(1, 1024), metavar="N",
         help="CPU threads; default: as the server does")  # fmt: skip
     add("--set", dest="sets", action="append", default=[], metavar="key=value",
         help="any configuration key; may be repeated")  # fmt: skip
-    add(
-        "--minutes",
-        type=number(0, 1e5, above=True),
-        default=5.0,
-        help="stop after about so long (5)",
-    )
+    add("--minutes", type=number(0, 1e5, above=True), default=5.0,
+        help="stop after about so long (5)")  # fmt: skip
     add("--max-prompts", type=whole(1, _MOST), default=64, metavar="N",
         help="of a longer file, N evenly spaced prompts (64)")  # fmt: skip
     add("--max-tokens", type=whole(1, _MOST), default=128, metavar="N", help="longest reply (128)")
@@ -69,33 +74,143 @@ def build_parser() -> argparse.ArgumentParser:
     add("--text-as", choices=["auto", "chat", "completion"], default="auto",
         help="plain text: a user's message, or text to go on with; auto: as the model has a chat"
         " template or not")  # fmt: skip
-    add(
-        "--seed",
-        type=whole(0, 2**32 - 1),
-        default=0,
-        help="of prompts that do not say their own (0)",
-    )
-    add("--html", type=Path, metavar="FILE", help="write a report with a chart")
+    add("--seed", type=whole(0, 2**32 - 1), default=0,
+        help="of prompts that do not say their own (0)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures")
     add("--write-config", type=Path, metavar="FILE.toml", help="write the configuration to use")
     return parser
 
 
-def overrides(parsed: argparse.Namespace) -> list[str]:
+def evaluate(
+    parsed: argparse.Namespace,
+    *,
+    load: Callable[[Config], Tokenizer] = load_for,
+    front: type[Front] = Front,
+) -> int:
+    """0; 1 if a text changed. Raises EngineError; then nothing was written."""
+    files = {"--json": parsed.json, "--write-config": parsed.write_config}
+    writable(files, reads=[parsed.prompts, *([parsed.config] if parsed.config else [])])
+    drafts = parsed.drafts or [None]
+    configs = [load_config(parsed.config, overrides(parsed, draft), os.environ) for draft in drafts]
+    most = configs[0].engine.schedule.max_sequences
+    if max(parsed.concurrency) > most:
+        given = f"--concurrency {max(parsed.concurrency)}"
+        raise ConfigError(f"{given} exceeds schedule.max_sequences = {most}")
+    prompts = read_prompts(parsed.prompts)
+    for config in configs:
+        check_folders(config.engine)
+    return run_loop(compare(parsed, configs, load(configs[0]), prompts, front))
+
+
+def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
     """The options as `key=value`, as `foredraft serve` reads them."""
     said = {
         "target.path": parsed.target,
-        "speculation.proposer.path": parsed.draft,
+        "speculation.proposer.path": draft,
         "threads": parsed.threads,
     }
     return [*overrides_of(said), *parsed.sets]
 
 
-def options_of(parsed: argparse.Namespace) -> Options:
-    """Raises ConfigError for a file that could not be written in the end."""
-    files = {"--html": parsed.html, "--json": parsed.json, "--write-config": parsed.write_config}
-    writable(files, reads=[parsed.prompts, *([parsed.config] if parsed.config else [])])
-    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
+def measured(config: Config) -> Config:
+    """To measure with: every arm can be played, no prompt is found in a cache since prompts are
+    repeated here, and nobody needs a key."""
+    said = config.engine.speculation
+    speculation = {
+        "proposer": NgramConfig() if said.proposer.kind == "none" else said.proposer,
+        "controller": AdaptiveConfig(k_max=max(said.k_max, *KS)),
+        "trace": None,
+    }
+    parts = {
+        "speculation": said.model_copy(update=speculation),
+        "cache": config.engine.cache.model_copy(update={"prefix_caching": False}),
+    }
+    server = config.server.model_copy(update=dict.fromkeys(SECRETS))
+    return Config(server, config.engine.model_copy(update=parts))
+
+
+async def compare(
+    parsed: argparse.Namespace,
+    configs: Sequence[Config],
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    front: type[Front],
+) -> int:
+    """On an engine for each draft. Raises EngineError."""
+    if parsed.text_as == "chat" or (parsed.text_as == "auto" and tokenizer.has_chat_template):
+        prompts = [prompt.as_chat() if prompt.plain else prompt for prompt in prompts]
+    size = min(len(prompts), parsed.max_prompts)
+    chosen = [prompts[i * len(prompts) // size] for i in range(size)]  # evenly spaced
+    requests = [r for p in chosen for r in p.requests(parsed.temperature, parsed.seed)]
+    pools: dict[str, list[str]] = {}
+    for i, request in enumerate(requests):
+        pools.setdefault(f"T={request.body['temperature']:g}", []).append(str(i))
+    loads = sorted(set(parsed.concurrency))
+    workloads = [Group(kind, 0.0, load) for kind in pools for load in loads]
+    settings: dict[Arm, Setting] = {}
+    comparisons = []
+    for place, config in enumerate(configs):
+        draft = parsed.drafts[place] if len(configs) > 1 else "draft"
+        own = settings_of(config.engine.speculation, draft, ngram=place == 0)
+        player = front(
+            measured(config), tokenizer, prompts=requests, settings=own, longest=parsed.max_tokens
+        )
+        if not comparisons:
+            await player.check(prompts)
+        sys.stderr.write(f"{size} of {len(prompts)} prompts; loading the models\n")
+        async with player.engine() as ready:
+            await player.check(requests, tokens=1)
+            race = Race(tuple(own), workloads, pools, minutes=parsed.minutes / len(configs))
+            comparisons.append(await asyncio.to_thread(race.run, player))
+        settings = own | settings
+    facts = {
+        "prompts": f"{parsed.prompts.name} ({size} of {len(prompts)})",
+        "target": configs[0].engine.target.path,
+        "drafts": ", ".join(parsed.drafts or []) or "as configured",
+        "dtype": ready.dtype,
+        "device": ready.device,
+        "version": version("foredraft"),
+        "date": date.today().isoformat(),
+    }
+    return conclude(parsed, configs[0], facts, comparisons, settings)
+
+
+class Group(Workload):
+    """Requests of one temperature, which its `kind` says."""
+
+    @property
+    def text(self) -> str:
+        return self.kind
+
+
+def conclude(
+    parsed: argparse.Namespace,
+    config: Config,
+    facts: Mapping[str, Any],
+    comparisons: Sequence[Comparison],
+    settings: Mapping[Arm, Setting],
+) -> int:
+    """Prints and writes what was found; the exit code. Raises ConfigError."""
+    show("Foredraft evaluate: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
+    for comparison in comparisons:
+        show(card(comparison))
+    arm, gain = recommended(comparisons)
+    verdict = f"Recommended: {arm.name}, {gain:.2f}x of off (geometric mean of all cells)."
+    if arm == OFF:
+        verdict = "Recommended: off. Speculation does not pay for these prompts here."
+    show(verdict)
+    best = config.engine.model_copy(update={"speculation": settings[arm].config})
+    config = Config(config.server, best)
+    if parsed.write_config is None:
+        show(f"Its configuration (--write-config FILE.toml):\n\n{config_text(config)}")
+    else:
+        write_config(parsed.write_config, config, [verdict])
+        show(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}")
+    if parsed.json is not None:
+        found = [as_dict(comparison) for comparison in comparisons]
+        best_of_all = {"arm": arm.name, "against_off": gain}
+        write_json(parsed.json, {"facts": facts, "found": found, "recommended": best_of_all})
+    return int(any(c.texts_equal < c.texts_compared for c in comparisons))
 
 
 if __name__ == "__main__":

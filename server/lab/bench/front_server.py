@@ -1,6 +1,6 @@
 """The server under test: `foredraft serve`, but its engine is the scripted one.
 
-`python -m server.lab.bench.front.serve [--step-seconds S] [--tokens-per-step N] ...`. The
+`python -m server.lab.bench.front_server [--step-seconds S] [--tokens-per-step N] ...`. The
 address is the first word on stdout. Its tokenizer is the built-in pair's.
 """
 

@@ -1,0 +1,104 @@
+"""transformers' own generation, as arms beside our modes: the same files, dtype and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.config import model_folder
+from engine.lab.bench.offline import OtherArm, Session, TurnClock
+from engine.lab.comparison.workload import Arm
+from engine.messages import Submit
+from engine.model.loaded import LoadedModel
+from engine.model.pair import Pair
+
+# Plain generation, assisted by the draft as transformers chooses, and by four guesses each time.
+NAMES = ("transformers", "assisted", "assisted-4")
+
+
+def other_arms(pair: Pair, arms: Sequence[Arm], target: str, draft: str) -> dict[Arm, OtherArm]:
+    """What begins a session of those of NAMES that are among `arms`. `target`, `draft`: as on the
+    command line. Raises EngineError."""
+    found: dict[Arm, OtherArm] = {}
+    for arm in arms:
+        if arm.name not in NAMES:
+            continue
+        options: dict[str, Any] = {}
+        if arm.name != "transformers":
+            assert pair.draft is not None, "the command line names one"
+            assistant = load_plain(model_folder(draft, "draft"), pair.draft)
+            options["assistant_model"] = assistant
+            if arm.name == "assisted-4":
+                assistant.generation_config.num_assistant_tokens = 4
+                assistant.generation_config.num_assistant_tokens_schedule = "constant"
+                assistant.generation_config.assistant_confidence_threshold = 0
+        model = load_plain(model_folder(target, "target"), pair.target)
+        found[arm] = partial(TransformersSession, model, options)
+    return found
+
+
+def load_plain(folder: str, like: LoadedModel) -> Any:
+    """A model as transformers loads it. Its own end-of-text is forgotten, so that it goes on."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    speech: Any = logging  # untyped
+    speech.set_verbosity_error()
+    speech.disable_progress_bar()
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=like.dtype).to(like.device).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+class TransformersSession(Session):
+    """`generate`, one request after the other. Its prompts count in a `cold` run only: elsewhere
+    ours are in a prefix cache, which it does not have. It is its own streamer."""
+
+    def __init__(
+        self,
+        model: Any,
+        options: Mapping[str, Any],
+        clock: TurnClock,
+        lanes: Sequence[Sequence[Submit]],
+        cold: bool,
+    ) -> None:
+        super().__init__(clock, lanes, whole=cold)
+        self._model, self._options = model, options
+        self._asked, self._has_prompt = 0.0, False
+
+    @property
+    def is_over(self) -> bool:
+        return not self.left[0]
+
+    def step(self) -> None:
+        """One reply."""
+        submit, _ = self.begin(0)
+        self._asked, self._has_prompt = self.clock(), False
+        torch.manual_seed(submit.params.seed)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature := submit.params.temperature:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        ids = torch.tensor([submit.prompt], device=self._model.device)
+        with torch.inference_mode():
+            self._model.generate(
+                ids, attention_mask=torch.ones_like(ids), streamer=self, eos_token_id=None,
+                max_new_tokens=submit.params.max_tokens, **sampling, **self._options,
+            )  # fmt: skip
+
+    def put(self, ids: torch.Tensor) -> None:
+        """Of a streamer: the prompt, then the tokens of each step."""
+        if not self._has_prompt:
+            self._has_prompt = True
+            return
+        reply = self.run.replies[-1]
+        if not reply.arrivals and not self.whole:
+            self.clock.rewind(self._asked)
+        self.deliver(reply, ids.numel())
+
+    def end(self) -> None:
+        """Of a streamer."""

@@ -1,0 +1,173 @@
+"""What forwards cost here, by rows, next to what the memory can do and to what Leviathan's formula
+promises.
+
+Leviathan et al. (arXiv:2211.17192): with acceptance a at each position and a draft step of c
+target steps, k guesses give (1 - a^(k+1)) / (1 - a) tokens a round, and the round takes k c + 1
+target steps, as if verifying k + 1 rows took as long as one. `speed_up` charges what it does take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.cpu.fused import FusedDecoder
+from engine.lab.bench.offline import BLOCK, Clock
+from engine.lab.comparison.figures import Comparison
+from engine.lab.comparison.report import table
+from engine.lab.comparison.workload import MAX_K, OFF
+from engine.model.kv_cache import KVCache, bytes_per_token
+from engine.model.loaded import LoadedModel
+from engine.model.pair import Pair, runner_of
+from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
+
+CONTEXT = 256  # tokens before the timed rows
+COPIED = 1 << 26  # float32 numbers: more than any cache holds
+SETTLING = 4  # forwards until a small model is in the caches again, which a copy drove it out of
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """`rows[i]`: seconds of a target forward of i + 1 rows, `ratios[i]` of them to one row.
+    `draft`: seconds of a draft step after a target forward, `draft_ratio` to a target forward of
+    one row; 0 without a draft. Bandwidths in bytes a second: `copy` reads and writes, `read` what a
+    forward of one row must read."""
+
+    rows: list[float]
+    ratios: list[float]
+    draft: float
+    draft_ratio: float
+    copy: float
+    read: float
+    weight_bytes: int
+
+
+def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock) -> Costs:
+    """Each thing once a round; ratios are medians of ratios within a round."""
+    longest = min(CONTEXT + MAX_K + 1, pair.target.max_model_len)
+    start = longest - MAX_K - 1
+    blocks = list(range(-(-longest // BLOCK)))
+    device = pair.target.device
+    cache = KVCache(len(blocks), BLOCK, device, scrap=device.type == "cuda")
+    target = runner_of(config, pair.target, cache, clock)
+    draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
+    copy = Copy(device)
+    found: list[list[float]] = []  # rows 1 to MAX_K + 1, a draft step, a copy
+    for _ in range(rounds + 1):
+        for _ in range(SETTLING):
+            _forward(target, start, blocks, 1)
+        seconds = [_forward(target, start, blocks, n) for n in range(1, MAX_K + 2)]
+        seconds.append(_forward(draft, start, blocks, 1) if draft else 0.0)
+        found.append([*seconds, copy.seconds(clock)])
+    found = found[1:]  # the first one is warm-up
+    *rows, drafted, copied = (median(column) for column in zip(*found, strict=True))
+    shares = [[second / round_[0] for second in round_] for round_ in found]
+    *ratios, draft_ratio, _ = (median(column) for column in zip(*shares, strict=True))
+    weights = weight_bytes(pair.target)
+    return Costs(
+        rows=rows,
+        ratios=ratios,
+        draft=drafted,
+        draft_ratio=draft_ratio,
+        copy=copy.bytes / copied,
+        read=(weights + start * bytes_per_token(pair.target.layers, pair.target.dtype)) / rows[0],
+        weight_bytes=weights,
+    )
+
+
+def _forward(runner: ModelRunner, start: int, blocks: list[int], rows: int) -> float:
+    """Seconds of so many rows."""
+    runner.forward([Segment([0] * rows, start, blocks, rows)])
+    runner.wait()
+    return runner.seconds
+
+
+class Copy:
+    """From memory to memory: how fast bytes can be moved."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._source = torch.ones(COPIED, device=device)
+        self._sink = torch.empty_like(self._source)
+        self.bytes = 2 * self._source.nbytes  # read and written
+
+    def seconds(self, clock: Clock) -> float:
+        """Of one copy."""
+        started = clock()
+        self._sink.copy_(self._source)
+        if self._source.device.type == "cuda":
+            torch.cuda.synchronize(self._source.device)
+        return clock() - started
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """What a forward of one row reads of the weights, in the size in which they are held for few
+    rows: all but the embedding, if the output has weights of its own."""
+    if model.compiled is not None:
+        return model.compiled.packed_bytes
+    if isinstance(model.logits, FusedDecoder) and model.logits.packed_bytes:
+        return model.logits.packed_bytes
+    head = model.model.get_output_embeddings().weight
+    embedding = model.model.get_input_embeddings().weight
+    numbers = sum(p.numel() for p in model.model.parameters())
+    numbers -= embedding.numel() * (head.data_ptr() != embedding.data_ptr())
+    return int(numbers * model.dtype.itemsize)
+
+
+def tokens_per_round(acceptance: float, k: int) -> float:
+    """Expected tokens of a round of k guesses, the target's own included."""
+    return sum(acceptance**i for i in range(k + 1))
+
+
+def speed_up(acceptance: float, k: int, draft_cost: float, verification: float = 1.0) -> float:
+    """Over plain decoding; Leviathan's where `verification` is 1. `draft_cost`: a draft step,
+    `verification`: a target step of k + 1 rows, both in target steps of one row."""
+    return tokens_per_round(acceptance, k) / (k * draft_cost + verification)
+
+
+def promises(costs: Costs, comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Of every fixed K at one request at a time, the speed-up over K = 0: what was reached, what
+    the formula promises, what is possible at these costs."""
+    for cell in comparison.cells:
+        for arm, runs in cell.rounds.items():
+            ratio = cell.ratio(arm, OFF)
+            if ratio is None or arm.mode != "fixed" or cell.workload.concurrency > 1:
+                continue
+            chance = mean(run.chance for run in runs)
+            yield {
+                "workload": cell.workload.text,
+                "k": arm.k,
+                "reached": ratio.value,
+                "acceptance": chance,
+                "leviathan": speed_up(chance, arm.k, costs.draft_ratio),
+                "possible": speed_up(chance, arm.k, costs.draft_ratio, costs.ratios[arm.k]),
+            }
+
+
+def cost_lines(costs: Costs, comparison: Comparison) -> Iterator[str]:
+    """The page for people."""
+    yield (
+        f"one row after {CONTEXT} tokens: {costs.rows[0] * 1e3:.2f} ms, "
+        f"{costs.weight_bytes / 1e6:.0f} MB of weights: {costs.read / 1e9:.1f} GB/s read; "
+        f"a copy moves {costs.copy / 1e9:.1f} GB/s ({costs.read / costs.copy:.2f} of it)"
+    )
+    if costs.draft:
+        yield (
+            f"a draft step right after a target step: {costs.draft * 1e3:.2f} ms, "
+            f"{costs.draft_ratio:.3f} of a target step"
+        )
+    yield "verification, t(K+1 rows) / t(1 row):"
+    for first in (1, 9):
+        yield "  " + "  ".join(f"K={k} {costs.ratios[k]:.2f}" for k in range(first, first + 8))
+    rows = [["", "of K=0", "accept", "Leviathan", "reached", "costs say", "reached"]]
+    for found in promises(costs, comparison):
+        reached, promised, possible = found["reached"], found["leviathan"], found["possible"]
+        shares = promised, reached / promised, possible, reached / possible
+        shown = [f"{value:.2f}" for value in (reached, found["acceptance"], *shares)]
+        rows.append([f"{found['workload']} K={found['k']}", *shown])
+    yield from table(rows)

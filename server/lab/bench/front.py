@@ -1,0 +1,165 @@
+"""`foredraft bench front`: what the front end costs, with an engine that computes nothing.
+
+Three scenes for completions and chat: one stream alone, with a step of a millisecond; many streams
+at a given rate; and the same with an engine that goes as fast as it can. The first token is the
+client's, with the engine's steps before it. The server is held to one core; its engine and this
+client have the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from engine.arguments import Parser, exit_code, number, whole
+from engine.errors import EngineError
+from engine.lab.comparison.figures import Run, figures
+from engine.lab.comparison.report import table
+from engine.lab.comparison.workload import Workload, lanes
+from server.lab.bench.client import Client
+from server.lab.bench.player import Server
+
+_MOST = 10**6  # of anything that is counted
+SCENES = ("alone", "load", "flood")
+ALONE_STEP = 0.001  # seconds
+END_SECONDS = 30
+# A chat's prompt, and so its reply, begins with a special token, and a token without text has no
+# event.
+FIELDS = {"ignore_eos": True, "skip_special_tokens": False}
+# Prose, code, and characters of two and three bytes, which tokens may cut.
+TEXT = """\
+The river rose in the night, and by morning the café on the quay had closed its doors.
+def area(width: int, height: int) -> int:
+    return width * height  # 面積
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake, or where the system does not tell a process's CPU time."""
+    parsed = _parser().parse_args(arguments)
+    return exit_code("foredraft bench front", lambda: run(parsed))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="foredraft bench front", description=__doc__)
+    add = parser.add_argument
+    add("--streams", type=whole(1, _MOST), default=64, help="side by side (64)")
+    add("--rate", type=number(0, above=True), default=21000,
+        help="tokens/s of the engine over all streams (21000)")  # fmt: skip
+    add("--seconds", type=number(0, above=True), default=5.0, help="of a scene (5)")
+    add("--tokens", type=whole(1, _MOST), default=256, help="of a reply (256)")
+    add("--tokens-per-step", type=whole(1, _MOST), default=1, help="of a stream in a step (1)")
+    add("--scenes", nargs="+", choices=SCENES, default=SCENES, help="which of them; default: all")
+    add("--json", action="store_true", help="the findings as JSON instead")
+    return parser
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and print; the exit code. Raises EngineError."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise EngineError("this benchmark needs Linux: it reads /proc and holds to a core")
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) == 1:
+        sys.stderr.write("One core for all: rates are of server, engine and client together.\n")
+    per_step, found = parsed.tokens_per_step, list[dict[str, Any]]()
+    scenes = {
+        "alone": (1, ALONE_STEP),
+        "load": (parsed.streams, parsed.streams * per_step / parsed.rate),
+        "flood": (parsed.streams, 0.0),
+    }
+    for scene in parsed.scenes:
+        count, step = scenes[scene]
+        workload = Workload("text", 0.0, count, parsed.tokens)
+        with _server(step, per_step) as (pid, url):
+            _pin(pid, cores)
+            for kind in ("completions", "chat"):
+                server = Server(Client(url), fields=FIELDS, chat=kind == "chat")
+                finding = measure(server, pid, workload, parsed.seconds)
+                found.append({"scene": scene, "kind": kind, **finding})
+    if parsed.json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
+    titles = ["scene", "kind", "tokens/s", "tokens/event", "CPU us/token", "CPU %", "first ms"]
+    rows = [
+        [
+            row["scene"], row["kind"], f"{row['tokens_per_second']:.0f}",
+            f"{row['tokens_per_event']:.2f}", f"{1e6 * row['cpu_per_token']:.1f}",
+            f"{100 * row['cpu_share']:.0f}", f"{1e3 * row['first_token']:.2f}",
+        ]
+        for row in found
+    ]  # fmt: skip
+    sys.stdout.write("\n".join(table([titles, *rows], left=2)) + "\n")
+    return 0
+
+
+def measure(server: Server, process: int, workload: Workload, seconds: float) -> dict[str, float]:
+    """Seconds, and shares of one core. Raises EngineError when a reply is not what was asked
+    for."""
+    pools = {workload.kind: [TEXT]}
+    server.ask(lanes(workload, pools, -1)[:1], cold=False)  # first uses
+    runs: list[Run] = []
+    cpu, began = _cpu_seconds(process), time.monotonic()
+    while not runs or time.monotonic() < began + seconds:
+        plan = lanes(workload, pools, len(runs))
+        runs.append(server.ask(plan, cold=False))
+        if runs[-1].tokens != sum(request.tokens for lane in plan for request in lane):
+            raise EngineError("a reply has not the tokens that were asked for")
+    cpu, wall = _cpu_seconds(process) - cpu, time.monotonic() - began
+    tokens = sum(run.tokens for run in runs)
+    return {
+        "requests": sum(len(run.replies) for run in runs),
+        "tokens_per_second": mean(figures(run, lanes=workload.concurrency).rate for run in runs),
+        "tokens_per_event": tokens / sum(len(r.arrivals) for run in runs for r in run.replies),
+        "cpu_per_token": cpu / tokens,
+        "cpu_share": cpu / wall,
+        "first_token": median(wait for run in runs for wait in run.first_waits()),
+    }
+
+
+@contextmanager
+def _server(step_seconds: float, tokens_per_step: int) -> Iterator[tuple[int, str]]:
+    """The process and the URL of a running one. Raises EngineError when it does not start."""
+    command = [sys.executable, "-m", "server.lab.bench.front_server"]
+    command += ["--step-seconds", str(step_seconds), "--tokens-per-step", str(tokens_per_step)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            if not address:
+                raise EngineError("the server did not start; it said why above")
+            yield process.pid, f"http://{address}"
+            process.send_signal(signal.SIGTERM)
+            process.wait(END_SECONDS)
+        finally:
+            process.kill()
+
+
+def _pin(server: int, cores: Sequence[int]) -> None:
+    """All threads of the server to the last core, those of libraries too; its engine and this
+    process to the others."""
+    for thread in os.listdir(f"/proc/{server}/task"):
+        os.sched_setaffinity(int(thread), {cores[-1]})
+    if len(cores) > 1:
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        for process in (0, *map(int, children)):
+            os.sched_setaffinity(process, set(cores[:-1]))
+
+
+def _cpu_seconds(process: int) -> float:
+    """User and system time of all its threads so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""The comparison on running servers. One engine serves all modes, and its controller sees them all,
+so auto serves the round before once more, uncounted, at the begin of each of its turns.
+
+A Foredraft is switched between modes by POST /speculation, and at the end put back into the mode
+that it was found in. Any other server has one arm: as it is. It is asked for plain sampling, and
+for replies that end-of-text does not end, as far as it takes the fields for that; its tokens are
+counted by their ids or by its usage, never by its events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.lab.comparison.figures import Reply, Run, StepSums
+from engine.lab.comparison.workload import AUTO, Arm, Lane, Request
+from server.lab.bench.client import Client, Counters, Refused
+
+# Beyond OpenAI's: what a server has to take is tried, one by one.
+_SAME_WORK: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True, "top_k": 0, "min_p": 0}
+_TRIAL = [[Request("x", 0.0, 0, 1)]]
+_NO_CACHE: dict[str, Any] = {"cache_salt": "bench", "cache_prompt": False}
+
+
+class Server:
+    """One OpenAI-compatible server. `speculation`: what a Foredraft that may be switched answers
+    GET /speculation. `fields` go into every request; without them a server `as_it_is` is tried.
+    Raises ConfigError when nobody is there or there is no model."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        model: str | None = None,
+        admin_key: str | None = None,
+        as_it_is: bool = False,
+        fields: Mapping[str, Any] | None = None,
+        chat: bool = False,
+    ) -> None:
+        self._client, self._admin_key, self._chat = client, admin_key, chat
+        self.url = client.url
+        self.model = model or _first_model(client)
+        self.speculation = None if as_it_is else _speculation(client)
+        self.version: dict[str, Any] = client.get("/version") if self.speculation else {}
+        self.exact = bool(self.version.get("exact", self.version.get("dtype") == "float32"))
+        self._salts = count()
+        self._mode: Arm | None = None
+        self._fields: Mapping[str, Any] = fields or {"ignore_eos": True, "return_token_ids": True}
+        self._no_cache: Mapping[str, Any] = {"cache_salt": "bench"}
+        self.left_out: list[str] = []
+        if self.speculation is None and fields is None:
+            self._try_fields()
+
+    @property
+    def k_max(self) -> int:
+        """The largest K that the server can be switched to."""
+        return int(self.speculation["k_max"]) if self.speculation else 0
+
+    def switch(self, arm: Arm) -> None:
+        """Raises ConfigError when the server refuses."""
+        if arm != self._mode:
+            self._post({"mode": arm.mode, **({"k": arm.k} if arm.mode == "fixed" else {})})
+            self._mode = arm
+
+    def restore(self) -> None:
+        """The mode in which the server was found."""
+        if self.speculation and self._mode is not None:
+            found = self.speculation
+            k = {"k": found["k"]} if found["mode"] == "fixed" else {}
+            self._post({"mode": found["mode"], **k})
+
+    def _post(self, said: dict[str, Any]) -> None:
+        try:
+            self._client.post("/speculation", said, key=self._admin_key)
+        except Refused as error:
+            hint = (
+                "; --admin-key gives the server's admin key" if error.status in (401, 403) else ""
+            )
+            raise ConfigError(f"{error}{hint}") from None
+
+    def warm(self, prompts: Sequence[str]) -> None:
+        """Into the prefix cache, of the draft too."""
+        if self.speculation:
+            self.switch(Arm("fixed", 1) if self.k_max else Arm("off"))
+        asked = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
+        self._play([asked[lane::8] for lane in range(8)], {})
+
+    def ask(self, lanes: Sequence[Lane], *, cold: bool) -> Run:
+        """Until all lanes have nothing left. `cold`: past the prefix cache, where the server allows
+        that."""
+        salt = (
+            {"cache_salt": f"bench-{next(self._salts)}"} if "cache_salt" in self._no_cache else {}
+        )
+        before = self._client.counters()
+        found = self._play(lanes, {**self._no_cache, **salt} if cold else {})
+        if any(not any(reply.arrivals for reply in replies) for replies in found):
+            raise ConfigError(f"{self.url} answered with no text, so there is nothing to count")
+        replies = [reply for replies in found for reply in replies]
+        return Run(replies, grown(before, self._client.counters()))
+
+    def _play(self, lanes: Sequence[Lane], more: Mapping[str, Any]) -> list[list[Reply]]:
+        """Lanes side by side, the requests of each one after the other."""
+        began = time.perf_counter()
+
+        async def play(lane: int) -> list[Reply]:
+            return [await self._complete(request, more, lane, began) for request in lanes[lane]]
+
+        async def all_lanes() -> list[list[Reply]]:
+            return await asyncio.gather(*map(play, range(len(lanes))))
+
+        return asyncio.run(all_lanes())
+
+    async def _complete(
+        self, request: Request, more: Mapping[str, Any], lane: int, began: float
+    ) -> Reply:
+        """Raises ConfigError when nothing says how many tokens came."""
+        reply = Reply(lane, request.seed, time.perf_counter() - began)
+        prompt: dict[str, Any] = {"prompt": request.prompt}
+        if self._chat:
+            prompt = {"messages": [{"role": "user", "content": request.prompt}]}
+        body = {
+            **self._fields,
+            **more,
+            **prompt,
+            "model": self.model,
+            "max_tokens": request.tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        path = "/v1/chat/completions" if self._chat else "/v1/completions"
+        ids: list[int] = []
+        text, tokens = "", None
+        for at, event in await self._client.stream(path, body):
+            for choice in event.get("choices") or []:
+                got = choice.get("token_ids") or []
+                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                ids += got
+                text += said
+                if got or said:
+                    reply.arrivals.append((at - began, len(got)))
+            if event.get("usage"):
+                tokens = event["usage"].get("completion_tokens")
+        reply.text = ids or text
+        if not ids and tokens is None:
+            raise ConfigError(f"{self.url} sends no usage, so its tokens cannot be counted")
+        if tokens is not None and tokens != len(ids):
+            _spread(reply, tokens)
+        return reply
+
+    def _try_fields(self) -> None:
+        """Those that the server does not refuse; many servers ignore what they do not know."""
+        self._fields = {}
+        self._play(_TRIAL, {})
+        self._fields = {"top_p": 1.0, **self._taken(_SAME_WORK)}
+        self._no_cache = self._taken(_NO_CACHE)
+        self.left_out = [name for name in _SAME_WORK if name not in self._fields]
+
+    def _taken(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        taken = {}
+        for name, value in fields.items():
+            try:
+                self._play(_TRIAL, {name: value})
+            except Refused as error:
+                if error.status not in (400, 422):
+                    raise
+            else:
+                taken[name] = value
+        return taken
+
+
+class Servers:
+    """race.Player: the server of --url for its own arms, every other one for the arm named after
+    it. One arm after the other."""
+
+    def __init__(self, own: Server, others: Mapping[Arm, Server]) -> None:
+        self._own, self._others = own, others
+        self.exact = own.exact
+        self._before: Sequence[Lane] = ()
+
+    def warm(self, prompts: Sequence[str]) -> None:
+        for server in (self._own, *self._others.values()):
+            server.warm(prompts)
+
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], *, cold: bool = False
+    ) -> dict[Arm, Run]:
+        runs = {}
+        for arm in arms:
+            server = self._others.get(arm, self._own)
+            if arm.is_mode:
+                server.switch(arm)
+            if arm == AUTO and self._before and not cold:
+                server.ask(self._before, cold=False)
+            runs[arm] = server.ask(lanes, cold=cold)
+        self._before = self._before if cold else lanes
+        return runs
+
+
+def grown(before: Counters, after: Counters) -> StepSums:
+    """What a server's counters of speculation grew by."""
+
+    def of(name: str) -> list[float]:
+        indices = [index for counter, index in after if counter == name]
+        return [
+            after.get((name, index), 0.0) - before.get((name, index), 0.0)
+            for index in range(max(indices, default=-1) + 1)
+        ]
+
+    return StepSums(
+        of("spec_decode_num_draft_tokens_per_pos_total"),
+        of("spec_decode_num_accepted_tokens_per_pos_total"),
+        of("spec_decode_chosen_k_total"),
+    )
+
+
+def _spread(reply: Reply, tokens: int) -> None:
+    """Deliveries of unknown size, made to add up to the server's count."""
+    share, total = tokens / len(reply.arrivals or [0]), 0
+    for index, (at, _) in enumerate(reply.arrivals):
+        upto = round(share * (index + 1))
+        reply.arrivals[index] = (at, upto - total)
+        total = upto
+
+
+def _first_model(client: Client) -> str:
+    try:
+        return str(client.get("/v1/models")["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise ConfigError(f"{client.url} lists no model at /v1/models") from None
+
+
+def _speculation(client: Client) -> dict[str, Any] | None:
+    """GET /speculation of a Foredraft, None for any other server."""
+    try:
+        found = client.get("/speculation")
+    except Refused as error:
+        if error.status in (401, 403, 503):
+            raise
+        return None
+    except ConfigError:
+        return None  # not JSON
+    is_ours = isinstance(found, dict) and found.get("object") == "speculation"
+    return found if is_ours else None
