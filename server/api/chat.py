@@ -87,7 +87,7 @@ async def _prompt(
     *,
     add_special_tokens: bool = False,
 ) -> list[int]:
-    """Raises ChatTemplateError, and ContextLengthExceeded for a text that cannot fit."""
+    """Raises ChatTemplateError, and ApiError for a text that cannot fit."""
     tools = None if use is None else [tool.as_template_sees() for tool in request.tools]
     variables = template_variables(services, request)
 

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
 from engine.messages import Grammar, Ready
-from server.api.errors import ClientGone, ContextLengthExceeded, invalid
+from server.api.errors import ClientGone, invalid, too_long
 from server.api.params import (
     check_ids,
     check_length,
@@ -168,10 +168,10 @@ async def _prediction(services: Services, request: CommonRequest, ready: Ready) 
     text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
     ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
     if len(ids) > context:
-        raise ContextLengthExceeded(
+        raise too_long(
+            param,
             f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
             " output together",
-            param=param,
         )
     return tuple(ids)
 
@@ -204,13 +204,13 @@ async def off_loop(work: Callable[[], T], *, size: int) -> T:
 
 
 def check_size(services: Services, text: str, *, ready: Ready, param: str) -> None:
-    """Raises ContextLengthExceeded for more bytes than the context can hold in any tokens."""
+    """Raises ApiError for more bytes than the context can hold in any tokens."""
     size = len(text.encode("utf-8"))
     if size > ready.max_model_len * services.longest_token:
-        raise ContextLengthExceeded(
+        raise too_long(
+            param,
             f"This model's maximum context length is {ready.max_model_len} tokens, but"
             f" `{param}` has {size} bytes, which is more than they can hold",
-            param=param,
         )
 
 

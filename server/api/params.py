@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from engine.messages import Grammar, Ready, SamplingParams, Speculation, proposers_of
-from server.api.errors import ContextLengthExceeded, invalid
+from server.api.errors import invalid, too_long
 from server.api.schema import CommonRequest, SpeculationOptions
 from server.generation.generation_spec import MASK, Guessing
 
@@ -101,13 +101,11 @@ def check_length(size: int, request: CommonRequest, ready: Ready, *, param: str)
     if size == 0:
         raise invalid(param, f"`{param}` is empty; a prompt needs at least one token")
     if size > context or (size == context and request.length != 0):
-        raise ContextLengthExceeded(
-            f"{known}; the prompt is too long: it alone has {size}", param=param
-        )
+        raise too_long(param, f"{known}; the prompt is too long: it alone has {size}")
     named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
     if named and request.length is not None and size + request.length > context:
-        raise ContextLengthExceeded(
+        raise too_long(
+            min(named) if request.length >= context else param,
             f"{known}, but {size + request.length} were asked for: {size} in the prompt and"
             f" {request.length} of `{min(named)}`",
-            param=min(named) if request.length >= context else param,
         )
