@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse, Response
 from engine.messages import Ready
 from server.api import replies
 from server.api.errors import invalid, unsupported
-from server.api.intake import SHORT, Call, Prompts, begin, check, check_size, gather, off_loop
+from server.api.intake import SHORT, Call, begin, check, check_size, gather, off_loop
+from server.api.params import Prompts
 from server.api.replies import chat_logprobs, prompt_logprobs, provenance_body, usage_body
 from server.api.request import check_settings
 from server.api.routes import REFUSALS, STREAMED, BodyRouter

@@ -164,7 +164,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """That some route of this path has; the router tells those of the first one alone."""
+    """That some route of this path has; the router knows those of the first one alone."""
 
     def fits(method: str) -> bool:
         scope = {**request.scope, "method": method}
