@@ -260,7 +260,7 @@ def _steps(error: ErrorDetails, data: Mapping[str, Any]) -> Steps:
             case list() if isinstance(step, int):
                 value = value[step]
             case dict() if step == value.get("type") and after in value:
-                continue  # of a union that is told apart by `type`
+                continue  # the member of a union with the discriminator `type`
             case dict() if step in value:
                 value = value[step]
             case dict() if after is None and kind == "missing":
@@ -294,7 +294,7 @@ def _expected(error: ErrorDetails) -> str:
 def _value(steps: Steps, data: Any) -> Any:
     """What stands there; None: nothing."""
     for step in steps:
-        data = data[step] if isinstance(data, list) else data.get(step)
+        data = data.get(step) if isinstance(data, dict) else data[step]
     return data
 
 
