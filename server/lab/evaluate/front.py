@@ -17,7 +17,7 @@ from engine.lab.comparison.workload import Arm, Lane, Request
 from engine.messages import Ready, SetSpeculation
 from server.app import create_app
 from server.config import Config
-from server.engine.client import EngineClient, EngineHandle
+from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState, RestartPolicy
 from server.generation.structured import grammar_checker
 from server.lab.evaluate.arms import Setting
@@ -44,7 +44,7 @@ class Front:
         prompts: Sequence[Prompt],
         settings: Mapping[Arm, Setting],
         longest: int,
-        client: EngineHandle | None = None,
+        client: EngineClient | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._config, self._prompts, self._settings = config, prompts, settings
@@ -66,7 +66,6 @@ class Front:
     async def engine(self) -> AsyncIterator[Ready]:
         """It runs inside. Raises EngineError when it cannot be started."""
         client, ready = self._client, asyncio.Event()
-        assert isinstance(client, EngineClient)
 
         def on_state(state: EngineState) -> None:
             if state == "ready":
