@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.messages import StepMetrics
 from server.lab.bench.__main__ import main
 from server.lab.bench.client import Client
 from server.lab.bench.player import Server, grown
@@ -245,6 +246,6 @@ def test_guesses_are_what_the_counters_grew_by() -> None:
     assert found.k_counts == [0.0, 0.0, 4.0]
     assert grown({}, {}).k_counts == []
     with serve() as served:
-        served.metrics._counters["spec_decode_chosen_k_total"].labels("3").inc(2)
+        served.metrics.observe_step(StepMetrics(k_counts=[0, 0, 0, 2]))
         assert Client(served.url).counters()["spec_decode_chosen_k_total", 3] == 2.0
         assert Server(Client(served.url)).speculation is not None
