@@ -30,6 +30,7 @@ class Proposer(Protocol):
 
     def forget(self, seq: Sequence) -> None:
         """`seq` has ended or gives way: what is kept for it can go."""
+        return None
 
 
 class FreeProposer(Proposer, Protocol):

@@ -50,7 +50,6 @@ DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.cpu", "engine.core",
               "engine.demo", "engine.grammar.compiler", "engine.step",
               "engine.speculation.draft_model", "engine.speculation.drafts",
-              "engine.speculation.verify",
               "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.synthetic"],
     "transformers": ["engine.model.checkpoint", "engine.model.precision",
                      "engine.attention.interface", "engine.demo",
