@@ -3,15 +3,10 @@ targets.
 
 What a draft of one layer costs through torch is the time between its operations, and the reading of
 its weights from memory, since a larger target has swept the caches in between. Here a forward is
-one call and reads half the bytes, with all sums in float32. The built-in draft at 300 tokens of
-context, one thread, least of 30, ms, its weights still in the caches:
+one call and reads half the bytes, with all sums in float32.
 
-    sequences, one row each   1     8     16    32    64
-    torch                   0.40  1.58  2.66  4.74  8.93
-    compiled                0.08  0.44  0.89  2.17  4.47
-
-In bfloat16 it runs every row, and gives it the same bits in any company: large targets too, whose
-steps are the reading of their weights, on the few threads on which torch is no faster with prompts.
+In bfloat16 it runs every row, whose bits depend on no other row: large targets too, whose steps are
+the reading of their weights, on the few threads on which torch is no faster with prompts.
 
 Only for what is plainly Llama-shaped and exact in bfloat16; everything else, every forward of a
 tree, and in float32 or on more threads those of many rows, go the other way (`engine.model.call`).
@@ -61,8 +56,8 @@ Integers = npt.NDArray[np.int64]
 
 class BlockTables:
     """Which blocks hold which sequence, as compiled code reads it. Kept from one forward to the
-    next, in most of which the same sequences have the same blocks: numbers that Python holds are
-    dear to hand over."""
+    next, in most of which the same sequences have the same blocks: a list of Python's takes
+    long to hand over."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

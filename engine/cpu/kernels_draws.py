@@ -204,7 +204,8 @@ def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     """What a draft draws from its row of logits for a position, NOT_FINITE where nothing can be,
     and how far its score lies above the next, MOST_SURE at most. `item` as of `draw`; `space` of
     `space_for`."""
-    token, lead = _drawn(row, words, item, position, space, False)
+    sure = np.bool_(False)  # a literal would have its callees compiled twice
+    token, lead = _drawn(row, words, item, position, space, sure)
     return max(token, NOT_FINITE), lead
 
 
@@ -216,12 +217,12 @@ def draw(logits: Any, items: Any, words: Any, tokens: Any) -> None:
 
     `logits` float32 `[any, vocab]`. `items` int64 `[n, 8]`: first row, how many, position of the
     first, and plain.Plain.words. `words` uint32 `[vocab]`: noise._token_words."""
-    space = space_for(logits.shape[1])
+    space, sure = space_for(logits.shape[1]), np.bool_(True)
     at = 0
     for i in range(len(items)):
         for j in range(items[i, 1]):
             row, guessed = logits[items[i, 0] + j], tokens[at + j]
-            tokens[at + j] = _drawn(row, words, items[i], items[i, 2] + j, space, True)[0]
+            tokens[at + j] = _drawn(row, words, items[i], items[i, 2] + j, space, sure)[0]
             if guessed >= 0 and tokens[at + j] != guessed:
                 break
         at += items[i, 1]

@@ -3,8 +3,8 @@
 One instruction takes sixteen pairs of inputs of up to sixteen rows for sixteen outputs, so that so
 many rows take as long as reading the weights for one does; of more rows, two tiles share what was
 loaded. A row's sums run over the inputs in order whoever its neighbours are, so its result is the
-same to the bit in any company, though not that of vectors: a pair's two products are added to each
-other last.
+same to the bit however many rows share the product, though not that of vectors: a pair's two
+products are added to each other last.
 
 Weights are words as `engine.cpu.weights.pack` has them, or codes of eight or twelve bits, which
 become words again a step before they are multiplied: such a product is the reading of its weights.

@@ -30,7 +30,7 @@ from engine.cpu.draws import QuickDraws
 from engine.cpu.fused import FusedDecoder
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.vectors import multiplies_pairs
-from engine.lab.synthetic.weights import random_target, shape_of
+from engine.lab.synthetic.pair import random_target, shape_of
 from engine.messages import SamplingParams
 from engine.model.call import front_door
 from engine.model.kv_cache import KVCache

@@ -11,9 +11,16 @@ import torch
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.lab.synthetic.__main__ import main
-from engine.lab.synthetic.calibrate import Agreement, Text, find_scale
 from engine.lab.synthetic.on_device import synthetic_pair
-from engine.lab.synthetic.weights import Whisper, draft_of, random_target, shape_of
+from engine.lab.synthetic.pair import (
+    Agreement,
+    FurtherLayers,
+    Text,
+    draft_of,
+    find_scale,
+    random_target,
+    shape_of,
+)
 from engine.messages import SamplingParams, Submit
 from engine.model.memory import weights_of
 from engine.model.pair import load_pair
@@ -95,15 +102,15 @@ def test_a_pair_made_on_the_device_is_held_as_a_start_would_hold_it(
             assert one.compiled.packed_bytes == other.compiled.packed_bytes
 
 
-def test_without_a_whisper_both_compute_the_same_and_louder_they_agree_less() -> None:
+def test_unscaled_layers_change_nothing_and_larger_ones_agree_less() -> None:
     shape = shape_of(1.2e6)
     target = random_target(shape, 0)
     draft = draft_of(target, 1)
-    whisper = Whisper(target, 1)
+    further = FurtherLayers(target, 1)
     text = Text(draft, sequences=2, length=64, seed=0)
     found = []
     for scale in (0.0, 0.1, 1.0):
-        whisper.set(scale)
+        further.scale(scale)
         found.append(text.agreement(target))
     assert found[0] == Agreement(1.0, 1.0)
     assert 1.0 > found[1].mean > found[2].mean
@@ -125,7 +132,7 @@ def test_the_bisection_ends_near_the_scale_that_was_asked_for() -> None:
     def measure(scale: float) -> Agreement:
         return Agreement(1 / (1 + scale * 8), 1 / (1 + scale * 8))
 
-    scale = find_scale(0.8, measure, lambda scale, found: seen.append(scale))
+    scale = find_scale(0.8, measure, lambda scale, _: seen.append(scale))
     assert scale in seen
     assert measure(scale).mean == pytest.approx(0.8, abs=0.01)
 

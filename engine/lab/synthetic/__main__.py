@@ -25,14 +25,15 @@ from engine.child.threads import VARIABLES, engine_threads, granted_cores
 from engine.config import BUILTIN, model_folder
 from engine.errors import ConfigError
 from engine.lab.files import new_folder
-from engine.lab.synthetic.calibrate import Agreement, Text, find_scale
-from engine.lab.synthetic.weights import (
+from engine.lab.synthetic.pair import (
     LARGEST,
     MOST_POSITIONS,
     POSITIONS,
     SMALLEST,
+    Agreement,
     Shape,
-    Whisper,
+    Text,
+    calibrate,
     draft_of,
     random_target,
     shape_of,
@@ -96,16 +97,11 @@ def write(parsed: argparse.Namespace, shape: Shape, folder: Path) -> None:
     )
     target = random_target(shape, seed)
     draft = draft_of(target, layers)
-    whisper = Whisper(target, layers)
     text = text_of(draft, parsed.tokens, seed)
-
-    def measure(scale: float) -> Agreement:
-        whisper.set(scale)
-        return text.agreement(target)
-
     print("  scale     T=0    T=1   mean", flush=True)
-    scale = find_scale(parsed.acceptance, measure, lambda s, found: row(f"{s:.5f}", found))
-    whisper.set(scale)
+    scale = calibrate(
+        target, layers, text, parsed.acceptance, lambda scale, found: row(f"{scale:.5f}", found)
+    )
     print(f"scale {scale:.5f}; on other texts:")
     for other in range(seed + 1, seed + 1 + CHECKS):
         row(f"text {other}", text_of(draft, parsed.tokens, other).agreement(target))

@@ -5,14 +5,11 @@ For measuring machines. Its texts mean nothing; draft and target agree as often 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from engine.config import DraftModelConfig, DTypeName, EngineConfig, Role
 from engine.errors import ConfigError
-from engine.lab.synthetic.calibrate import Agreement, Text, find_scale
-from engine.lab.synthetic.weights import Shape, Whisper, draft_of, random_target, shape_of
+from engine.lab.synthetic.pair import Shape, Text, calibrate, draft_of, random_target, shape_of
 from engine.model.loader import adopt, pick_device
 from engine.model.pair import Pair
 from engine.model.precision import pick_dtype
@@ -46,9 +43,8 @@ def synthetic_pair(size: str, *, acceptance: float, config: EngineConfig, seed: 
     kind = _dtype(shape.layers, config.target.dtype, "target", shape, where)
     target = random_target(shape, seed, str(where), kind)
     draft = draft_of(target, layers)
-    whisper = Whisper(target, layers)
     text = Text(draft, sequences=SEQUENCES, length=LENGTH, seed=seed)
-    whisper.set(_scale(acceptance, target, text, whisper))
+    calibrate(target, layers, text, acceptance)
     del text  # and its logits
     if where.type == "cuda":
         torch.cuda.empty_cache()
@@ -69,11 +65,3 @@ def _dtype(
     stored = shape.config(layers)
     stored.dtype = torch.bfloat16
     return pick_dtype(dtype, where, config=stored, folder=None, role=role)
-
-
-def _scale(acceptance: float, target: Any, text: Text, whisper: Whisper) -> float:
-    def measure(scale: float) -> Agreement:
-        whisper.set(scale)
-        return text.agreement(target)
-
-    return find_scale(acceptance, measure, lambda *_: None)

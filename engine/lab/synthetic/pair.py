@@ -1,14 +1,20 @@
-"""The two models: a random Llama, and its own first layers with its embedding, norm and head.
+"""A random Llama and a draft made of its own first layers, which agree as often as asked.
 
 What the target has beyond the draft writes to the residual stream through scaled projections: at
 scale 0 both compute the same, and the larger the scale, the rarer they agree. The numbers below
 give text that does not settle into loops at temperature 0: attention looks at a few tokens at
 random distances, so that the next token is a function of many, and the head is loud enough for a
 favourite (the likeliest token has some 0.7 of the probability).
+
+Agreement is acceptance under sample-and-match: at temperature 0 both argmaxes are equal, at 1 both
+are once the same Gumbel noise is added (the draw is the argmax of log q + noise). It is measured on
+text that the draft writes at temperature 1, whole models, in float32; where the text is from does
+not matter, since either model's next token is a pseudo-random function of what was read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +30,11 @@ MOST_POSITIONS = 1 << 17
 QUERY_KEY = 1.8  # standard deviation of queries and keys; their products' is the square
 EMBEDDING = 0.7  # of the residual stream's first summand; those of the draft's layers are near 1
 LOGITS = 9.0
-SMALLEST, LARGEST = 100_000, 4_000_000_000
+SMALLEST, LARGEST = 100_000, 4_000_000_000  # parameters
+PROMPT = 16  # random tokens before a text; not counted
+DRAWS = 4  # of the noise, for each token
+STEPS = 7  # of the bisection
+LOUDEST, QUIETEST = 0.0, -9.0  # log2 of the scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +143,10 @@ def draft_of(target: Any, layers: int, dtype: torch.dtype | None = None) -> Any:
     return draft
 
 
-class Whisper:
-    """Sets the scale of what the target's further layers write to the residual stream."""
+class FurtherLayers:
+    """What the target has beyond its draft of so many layers."""
 
     def __init__(self, target: Any, layers: int) -> None:
-        """`layers`: how many the draft has."""
         self._weights = [
             module.weight
             for layer in target.model.layers[layers:]
@@ -146,7 +155,109 @@ class Whisper:
         self._full = [weight.bfloat16() for weight in self._weights]
 
     @torch.inference_mode()
-    def set(self, scale: float) -> None:
-        """Exact in bfloat16 again."""
+    def scale(self, factor: float) -> None:
+        """What they write to the residual stream; exact in bfloat16 again."""
         for weight, full in zip(self._weights, self._full, strict=True):
-            weight.copy_((full.float() * scale).bfloat16())
+            weight.copy_((full.float() * factor).bfloat16())
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Shares of tokens, 0 to 1, at temperature 0 and 1."""
+
+    greedy: float
+    sampled: float
+
+    @property
+    def mean(self) -> float:
+        return (self.greedy + self.sampled) / 2
+
+
+class Text:
+    """What the draft wrote, with its logits there."""
+
+    def __init__(self, draft: Any, *, sequences: int, length: int, seed: int) -> None:
+        self._device = draft.device
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self.ids = self._write(draft, sequences, length)
+        drawn = torch.randint(1 << 40, (), generator=self._generator, device=self._device)
+        self._noise_seed = int(drawn)
+        self._logits = self.logits(draft)
+
+    @torch.inference_mode()
+    def _write(self, draft: Any, sequences: int, length: int) -> Tensor:
+        """`[sequences, PROMPT + length]`, sampled; `generate` would draw from the global state."""
+        known, shape = (len(SPECIAL), draft.config.vocab_size), (sequences, PROMPT)
+        ids = torch.randint(*known, shape, generator=self._generator, device=self._device)
+        given, past = ids, None
+        for _ in range(length):
+            output = draft(given, past_key_values=past, use_cache=True)
+            past, chances = output.past_key_values, output.logits[:, -1].softmax(-1)
+            given = torch.multinomial(chances, 1, generator=self._generator)
+            ids = torch.cat([ids, given], dim=1)
+        return ids
+
+    @torch.inference_mode()
+    def logits(self, model: Any) -> Tensor:
+        """`[tokens, vocabulary]` of every token after the prompts. One text at a time: the rows of
+        all would be large."""
+        rows = [model(one[None], use_cache=False).logits[0, PROMPT:] for one in self.ids]
+        return torch.cat(rows)
+
+    @torch.inference_mode()
+    def agreement(self, target: Any) -> Agreement:
+        """Of the target with the draft that wrote this."""
+        ours, theirs = self.logits(target), self._logits
+        generator = torch.Generator(self._device).manual_seed(self._noise_seed)
+        equal = 0.0
+        for _ in range(DRAWS):
+            uniform = torch.rand(
+                ours.shape, generator=generator, device=self._device, dtype=torch.float32
+            ).clamp_(min=1e-9)
+            noise = uniform.log_().neg_().log_().neg_()
+            equal += _share((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
+        return Agreement(_share(ours.argmax(-1) == theirs.argmax(-1)), equal / DRAWS)
+
+
+def _share(equal: Tensor) -> float:
+    return float(equal.float().mean())
+
+
+def find_scale(
+    wanted: float,
+    measure: Callable[[float], Agreement],
+    report: Callable[[float, Agreement], None] = lambda *_: None,
+) -> float:
+    """By bisection in the logarithm. `measure` falls as the scale grows; the best scale seen is
+    answered, so noise in the last steps does no harm."""
+    low, high = QUIETEST, LOUDEST
+    best, nearest = float(2.0**low), float("inf")
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        scale = float(2.0**middle)
+        found = measure(scale)
+        report(scale, found)
+        if abs(found.mean - wanted) < nearest:
+            best, nearest = scale, abs(found.mean - wanted)
+        low, high = (middle, high) if found.mean > wanted else (low, middle)
+    return best
+
+
+def calibrate(
+    target: Any,
+    layers: int,
+    text: Text,
+    wanted: float,
+    report: Callable[[float, Agreement], None] = lambda *_: None,
+) -> float:
+    """Scale the target's layers beyond `layers` so that it agrees on the text as often as wanted.
+    The scale."""
+    further = FurtherLayers(target, layers)
+
+    def measure(scale: float) -> Agreement:
+        further.scale(scale)
+        return text.agreement(target)
+
+    scale = find_scale(wanted, measure, report)
+    further.scale(scale)
+    return scale
