@@ -60,7 +60,7 @@ def _parser() -> Parser:
     add("--tokens", type=whole(1, _MOST), default=256, help="of a reply (256)")
     add("--tokens-per-step", type=whole(1, _MOST), default=1, help="of a stream in a step (1)")
     add("--scenes", nargs="+", choices=SCENES, default=SCENES, help="which of them; default: all")
-    add("--json", action="store_true", help="the findings as JSON instead")
+    add("--json", action="store_true", help="the findings as JSON on stdout, the card on stderr")
     return parser
 
 
@@ -86,9 +86,6 @@ def run(parsed: argparse.Namespace) -> int:
                 server = Server(Client(url), fields=FIELDS, chat=kind == "chat")
                 finding = measure(server, pid, workload, parsed.seconds)
                 found.append({"scene": scene, "kind": kind, **finding})
-    if parsed.json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-        return 0
     titles = ["scene", "kind", "tokens/s", "tokens/event", "CPU us/token", "CPU %", "first ms"]
     rows = [
         [
@@ -98,7 +95,10 @@ def run(parsed: argparse.Namespace) -> int:
         ]
         for row in found
     ]  # fmt: skip
-    sys.stdout.write("\n".join(table([titles, *rows], left=2)) + "\n")
+    card = "\n".join(table([titles, *rows], left=2))
+    (sys.stderr if parsed.json else sys.stdout).write(f"{card}\n")
+    if parsed.json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 0
 
 
