@@ -148,7 +148,7 @@ async def compare(
     loads = sorted(set(parsed.concurrency))
     workloads = [Group(kind, 0.0, load) for kind in pools for load in loads]
     settings: dict[Arm, Setting] = {}
-    comparisons = []
+    comparisons: list[Comparison] = []
     for place, config in enumerate(configs):
         draft = parsed.drafts[place] if len(configs) > 1 else "draft"
         own = settings_of(config.engine.speculation, draft, ngram=place == 0)
