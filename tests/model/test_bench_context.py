@@ -23,12 +23,27 @@ def test_the_card_and_its_figures(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every figure that is promised is there; the second request finds its prompt cached."""
-    words = ["--target", folder, "--rounds", "1", "--tokens", "4", "--longest", "200"]
+    words = [
+        "--target",
+        folder,
+        "--rounds",
+        "1",
+        "--tokens",
+        "4",
+        "--longest",
+        "200",
+        "--threads",
+        "1",
+    ]
     assert main(["context", *words, "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert list(found["steps"]) == ["200"]
-    assert min(found[name] for name in ("first", "second", "copy", "token_bytes")) > 0
+    [cell] = found["cells"]
+    assert cell["kind"] == "200 tokens of context"
+    [run] = cell["modes"]["off"]["rounds"]
+    assert min(run["first"], run["between"], *cell["modes"]["off"]["first_token_seconds"]) > 0
+    assert found["facts"]["KV bytes of a token"] > 0
     lines = capsys.readouterr().out.splitlines()
+    assert any(text.startswith("line: ") for text in lines)
     assert any(text.startswith("first token of 200: ") for text in lines)
 
 

@@ -1,52 +1,34 @@
 """`foredraft bench context`: what a long context costs one stream, and what a cached prefix saves.
 
-Decodes after prompts of growing length, in rounds; fits a line to the step times, and sets its
-slope against the KV bytes of a token and what a copy moves. Then the time to the first token of the
-longest prompt, fresh and once more. Exit code 0; 2 if the model cannot be loaded or is asked for
-more than it has.
+Decodes without guesses after prompts of growing length, fits a line to the time between tokens, and
+sets its slope against the KV bytes of a token and what a copy moves. Exit code 0; 2 if the model
+cannot be loaded or is asked for more than it has.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from itertools import count, pairwise
 from statistics import linear_regression, median
 from typing import get_args
 
-import torch
-
-from engine.arguments import Parser, number, whole
+from engine.arguments import Parser, whole
 from engine.config import AttentionName, EngineConfig
-from engine.core import Engine
 from engine.errors import ConfigError
 from engine.lab.bench.costs import Copy
-from engine.lab.bench.offline import EngineSession, TurnClock
-from engine.lab.bench.options import add_target, set_threads
-from engine.lab.files import write_json
+from engine.lab.bench.offline import Offline
+from engine.lab.bench.options import add_target, pair_facts, set_threads
+from engine.lab.comparison.figures import Comparison
+from engine.lab.comparison.race import Race
+from engine.lab.comparison.report import show
+from engine.lab.comparison.workload import OFF, Workload
 from engine.lab.picture import check_results
-from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import bytes_per_token
 from engine.model.pair import load_pair
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Seconds. `steps[length]`: the median step after a prompt of so many tokens, `base + slope *
-    length` the line through them. `copy`: bytes a second that a copy reads and writes. `first`,
-    `second`: to the first token of the longest prompt, fresh and from the prefix cache."""
-
-    steps: dict[int, float]
-    base: float
-    slope: float
-    copy: float
-    first: float
-    second: float
 
 
 def build_parser() -> Parser:
@@ -59,7 +41,6 @@ def build_parser() -> Parser:
         help="prompt; default: what the model has room for")  # fmt: skip
     add("--rounds", type=whole(1, 100), default=3, metavar="N", help="over all lengths (3)")
     add("--tokens", type=whole(2, 256), default=16, metavar="N", help="decoded each time (16)")
-    add("--memory-gib", type=number(1e-3, 1 << 14), default=4.0, help="KV cache on a CPU (4)")
     add("--json", metavar="FILE", help="write everything that was measured")
     return parser
 
@@ -73,8 +54,6 @@ def run(parsed: argparse.Namespace) -> int:
             "target": {"path": parsed.target, "dtype": parsed.dtype},
             "device": parsed.device,
             "attention": parsed.attention,
-            "cache": {"cpu_memory_gib": parsed.memory_gib},
-            "schedule": {"max_sequences": 1},
             "speculation": {"proposer": {"kind": "none"}},
         }
     )
@@ -83,49 +62,29 @@ def run(parsed: argparse.Namespace) -> int:
     longest = parsed.longest or room
     if longest > room:
         raise ConfigError(f"longest is {longest}, but the model has room for {room}")
-    clock = TurnClock()
-    engine = Engine(config, pair=pair, clock=clock)
-    found = measure(engine, clock, longest, rounds=parsed.rounds, tokens=parsed.tokens)
-    ready, token_bytes = engine.ready, bytes_per_token(pair.target.layers, pair.target.dtype)
-    print(
-        f"{parsed.target}, {ready.dtype} on {ready.device}, attention {ready.attention}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}; {parsed.rounds} rounds"
-    )
-    print("\n".join(card(found, token_bytes)))
-    if parsed.json is not None:
-        facts = {"attention": ready.attention, "token_bytes": token_bytes}
-        write_json(parsed.json, {**facts, **asdict(found)})
-    return 0
-
-
-def measure(engine: Engine, clock: TurnClock, longest: int, *, rounds: int, tokens: int) -> Found:
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(8, engine.ready.vocab_size, (longest,), generator=generator).tolist()
-    names = count()
-
-    def decode(length: int, salt: str = "") -> list[float]:
-        """Seconds to each delivery."""
-        params = SamplingParams(
-            seed=0, temperature=0.0, max_tokens=tokens, ignore_eos=True, cache_salt=salt
-        )
-        submit = Submit(f"context-{next(names)}", text[:length], params, 0.0)
-        session = EngineSession(engine, clock, [[submit]])
-        session.play(math.inf)
-        return [at for at, _ in session.run.replies[0].arrivals]
-
-    decode(64, "another")  # whatever happens once
-    first = decode(longest)[0]
     lengths = [length for length in LENGTHS if length < longest - longest // 8] + [longest]
-    steps: dict[int, list[float]] = {length: [] for length in lengths}
-    copy, copies, waits = Copy(torch.device(engine.ready.device)), list[float](), list[float]()
-    for _ in range(rounds):
-        for length in lengths:
-            arrivals = decode(length)
-            steps[length] += [after - before for before, after in pairwise(arrivals)]
-        waits.append(arrivals[0])
-        copies.append(copy.seconds(time.perf_counter))
-    middle = {length: median(times) for length, times in steps.items()}
-    return Found(middle, *line(middle), copy.bytes / median(copies), first, median(waits))
+    text = random.Random(0).choices(range(8, pair.target.vocab_size), k=longest)
+    # A prompt is named by its length.
+    player = Offline(
+        config, pair, lambda name: text[: int(name)], [OFF],
+        concurrency=1, prompts=len(lengths), longest_prompt=longest, reply=parsed.tokens,
+    )  # fmt: skip
+    race = Race(
+        (OFF,),
+        [Workload(f"{length} tokens of context", 0.0, 1, parsed.tokens) for length in lengths],
+        {f"{length} tokens of context": [str(length)] for length in lengths},
+        rounds=parsed.rounds,
+    )
+    comparison = race.run(player)
+    copy = Copy(pair.target.device)
+    copied = copy.bytes / median(copy.seconds(time.perf_counter) for _ in range(parsed.rounds + 1))
+    token_bytes = bytes_per_token(pair.target.layers, pair.target.dtype)
+    facts = {**pair_facts(pair, time.perf_counter), "KV bytes of a token": token_bytes}
+    engine, _ = player.engines[OFF]
+    facts |= {"attention": engine.ready.attention, "bytes/s of a copy": round(copied)}
+    code = show("Foredraft bench context", facts, comparison, json=parsed.json, plot=None)
+    print("\n".join(card(comparison, lengths, token_bytes, copied)))
+    return code
 
 
 def line(points: dict[int, float]) -> tuple[float, float]:
@@ -136,12 +95,16 @@ def line(points: dict[int, float]) -> tuple[float, float]:
     return base, slope
 
 
-def card(found: Found, token_bytes: int) -> Iterator[str]:
-    """The page for people."""
-    base, slope = found.base, found.slope
-    for length, seconds in found.steps.items():
-        yield f"{length:>8} tokens of context: {seconds * 1e3:8.2f} ms a step"
-    worst = max(abs(base + slope * n - t) / t for n, t in found.steps.items())
+def card(
+    comparison: Comparison, lengths: list[int], token_bytes: int, copied: float
+) -> Iterator[str]:
+    """What follows of the table."""
+    steps = {
+        length: median(run.between or 0.0 for run in cell.rounds[OFF])
+        for length, cell in zip(lengths, comparison.cells, strict=True)
+    }
+    base, slope = line(steps)
+    worst = max(abs(base + slope * n - t) / t for n, t in steps.items())
     yield (
         f"line: {base * 1e3:.2f} ms + {slope * 1e6:.3f} ms for every 1000 tokens; "
         f"no step is farther from it than {100 * worst:.0f} %"
@@ -150,9 +113,11 @@ def card(found: Found, token_bytes: int) -> Iterator[str]:
         rate = token_bytes / slope
         yield (
             f"a token's keys and values are {token_bytes} bytes: {rate / 1e9:.1f} GB/s; a "
-            f"copy moves {found.copy / 1e9:.1f} GB/s ({rate / found.copy:.2f} of it)"
+            f"copy moves {copied / 1e9:.1f} GB/s ({rate / copied:.2f} of it)"
         )
+    longest = comparison.cells[-1]
+    fresh, cached = longest.first_tokens[OFF][0], median(r.first for r in longest.rounds[OFF])
     yield (
-        f"first token of {max(found.steps)}: {found.first:.2f} s fresh, {found.second * 1e3:.1f} "
-        f"ms from the prefix cache: {found.first / found.second:.0f}x shorter"
+        f"first token of {lengths[-1]}: {fresh:.2f} s fresh, {cached * 1e3:.1f} ms from the prefix"
+        f" cache: {fresh / cached:.0f}x shorter"
     )

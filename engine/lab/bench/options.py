@@ -8,9 +8,11 @@ import os
 import random
 import re
 import time
+from functools import partial
 from typing import Any, get_args
 
 import torch
+from transformers import AutoTokenizer
 
 from engine.arguments import number, whole
 from engine.child.threads import VARIABLES, engine_threads, granted_cores
@@ -83,31 +85,21 @@ def pair_config(parsed: argparse.Namespace) -> EngineConfig:
 def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
     """The pair, as `pair_config` says or synthetic, and what makes ids of its prompts. Raises
     EngineError."""
-    folders = {"--target": parsed.target, "--draft": parsed.draft}
-    named = [option for option, name in folders.items() if name != BUILTIN]
-    if parsed.synthetic is None and parsed.acceptance is not None:
-        raise ConfigError("--acceptance is of the pair that --synthetic makes; folders have theirs")
-    if parsed.synthetic is not None and named:
-        raise ConfigError(f"{named[0]} names a folder, and --synthetic makes a pair instead")
     config = pair_config(parsed)
     if parsed.synthetic is None:
-        return config, load_pair(config), encoder(parsed.target)
-    acceptance = 0.8 if parsed.acceptance is None else parsed.acceptance
-    pair = synthetic_pair(parsed.synthetic, acceptance=acceptance, config=config)
+        if parsed.acceptance is not None:
+            raise ConfigError(
+                "--acceptance is of the pair that --synthetic makes; folders have theirs"
+            )
+        pair = load_pair(config)
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(parsed.target, "target"))
+        return config, pair, partial(tokenizer.encode, add_special_tokens=False)
+    for option, name in (("--target", parsed.target), ("--draft", parsed.draft)):
+        if name != BUILTIN:
+            raise ConfigError(f"{option} names a folder, and --synthetic makes a pair instead")
+    pair = synthetic_pair(parsed.synthetic, acceptance=parsed.acceptance or 0.8, config=config)
     known = range(8, pair.target.vocab_size)
     return config, pair, lambda text: random.Random(text).choices(known, k=SYNTHETIC_PROMPT)
-
-
-def encoder(target: str) -> Encode:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(target, "target"))
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    return encode
 
 
 def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:

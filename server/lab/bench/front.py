@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -26,8 +26,10 @@ from engine.errors import EngineError
 from engine.lab.comparison.figures import Run, figures
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import Workload, lanes
+from server.config import Config, load_config
 from server.lab.bench.client import Client
 from server.lab.bench.player import Server
+from server.serve import load_for, serve
 
 _MOST = 10**6  # of anything that is counted
 SCENES = ("alone", "load", "flood")
@@ -129,19 +131,38 @@ def measure(server: Server, process: int, workload: Workload, seconds: float) ->
 @contextmanager
 def _server(step_seconds: float, tokens_per_step: int) -> Iterator[tuple[int, str]]:
     """The process and the URL of a running one. Raises EngineError when it does not start."""
-    command = [sys.executable, "-m", "server.lab.bench.front_server"]
-    command += ["--step-seconds", str(step_seconds), "--tokens-per-step", str(tokens_per_step)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            if not address:
-                raise EngineError("the server did not start; it said why above")
-            yield process.pid, f"http://{address}"
-            process.send_signal(signal.SIGTERM)
-            process.wait(END_SECONDS)
-        finally:
-            process.kill()
+    engine = "--step-seconds", str(step_seconds), "--tokens-per-step", str(tokens_per_step)
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_serve, args=(theirs, engine))
+    process.start()
+    theirs.close()
+    try:
+        url = ours.recv()
+        assert process.pid is not None
+        yield process.pid, url
+        process.terminate()
+        process.join(END_SECONDS)
+    except EOFError:
+        raise EngineError("the server did not start; it said why above") from None
+    finally:
+        process.kill()
+
+
+def _serve(pipe: Connection, engine: Sequence[str]) -> None:
+    """The process under test: `foredraft serve`, but its engine is the scripted one. Its URL goes
+    into the pipe."""
+    overrides = ["server.port=0", "server.max_inflight=4096", "server.log_level=warning"]
+    config = load_config(None, overrides)
+    vocabulary = "--vocab-size", str(load_for(config).vocab_size)
+    command = (sys.executable, "-m", "engine.lab.scripted", *vocabulary, *engine)
+
+    def announce(config: Config, port: int) -> str:
+        url = f"http://{config.server.host}:{port}"
+        pipe.send(url)
+        return url
+
+    serve(config, command=command, announce=announce)
 
 
 def _pin(server: int, cores: Sequence[int]) -> None:
