@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from engine.messages import Grammar, Ready, SamplingParams, Speculation, proposers_of
 from server.api.errors import invalid, too_long
@@ -83,34 +84,26 @@ def _sampling_params(
     *,
     seed: int,
 ) -> SamplingParams:
-    length = request.length if request.length is not None else ready.max_model_len
+    """A field that both have under one name is handed on, unless it is changed here."""
     counts = [request.alternatives if prompts.echoes else None, request.prompt_logprobs]
     logprobs = request.alternatives
     if logprobs is None and request.fan_out > request.n:
         logprobs = 0  # to choose by
-    return SamplingParams(
-        seed=seed & MASK,
-        max_tokens=length,
-        temperature=request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
-        top_p=request.top_p,
-        top_k=request.top_k if 0 < request.top_k < ready.vocab_size else 0,
-        min_p=request.min_p,
-        min_tokens=request.min_tokens,
-        stop_token_ids=(*request.stop_token_ids, *(() if request.ignore_eos else prompts.ends)),
-        ignore_eos=request.ignore_eos,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.biases,
-        logprobs=logprobs,
-        prompt_logprobs=max((count for count in counts if count is not None), default=None),
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-        prediction=prediction,
-        speculation=engine_speculation(request.speculation, ready),
-        provenance=request.provenance,
-        grammar=prompts.grammar or request.grammar,
-    )
+    changed: dict[str, Any] = {
+        "seed": seed & MASK,
+        "max_tokens": request.length if request.length is not None else ready.max_model_len,
+        "temperature": request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
+        "top_k": request.top_k if 0 < request.top_k < ready.vocab_size else 0,
+        "stop_token_ids": (*request.stop_token_ids, *(() if request.ignore_eos else prompts.ends)),
+        "logit_bias": request.biases,
+        "logprobs": logprobs,
+        "prompt_logprobs": max((count for count in counts if count is not None), default=None),
+        "prediction": prediction,
+        "speculation": engine_speculation(request.speculation, ready),
+        "grammar": prompts.grammar or request.grammar,
+    }
+    same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)
+    return SamplingParams(**{name: getattr(request, name) for name in same} | changed)
 
 
 def _effective(params: SamplingParams, ready: Ready) -> Guessing:

@@ -243,11 +243,11 @@ def explain(failure: ValidationError, data: Mapping[str, Any], endpoint: Endpoin
         unsaid = f" and at most {limit}" if limit == MAX_LENGTH_FIELD else ""
         return wrong(path, row.allowed + unsaid, data[path])
     value = _value(steps, data)
-    allowed = dict.fromkeys(_expected(other) for there, other in places if there == steps)
-    found = wrong(path, " or ".join(allowed), value)
+    expected = dict.fromkeys(_expected(other) for there, other in places if there == steps)
+    allowed = " or ".join(expected)
     if steps[-1] == "type" and isinstance(value, str):
-        found.code = "unsupported_field"
-    return found
+        return unsupported(path, f"`{path}` must be {allowed}: nothing else is supported here")
+    return wrong(path, allowed, value)
 
 
 def _steps(error: ErrorDetails, data: Mapping[str, Any]) -> Steps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
