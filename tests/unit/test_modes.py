@@ -192,19 +192,6 @@ def test_who_is_not_obeyed_is_rarely_told() -> None:
     assert listener.asked == 10
 
 
-def test_what_stands_behind_another_s_proposal_is_not_told() -> None:
-    """Bug this guards against: the configured controller takes it for the guess behind one of the
-    length that it chose itself."""
-    listener = Listener(8)
-    controller = Modes(listener)
-    behind, stretch = [(1.0, True)], [(1.0, True), (0.5, False)]
-    seen = StepObservation(2, 4, 4, 2, [], 0.0, 1e-3, 0.0, True, agreements=[behind, stretch])
-    controller.update(seen)
-    controller.set("fixed", 4)
-    controller.update(seen)
-    assert listener.heard == [[behind, stretch], [stretch]]
-
-
 def test_back_in_auto_it_looks_soon() -> None:
     """Bug: after spells at a fixed K, in which K = 0 was never seen, speculation went on for
     hundreds of rounds on what it had cost long before."""
