@@ -24,9 +24,7 @@ _DOUBT = 16.0  # trials that the past may weigh against a probe
 # Rounds between two choices: at least, with more than _FEW sequences, and at most.
 _DWELL, _DWELL_MANY, _DWELL_LAST = 6, 12, 64
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
-_KNOWN = 24  # rounds after which a regime (K = 0 or above) is known
-_HYSTERESIS, _HYSTERESIS_MANY, _HYSTERESIS_NEW = 1.03, 1.06, 1.02  # speed-ups that turn
-_KEEP, _TRUST = 0.5 ** (1 / 32), 16.0  # of measured goodput: fading, and rounds worth a prediction
+_HYSTERESIS, _HYSTERESIS_MANY = 1.03, 1.06  # speed-up for K > 0 after 0; with more than _FEW
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
 # time, so that of short steps one in `_RAREST` is learnt from, at least.
@@ -56,7 +54,6 @@ class AdaptiveK:
         self._caught_up = True  # the last round proposed for all
         self._trims = True  # leaving guesses out pays
         self._usual = 0.0  # seconds of a usual round
-        self._measured = (0.0, 0.0, 0.0)  # fading tokens, seconds and rounds at K > 0
         self._learns, self._every = True, 1  # from this round; one round in so many
 
     def profile(self, measured: Profile) -> None:
@@ -97,45 +94,26 @@ class AdaptiveK:
         """Choose anew."""
         self._chosen = 0
         self._learn_guesses()
-        goodput, present = self._goodput, self._goodput.present
+        goodput = self._goodput
         if changed:
             self._explore.restart(self._sequences.bit_length())
             self._turned = 0
-            self._measured, present = (0.0, 0.0, 0.0), 0.0
-        goodput.renew(self._sequences, present)
+        goodput.renew(self._sequences, 0.0 if changed else goodput.present)
         best = self._best(changed=changed)
         if (best > 0) != (self._k > 0):
             self._explore.turned(back=best > 0 and not changed)
-            self._turned, self._measured = 0, (0.0, 0.0, 0.0)
-        self._k = best
-        rate = goodput.rates[best]
-        self._usual = self._sequences * goodput.each[best][0] / rate if rate else 0.0
-        goodput.present = max(goodput.rates[0], self._blended(rate) if best else 0.0)
+            self._turned = 0
+        self._k, goodput.present = best, goodput.rates[best]
+        self._usual = self._sequences * goodput.each[best][0] / goodput.present
         self._trims = self._stops or changed or goodput.trimming[best] > _TRIMS
-        if self._stops:
-            goodput.prepare_stops()
 
     def _best(self, *, changed: bool) -> int:
-        """The K of the best rate, with hysteresis between K = 0 and above."""
+        """The K of the best rate; K > 0 after K = 0 where it is clearly better."""
         rates = self._goodput.rates
         best = max(range(len(rates)), key=rates.__getitem__)
-        if changed:
-            return best
-        above = max(range(1, len(rates)), key=rates.__getitem__)
         bar = _HYSTERESIS_MANY if self._sequences > _FEW else _HYSTERESIS
-        if best and not self._k:
-            return best if rates[best] >= bar * rates[0] else 0
-        if not best and self._k and self._turned < _KNOWN:
-            return above if rates[0] < _HYSTERESIS_NEW * rates[above] else 0
-        return best
-
-    def _blended(self, predicted: float) -> float:
-        """Tokens per second: the predicted, blended with what was measured of late."""
-        tokens, seconds, rounds = self._measured
-        if not seconds:
-            return predicted
-        share = rounds / (rounds + _TRUST)
-        return share * tokens / seconds + (1.0 - share) * predicted
+        stays = not self._k and not changed and rates[best] < bar * rates[0]
+        return 0 if stays else best
 
     def _while_on(self) -> int:
         rates = self._goodput.rates
@@ -212,22 +190,16 @@ class AdaptiveK:
             outcomes = [outcomes[i] for i in asked]
             confidences = [confidences[i] for i in asked] if confidences else ()
         self._guesses.add(seen.k, outcomes, confidences)
-        decode = seen.is_decode and seen.num_sequences > 0
-        if decode and seen.k:
-            tokens, seconds, rounds = self._measured
-            self._measured = (
-                _KEEP * tokens + seen.tokens, _KEEP * seconds + seen.seconds, _KEEP * rounds + 1.0
-            )  # fmt: skip
         if self._learns:
-            self._learn(seen, decode=decode)
+            self._learn(seen)
         if seen.outcomes:
             self._caught_up = seen.k > 0 and not probe
 
-    def _learn(self, seen: StepRecord, *, decode: bool) -> None:
+    def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if explore.probes and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
-        if decode:
+        if seen.is_decode and seen.num_sequences:
             self._costs.learn(seen, caught_up=self._caught_up)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
             self._every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
@@ -247,7 +219,7 @@ class AdaptiveK:
         self._guesses.learn()
         if acceptance.changes == changes:
             return False
-        self._turned, self._measured = 0, (0.0, 0.0, 0.0)
+        self._turned = 0
         self._chosen = max(self._chosen, _DWELL_LAST)
         return True
 
