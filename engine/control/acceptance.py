@@ -41,7 +41,7 @@ _DEVIATION = 0.5  # of the weights about their start
 _MEMORY = 2000.0  # guesses after which information counts half
 _BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
 _KNOWN = 480.0  # guesses, after which the weights hardly move
-_MOST_A_ROUND = 96  # guesses that one round may add
+_MOST_AT_ONCE = 96  # guesses that are added at once, about
 _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
 
@@ -205,9 +205,9 @@ class Calibration:
     ) -> None:
         """From guesses whose fate became known: the log-odds of the priors, the confidences, and
         whether they were right. Fits once enough are gathered."""
-        self._odds += odds[:_MOST_A_ROUND]
-        self._confidences += confidences[:_MOST_A_ROUND]
-        self._hits += hits[:_MOST_A_ROUND]
+        self._odds += odds
+        self._confidences += confidences
+        self._hits += hits
         if len(self._hits) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
             self._fit()
 
@@ -259,7 +259,7 @@ class ProposalModel:
         self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN behind a proposal's end
         self._next = self._num_sampled = 0
         self._odds = [0.0] * k_max  # log-odds of the acceptance by depth
-        self._bases, self._weight = [0.0] * k_max, 0.0
+        self._bases, self.confidence_weight = [0.0] * k_max, 0.0
         self.refresh()
 
     @property
@@ -272,9 +272,9 @@ class ProposalModel:
         chances = self.acceptance.chances()
         odds, sample = np.log(chances / (1.0 - chances)), self._sample[: max(self._num_sampled, 1)]
         self._odds = odds.tolist()
-        bases, self._weight = self._calibration.line(odds)
+        bases, self.confidence_weight = self._calibration.line(odds)
         known = ~np.isnan(sample)
-        z = np.where(known, bases + self._weight * np.minimum(sample, SUREST), odds)
+        z = np.where(known, bases + self.confidence_weight * np.minimum(sample, SUREST), odds)
         right = 1.0 / (1.0 + np.exp(-z))
         reached = np.cumprod(right, axis=1) / right  # all before it being right
         weight = np.where(known, reached, 0.0) + 1e-12
@@ -285,7 +285,7 @@ class ProposalModel:
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
         """By depth: the chance that this proposal's guess and all before it are right."""
-        alive, found, weight = 1.0, list[float](), self._weight
+        alive, found, weight = 1.0, list[float](), self.confidence_weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
             alive /= 1.0 + exp(-z if z > LOWEST else -LOWEST)
@@ -319,6 +319,8 @@ class ProposalModel:
             odds += self._odds[:tried]
             sure += found[:tried]
             hits += [i < outcome.right for i in range(tried)]
+            if len(hits) >= _MOST_AT_ONCE:
+                break
         self._calibration.learn(odds, sure, hits)
         self._outcomes, self._confidences, self.num_added = [], [], 0
 

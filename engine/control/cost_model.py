@@ -91,7 +91,7 @@ class TargetCost:
         usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1} or {1: points}
         self._curves = {n: Curve(self._run_points(own)) for n, own in usable.items()}
         self.machine = self.now = 0.0  # logarithms: of late, and as of the last measurement
-        self._variance, self._count = _NEW_MACHINE, 0
+        self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
         # Logarithm and variance: by bit length of the batch; and the same by place in it.
         self._batches: dict[int, tuple[float, float]] = {}
         self._sizes: dict[int, dict[int, tuple[float, float]]] = {}
@@ -143,8 +143,12 @@ class TargetCost:
         factor, variance = own.get(place, (nearest, _NEW))
         level, level_variance = self._batches.get(group, (0.0, _NEW_BATCH))
         machine = max(min(self._variance + _DRIFT, _MOST_DRIFT), self._variance)
-        if variance < _NEW and self._count > _MEMORY:
+        outlier = abs(error) > _OUTLIER and variance < _NEW
+        if outlier and not self._outlier:
             error = min(max(error, -_OUTLIER), _OUTLIER)
+        elif outlier:  # the second in a row: the machine is another
+            machine, self._count = _NEW_MACHINE, 0
+        self._outlier = outlier
         share = 1.0 / (variance + level_variance + machine + _NOISE)
         own[place] = factor + variance * share * error, max(variance * (1 - variance * share), 2e-5)
         left = level_variance * (1 - level_variance * share)

@@ -61,7 +61,10 @@ class Goodput:
         """Rates where guesses less likely than no, half or one row's cost are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
-        alive, offered = np.cumprod(self._guesses.chances, axis=1), self._guesses.acceptance.offering()
+        alive, offered = (
+            np.cumprod(self._guesses.chances, axis=1),
+            self._guesses.acceptance.offering(),
+        )
         bars = np.array([0.0, 0.5 * row, row] if self.present else [0.0])
         kept = alive > bars[:, None, None]
         tokens, rows = np.ones((2, len(bars), self._k_max + 1))

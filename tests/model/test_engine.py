@@ -9,11 +9,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.control.controller import FixedK, Load
+from engine.control.step_record import StepRecord
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
 from engine.model.pair import Pair, load_pair
 from engine.model.runner import ModelOutput
+from engine.scheduling.segment import Segment
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +201,48 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
     assert "finite" in (ends["nan"].error or "")
     assert [t for o in items if o.id == "ok" for t in o.tokens] == want
     assert engine.gauges().blocks_used == 0
+
+
+def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, pair: Pair) -> None:
+    """Bug: of sequences that start over after a preemption, what they had generated counted as no
+    rows: a step of 16 of them in which nobody sampled was observed as one of none."""
+
+    class Observed(FixedK):
+        """It keeps the rows that it is told of."""
+
+        rows: ClassVar[list[int]] = []
+
+        def update(self, record: StepRecord) -> None:
+            self.rows.append(record.rows)
+
+    class Counted:
+        """The engine's own runner, which counts rows."""
+
+        rows = 0
+
+        def __init__(self) -> None:
+            self.inner = engine._runner
+
+        def forward(self, segments: list[Segment]) -> ModelOutput:
+            self.rows = sum(len(segment.tokens) for segment in segments)
+            return self.inner.forward(segments)
+
+        @property
+        def seconds(self) -> float:
+            return self.inner.seconds
+
+    small = {"cache": {"block_size": 4, "num_blocks": 64}, "schedule": {"max_step_tokens": 16}}
+    engine = Engine(EngineConfig.model_validate({**config.model_dump(), **small}), pair=pair)
+    engine._controller._configured = engine._controller._present = Observed(1)
+    runner = engine._rounds._runner = Counted()  # type: ignore[assignment]
+    for name in "abcd":
+        engine.add(Submit(name, [1, 2, 3], params(max_tokens=100), 0.0))
+    preempted = 0
+    while engine.has_work:
+        preempted += engine.step().metrics.preemptions
+        assert Observed.rows[-1] == runner.rows
+    assert preempted > 0
+    assert len(Observed.rows) > 20
 
 
 def test_modes_switched_while_it_runs_change_no_text(config: EngineConfig, pair: Pair) -> None:

@@ -8,8 +8,11 @@ import random
 import numpy as np
 import pytest
 
+from engine.control.acceptance import Outcome, ProposalModel
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load
+from engine.control.cost_model import CostModel
+from engine.control.goodput import Goodput
 from engine.control.profile import Profile
 from tests.support.controller_world import K_MAX, World, adaptive, play
 
@@ -92,6 +95,18 @@ def test_a_sure_draft_goes_deeper() -> None:
         depths.append(depth)
     assert depths == sorted(depths)
     assert depths[0] < depths[2] == K_MAX
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) -> None:
+    """Law: a confidence that says nothing is soon ignored, and nothing is lost by it."""
+    world = World(alpha=alpha, batch=batch, row=2e-4, free=8, informed=0.0)
+    controller = adaptive(world, stops=stops)
+    trace = play(controller, world, 800)
+    assert controller._guesses.confidence_weight < 0.25
+    assert trace.rate > 0.93 * world.best_rate
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -178,3 +193,14 @@ def test_survival_is_a_chance_at_every_depth() -> None:
                 found = controller.estimates().survival
                 assert all(0 <= chance <= 1 for chance in found)
                 assert found == sorted(found, reverse=True)
+
+
+def test_more_guesses_are_never_likelier_kept_than_fewer() -> None:
+    """Bug: what is offered at depths that were not asked of late was of another time, and
+    `GET /speculation` told that eight guesses in a row are kept more often than seven."""
+    guesses = ProposalModel(K_MAX)
+    for _ in range(20):
+        guesses.acceptance.update(2, [Outcome(0, 0, 0)] * 8)
+    goodput = Goodput(K_MAX, guesses, CostModel())
+    goodput.renew(4, 0.0)
+    assert goodput.survival == sorted(goodput.survival, reverse=True)
