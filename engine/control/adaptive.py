@@ -188,7 +188,7 @@ class AdaptiveK:
         if probe and self._probes_few:
             asked = [i for i, outcome in enumerate(outcomes) if outcome.offered]
             outcomes = [outcomes[i] for i in asked]
-            confidences = [confidences[i] for i in asked] if confidences else ()
+            confidences = [confidences[i] for i in asked]
         self._guesses.add(seen.k, outcomes, confidences)
         if self._learns:
             self._learn(seen)

@@ -67,8 +67,6 @@ def answer(parsed: argparse.Namespace) -> str:
         f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; {charged}",
         *table(played),
     ]
-    if parsed.each:
-        lines += each(played)
     if parsed.json:
         write_json(parsed.json, as_json(played))
     return "\n".join(lines)
@@ -93,7 +91,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--charge", type=number(0, MOST_CHARGE), default=0.0, metavar="TIMES",
         help="count the controller's own measured time so many times in the worlds' clock (0)",
     )  # fmt: skip
-    parser.add_argument("--each", action="store_true", help="a line for each world as well")
     parser.add_argument(
         "--processes", type=whole(1, 1024), default=2, metavar="N", help="worlds at a time (2)"
     )
@@ -151,32 +148,6 @@ def _ratio(scores: Sequence[Score], reference: Sequence[Score]) -> str:
 def _median(seconds: Sequence[float]) -> str:
     """In microseconds."""
     return f"{1e6 * median(seconds):9.0f}" if seconds else f"{'-':>9s}"
-
-
-def each(played: Sequence[Played]) -> list[str]:
-    """A line for each world: its load and machine, and every policy's time."""
-    lines = [
-        "",
-        "each world: ridge, draft step; batch and acceptance by phase; vs best fixed K, oracle",
-    ]
-    for world in played:
-        spec, best, oracle = (
-            random_world(world.number),
-            best_of(world.fixed),
-            oracle_of(world.fixed),
-        )
-        phases = " ".join(f"{p.batch}x{p.acceptance:.2f}" for p in spec.phases)
-        step = spec.machine.draft_step / spec.machine.weights
-        facts = (
-            f"{world.number}: {spec.machine.ridge:4.0f} {100 * step:3.0f}% blur {spec.text.blur:g}"
-        )
-        found = " | ".join(
-            f"{100 * (score.total / best.total - 1):+6.1f}%"
-            f" {100 * (score.total / oracle.total - 1):+6.1f}%"
-            for score, _ in world.policies
-        )
-        lines.append(f"{facts}  {phases:36s} {found}")
-    return lines
 
 
 def as_json(played: Sequence[Played]) -> list[dict[str, object]]:

@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
 
 from engine.config import EngineConfig
-from engine.control.profile import Points, Profile
+from engine.control.profile import Profile
 from engine.control.step_record import Depth, Part, Seconds, StepRecord
 from engine.errors import TraceError
 from engine.messages import Ready
@@ -84,15 +83,14 @@ class Writer:
         self._left = max_bytes
         self._pending = bytearray()
         self.ended = ""  # why nothing is written any more
-        self._encode = msgspec.json.Encoder().encode
-        self._add(self._encode(header))
+        self._add(_line(header))
         self.flush()
 
     def write(self, record: StepRecord) -> None:
         """One more step; on disk at the latest when no sequence is left."""
         if self.ended:
             return
-        line = self._encode(_rounded(record))
+        line = _line(record)
         if len(line) + 1 > self._left:
             self.close("it has reached its size limit")
         else:
@@ -140,9 +138,9 @@ def open_trace(
         dtype=ready.dtype,
         max_step_tokens=config.schedule.max_step_tokens,
         stops=stops,
-        target_profile=_points(measured.target),
-        draft_profile=_points(measured.draft),
-        batch_profiles={n: _points(own) for n, own in measured.batches.items()},
+        target_profile=list(measured.target),
+        draft_profile=list(measured.draft),
+        batch_profiles={n: list(points) for n, points in measured.batches.items()},
         padded=tuple(measured.padded),
     )
     writer = Writer(said.trace, header, max_bytes=int(said.trace_mib * (1 << 20)))
@@ -150,33 +148,17 @@ def open_trace(
     return writer
 
 
-def _points(points: Points) -> Times:
-    return [(size, _short(seconds)) for size, seconds in points]
+def _line(value: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(_short(msgspec.to_builtins(value)))
 
 
-def _short(value: float) -> float:
-    """Four significant digits."""
-    return float(f"{value:.4g}")
-
-
-def _rounded(record: StepRecord) -> StepRecord:
-    return replace(
-        record,
-        draft_seconds=_short(record.draft_seconds),
-        target_seconds=_short(record.target_seconds),
-        host_seconds=_short(record.host_seconds),
-        overhead_seconds=_short(record.overhead_seconds),
-        parts=[
-            replace(part, confidences=[_short(sure) for sure in part.confidences])
-            if part.confidences
-            else part
-            for part in record.parts
-        ],
-        hindsight=[
-            replace(found, guesses=[(_short(sure), hit) for sure, hit in found.guesses])
-            for found in record.hindsight
-        ],
-    )
+def _short(value: Any) -> Any:
+    """With four significant digits of every number that has a point."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _short(each) for key, each in value.items()}
+    return [_short(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _create(path: Path) -> Path:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from msgspec.structs import replace
+
+from engine.control.acceptance import Outcome
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import KController, Load
 from engine.control.profile import CONTEXT, Profile
@@ -165,6 +168,29 @@ def play(controller: KController, world: World, rounds: int) -> Trace:
         trace.tokens += seen.tokens
         trace.seconds += seen.seconds
     return trace
+
+
+def step_of(
+    outcomes: Sequence[Outcome],
+    draft: float,
+    target: float,
+    host: float = 0.0,
+    *,
+    prompt_rows: int = 0,
+    context: int = CONTEXT,
+    catch_up_rows: int = 0,
+) -> StepRecord:
+    """A step in which all guesses were verified. `context`: of each sequence; `prompt_rows`: of the
+    first one, beyond the row that samples."""
+    parts = [
+        Part(
+            0, 0, context, k=offered, drafted=offered, proposed=offered, accepted=right,
+            tokens=right + 1, tried=tried, right=right,
+        )
+        for offered, tried, right in outcomes
+    ]  # fmt: skip
+    parts[0] = replace(parts[0], rows=1 + prompt_rows)
+    return StepRecord(parts, "pays", draft, target, host, catch_up_rows=catch_up_rows)
 
 
 def adaptive(world: World, *, stops: bool = False) -> AdaptiveK:

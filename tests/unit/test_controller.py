@@ -17,8 +17,7 @@ from engine.control.exploration import PROBE_FIRST, Exploration
 from engine.control.modes import build_controller
 from engine.control.profile import CONTEXT, Profile
 from engine.control.step_record import Agreement, Part, StepRecord
-from tests.support.controller_world import K_MAX, Trace, World, adaptive, play
-from tests.support.step_records import step_record
+from tests.support.controller_world import K_MAX, Trace, World, adaptive, play, step_of
 
 
 def share(ks: Sequence[int], wanted: Callable[[int], bool]) -> float:
@@ -192,8 +191,8 @@ def test_short_proposals_are_no_evidence_against_depth() -> None:
     """Censoring: guesses that were never made were not rejected."""
     controller = AdaptiveK(4, stops=False)
     for _ in range(100):
-        part = Part(0, 0, 0, k=4, drafted=2, proposed=2, accepted=2, tokens=3, tried=2, right=2)
-        controller.update(StepRecord([part], "pays", 1e-4, 1e-3, 1e-4))
+        seen = step_of([Outcome(2, 2, 2)], 1e-4, 1e-3, 1e-4)
+        controller.update(replace(seen, parts=[replace(seen.parts[0], k=4)]))
     assert controller.estimates().acceptance > 0.95
 
 
@@ -208,7 +207,7 @@ def test_a_few_rows_of_a_prompt_are_rows_like_others() -> None:
     outcomes = [Outcome(3, 3, 3)] * 16
     for _ in range(50):
         controller.choose(Load(16))
-        controller.update(step_record(16, 70, 3, 64, outcomes, 9.0, 9.0, 0.0, prompt_rows=6))
+        controller.update(step_of(outcomes, 9.0, 9.0, prompt_rows=6))
     after = controller._costs.by_rows(16, 64)
     assert after[64] > 100 * before[64]
     begin, step = controller._costs.drafting(16)
@@ -223,9 +222,7 @@ def test_prompt_steps_do_not_train_the_costs() -> None:
     play(controller, world, 100)
     before = controller._costs.by_rows(1, 9).tolist()
     for _ in range(50):
-        controller.update(
-            step_record(1, 512, 0, 1, [Outcome(0, 0, 0)], 0.0, 9.0, 9.0, prompt_rows=511)
-        )
+        controller.update(step_of([Outcome(0, 0, 0)], 0.0, 9.0, 9.0, prompt_rows=511))
     assert controller._costs.by_rows(1, 9).tolist() == before
 
 

@@ -13,7 +13,7 @@ from engine.control.acceptance import Outcome
 from engine.control.cost_model import CostModel, Line, TargetCost
 from engine.control.profile import CONTEXT, Points, Profile
 from engine.control.step_record import StepRecord
-from tests.support.step_records import step_record
+from tests.support.controller_world import step_of
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
 
@@ -146,15 +146,14 @@ def test_a_line_that_would_begin_below_nothing_goes_through_it() -> None:
     assert line.line() == pytest.approx((0.0, 5e-4))
 
 
-def drafted(costs: CostModel, sequences: int, steps: int, seconds: float, context: int = 0) -> None:
+def drafted(
+    costs: CostModel, sequences: int, steps: int, seconds: float, *, context: int = CONTEXT
+) -> None:
     """A step that drafts so long and else costs what the profile says."""
     rows = sequences * (1 + steps)
     took = float(costs.by_rows(sequences, rows)[rows])
     outcomes = [Outcome(steps, 1, 0)] * sequences
-    seen = step_record(
-        sequences, rows, steps, sequences, outcomes, seconds, took, 0.0, context=context
-    )
-    costs.learn(seen, caught_up=True)
+    costs.learn(step_of(outcomes, seconds, took, context=context), caught_up=True)
 
 
 def costs_of(draft: Points, **fields: object) -> CostModel:
@@ -205,17 +204,16 @@ def test_batches_of_another_size_have_their_own_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caught_up", "catches_up", "learnt"),
-    [(True, False, True), (False, False, False), (True, True, False)],
+    ("caught_up", "catch_up_rows", "learnt"),
+    [(True, 1, True), (False, 1, False), (True, 2, False)],
 )
 def test_time_spent_catching_up_is_no_cost_of_a_draft(
-    caught_up: bool, catches_up: bool, learnt: bool
+    caught_up: bool, catch_up_rows: int, learnt: bool
 ) -> None:
     costs = CostModel()
     costs.set_profile(Profile(FLAT, [(1, 2e-4), (64, 2e-4)], 1e-4))
     begin, step = costs.drafting(1)
-    outcomes = [Outcome(4, 2, 1)]
-    seen = step_record(1, 5, 4, 2, outcomes, 9e-3, 4e-3, 1e-4, catches_up=catches_up)
+    seen = step_of([Outcome(4, 2, 1)], 9e-3, 4e-3, 1e-4, catch_up_rows=catch_up_rows)
     costs.learn(seen, caught_up=caught_up)
     after = costs.drafting(1)
     assert (after != pytest.approx((begin, step), rel=0.05)) == learnt
@@ -228,8 +226,7 @@ def played(k: int, sequences: int = 16) -> StepRecord:
     host = 1e-4 + 3e-5 * sequences + 3e-6 * rows
     draft = 1e-3 + 3e-4 * k if k else 0.0
     outcomes = [Outcome(k, k, k)] * sequences
-    seconds = (draft, 4e-3 + 5e-5 * rows, host)
-    return step_record(sequences, rows, k, 2 * sequences, outcomes, *seconds)
+    return step_of(outcomes, draft, 4e-3 + 5e-5 * rows, host)
 
 
 def test_costs_are_learnt_from_a_few_sizes_that_are_played() -> None:
@@ -289,8 +286,9 @@ def test_a_batch_has_the_profile_of_its_size() -> None:
     assert two_of_each == pytest.approx([2.5e-3, 4.2e-3, 11e-3, 19.5e-3])
 
 
-def plain(sequences: int, seconds: float, context: int) -> StepRecord:
-    return step_record(sequences, sequences, 0, sequences, [], 0.0, seconds, 0.0, context=context)
+def plain(sequences: int, seconds: float, context: int = CONTEXT) -> StepRecord:
+    """`context`: of each."""
+    return step_of([Outcome(0, 0, 0)] * sequences, 0.0, seconds, context=context)
 
 
 def test_what_one_batch_teaches_of_another_is_by_rows_of_each() -> None:
@@ -306,7 +304,7 @@ def test_what_one_batch_teaches_of_another_is_by_rows_of_each() -> None:
     for sequences in range(31, 16, -1):
         for _ in range(20):
             took = seconds(sequences, 1)
-            costs.learn(plain(sequences, took, sequences * CONTEXT), caught_up=False)
+            costs.learn(plain(sequences, took), caught_up=False)
     for each in (1, 2, 4):
         assert costs.by_rows(16, 64)[16 * each] == pytest.approx(seconds(16, each), rel=0.02)
 
@@ -322,8 +320,7 @@ def test_rows_that_fill_a_graph_up_cost_what_others_do() -> None:
 
 
 def guessing(slow: float) -> StepRecord:
-    seconds = (slow * 6e-4, slow * 2e-3, slow * 1.1e-3)
-    return step_record(1, 3, 2, 2, [Outcome(2, 2, 1)], *seconds)
+    return step_of([Outcome(2, 2, 1)], slow * 6e-4, slow * 2e-3, slow * 1.1e-3)
 
 
 def test_a_slow_machine_changes_no_comparison() -> None:
@@ -338,7 +335,7 @@ def test_a_slow_machine_changes_no_comparison() -> None:
         return float(costs.by_rows(1, 3)[1]), float(costs.by_rows(1, 3)[3]) + begin + 2 * step
 
     for _ in range(60):
-        costs.learn(step_record(1, 1, 0, 1, [], 0.0, 1.5e-3, 1e-3), caught_up=False)
+        costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 1.5e-3, 1e-3), caught_up=False)
         costs.learn(guessing(1.0), caught_up=True)
     before = seconds()
     assert before == pytest.approx((2.5e-3, 3.7e-3), rel=0.03)
@@ -360,7 +357,7 @@ def test_long_contexts_make_no_row_dearer() -> None:
         costs.set_profile(Profile(FLAT, [(1, 2e-4)], batches=batches, token_seconds=tokens))
         for length in range(CONTEXT, CONTEXT + 240):
             took = 4e-3 + 1e-6 * 16 * (length - CONTEXT)
-            costs.learn(plain(16, took, 16 * length), caught_up=False)
+            costs.learn(plain(16, took, length), caught_up=False)
         seconds = costs.by_rows(16, 48)
         assert seconds[16] == pytest.approx(7.8e-3, rel=0.07)
         rows.append(seconds[48] - seconds[16])
@@ -384,6 +381,6 @@ def test_a_draft_step_reads_contexts_too() -> None:
     costs.face(CONTEXT + 100.0)
     assert costs.drafting(8) == pytest.approx((begin, step + 8e-4))
     for _ in range(100):
-        drafted(costs, 8, 2, 1e-3 + 2 * (5e-4 + 8e-4), context=8 * (CONTEXT + 100))
+        drafted(costs, 8, 2, 1e-3 + 2 * (5e-4 + 8e-4), context=CONTEXT + 100)
     costs.face(float(CONTEXT))
     assert costs.drafting(8) == pytest.approx((1e-3, 5e-4), rel=0.01)

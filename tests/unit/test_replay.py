@@ -163,7 +163,7 @@ def test_the_command_prints_a_line_for_each_policy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--worlds", "1", "--first", "105", "--policy", "fixed:1", "--k-max", "2"]
-    assert simulate.main([*arguments, "--processes", "1", "--each"]) == 0
+    assert simulate.main([*arguments, "--processes", "1"]) == 0
     printed = capsys.readouterr().out
     assert "fixed:1" in printed
     assert "best fixed K in hindsight" in printed
