@@ -92,7 +92,7 @@ def num_values(body: bytes) -> int:
 
 def duplicate_key(text: bytes) -> str | None:
     """Path to a key that an object in `text`, which is valid JSON, has twice; None: there is none.
-    No parser tells of such keys, so Python's reads the text once more."""
+    The parser takes the last one, so Python's, which has a hook for it, reads the text again."""
     found = False
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:

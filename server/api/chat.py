@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse, Response
 from engine.messages import Ready
 from server.api import replies
 from server.api.errors import invalid, unsupported
-from server.api.intake import SHORT, Call, Prompts, begin, check, check_size, gather, off_loop
+from server.api.intake import SHORT, Call, begin, check, check_size, gather, off_loop
+from server.api.params import Prompts
 from server.api.replies import chat_logprobs, prompt_logprobs, provenance_body, usage_body
 from server.api.request import check_settings
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
@@ -87,7 +88,7 @@ async def _prompt(
     *,
     add_special_tokens: bool = False,
 ) -> list[int]:
-    """Raises ChatTemplateError, and ContextLengthExceeded for a text that cannot fit."""
+    """Raises ChatTemplateError, and ApiError for a text that cannot fit."""
     tools = None if use is None else [tool.as_template_sees() for tool in request.tools]
     variables = template_variables(services, request)
 

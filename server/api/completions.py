@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Request
@@ -13,9 +12,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from engine.messages import MAX_LOGPROBS, Ready
 from server.api import replies
 from server.api.errors import invalid
-from server.api.intake import Call, Prompts, begin, check, encode, gather
+from server.api.intake import Call, begin, check, encode, gather
 from server.api.limits import MAX_LENGTH_FIELD, MAX_N, MAX_PROMPTS
-from server.api.params import check_ids
+from server.api.params import Prompts, check_ids
 from server.api.replies import completion_logprobs, prompt_logprobs, provenance_body, usage_body
 from server.api.request import Source, must_be
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
@@ -120,8 +119,7 @@ async def start_completion(services: Services, request: CompletionRequest, *, pr
     num_prompts = len(request.prompt)
     ready = check(services, request, num_prompts=num_prompts)
     with services.admission.reserve(num_prompts * request.fan_out):
-        load = _load_between if request.suffix else _load
-        prompts = await load(services, request, ready)
+        prompts = await _load(services, request, ready)
         return await begin(services, request, prompts, ready, prefix=prefix)
 
 
@@ -151,50 +149,50 @@ class CompletionShape:
 
 
 async def _load(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
+    """Token ids are taken as they are."""
+    count = len(request.prompt)
+    params = [f"prompt[{i}]" for i in range(count)] if count > 1 else ["prompt"]
     all_ids: list[list[int]] = []
-    echoes: list[Echo] = []
-    params = _params(request)
     for prompt, param in zip(request.prompt, params, strict=True):
         if isinstance(prompt, str):
-            ids = await encode(services, prompt, ready=ready, param=param, add_special_tokens=True)
-            text = prompt
+            plain = bool(request.suffix)
+            ids = await encode(
+                services, prompt, ready=ready, param=param, add_special_tokens=True, plain=plain
+            )
         else:
-            check_ids(prompt, ready=ready, param=param)
-            ids, text = prompt, ""
-            if request.echo:
-                text = services.tokenizer.decode(
-                    ids, skip_special_tokens=request.skip_special_tokens
-                )
+            check_ids(ids := prompt, ready=ready, param=param)
         all_ids.append(ids)
-        echoes.append(Echo(text, ids, request.logprobs))
-    return Prompts(all_ids, params, echoes if request.echo else None)
+    if request.suffix:
+        return await _fill_in(services, request.suffix, all_ids, params, ready)
+    if not request.echo:
+        return Prompts(all_ids, params)
+    decode, skip = services.tokenizer.decode, request.skip_special_tokens
+    texts = [
+        prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=skip)
+        for prompt in request.prompt
+    ]
+    echoes = [Echo(text, ids, request.logprobs) for text, ids in zip(texts, all_ids, strict=True)]
+    return Prompts(all_ids, params, echoes)
 
 
-async def _load_between(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
+async def _fill_in(
+    services: Services, suffix: str, prompts: list[list[int]], params: list[str], ready: Ready
+) -> Prompts:
     """Prompts that ask for the text between each prompt and the suffix. Both are plain text: code
-    that spells out a special token must not end the gap. Ids are taken as they are. When they are
-    too long together, the longer one is named."""
+    that spells out a special token must not end the gap. When they are too long together, the
+    longer one is named."""
     fill_in = services.tokenizer.fill_in
     assert fill_in is not None, "the row of `suffix` refuses it"
-    plain = partial(encode, services, ready=ready, add_special_tokens=False, plain=True)
-    after = await plain(request.suffix, param="suffix")
+    after = await encode(
+        services, suffix, ready=ready, param="suffix", add_special_tokens=False, plain=True
+    )
     lead = services.tokenizer.encode("", add_special_tokens=True)
-    all_ids: list[list[int]] = []
-    params = _params(request)
-    for i, (prompt, param) in enumerate(zip(request.prompt, params, strict=True)):
-        if isinstance(prompt, str):
-            before = await plain(prompt, param=param)
-        else:
-            check_ids(prompt, ready=ready, param=param)
-            before = prompt
-        all_ids.append([*lead, *fill_in.prompt(before, after)])
-        if len(after) > len(before):
-            params[i] = "suffix"
     ends = tuple(token for token in fill_in.ends if token < ready.vocab_size)
-    return Prompts(all_ids, params, ends=ends)
-
-
-def _params(request: CompletionRequest) -> list[str]:
-    """The path of each prompt."""
-    count = len(request.prompt)
-    return [f"prompt[{i}]" for i in range(count)] if count > 1 else ["prompt"]
+    return Prompts(
+        [[*lead, *fill_in.prompt(before, after)] for before in prompts],
+        [
+            "suffix" if len(after) > len(before) else param
+            for before, param in zip(prompts, params, strict=True)
+        ],
+        ends=ends,
+    )

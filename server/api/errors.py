@@ -46,21 +46,10 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        error = {
-            "message": self.message,
-            "type": error_type(self.status),
-            "param": self.param,
-            "code": self.code,
-        }
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
-
-
-class ContextLengthExceeded(EngineError):
-    """Prompt plus requested output do not fit the model's context; a caller's error."""
-
-    def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class NotReady(EngineLost):
@@ -69,12 +58,6 @@ class NotReady(EngineLost):
 
 class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
-
-
-def error_type(status: int) -> str:
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
 
 
 def invalid(param: str | None, message: str) -> ApiError:
@@ -98,13 +81,16 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_field")
 
 
+def too_long(param: str, message: str) -> ApiError:
+    """A 400 for a field that does not fit the model's context."""
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The table. What is not in it is our own fault: a 500 without details."""
     match error:
         case ApiError():
             return error
-        case ContextLengthExceeded():
-            return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
         case ChatTemplateError():
             return ApiError(400, f"{error}", param="messages", code="invalid_value")
         case GrammarRefused(param=None):
@@ -129,37 +115,35 @@ def respond(error: ApiError) -> JSONResponse:
 
 def rejection(error: Exception) -> Rejection | None:
     """The metric's reason when a request was refused before it reached the engine."""
-    if isinstance(error, NotReady):
-        return "not_ready"
-    if isinstance(error, GenerationFailed):
-        return None
-    known = as_api_error(error)
-    by_status: dict[int, Rejection] = {
-        408: "invalid", 413: "too_large", 415: "invalid", 429: "queue_full",
-    }  # fmt: skip
-    by_code: dict[str | None, Rejection] = {
-        "context_length_exceeded": "context_length",
-        "model_not_found": "unknown_model",
-    }
-    fallback: Rejection | None = "invalid" if known.status == 400 else None
-    return by_status.get(known.status) or by_code.get(known.code) or fallback
+    match error, as_api_error(error):
+        case NotReady(), _:
+            return "not_ready"
+        case _, ApiError(status=413):
+            return "too_large"
+        case _, ApiError(status=429):
+            return "queue_full"
+        case _, ApiError(code="context_length_exceeded"):
+            return "context_length"
+        case _, ApiError(code="model_not_found"):
+            return "unknown_model"
+        case _, ApiError(status=400 | 408 | 415) if not isinstance(error, GenerationFailed):
+            return "invalid"
+    return None
 
 
 def install(app: FastAPI, metrics: Metrics) -> None:
     """Every error of the app leaves in the envelope; refusals are counted by reason."""
 
-    async def on_known(request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         reason = rejection(error)
         if reason is not None:
             metrics.count_rejection(reason)
         return respond(as_api_error(error))
 
-    known = (ApiError, ContextLengthExceeded, ChatTemplateError, GrammarRefused, QueueFull)
-    for kind in (*known, EngineLost, GenerationFailed):
-        app.add_exception_handler(kind, on_known)
+    for kind in (ApiError, EngineError, Exception):  # the last: logged by the ASGI server
+        app.add_exception_handler(kind, on_error)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGone, _on_gone)
-    app.add_exception_handler(Exception, on_known)  # logged by the ASGI server, with traceback
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -180,7 +164,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """That some route of this path has; the router tells those of the first one alone."""
+    """That some route of this path has; the router knows those of the first one alone."""
 
     def fits(method: str) -> bool:
         scope = {**request.scope, "method": method}

@@ -12,9 +12,11 @@ That one predicate refuses the field in requests and reports it in /v1/capabilit
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from engine.messages import MAX_LOGPROBS, Ready
@@ -54,9 +56,9 @@ class FieldRow:
     `neutral` are the values of a refused field that mean the same as leaving it out (null always
     does). `unless` gives the reason, a clause, why these settings refuse it, or None."""
 
+    kind: Status
     endpoints: tuple[Endpoint, ...]
     name: str
-    kind: Status
     allowed: str
     meaning: str
     neutral: tuple[object, ...] = ()
@@ -87,35 +89,13 @@ CHAT_RESPONSES_PROMPT = CHAT_RESPONSES + TOKENIZE
 TOKENIZERS = TOKENIZE + DETOKENIZE
 
 
-def supported(
-    endpoints: tuple[Endpoint, ...],
-    name: str,
-    allowed: str,
-    meaning: str,
-    *neutral: object,
-    unless: Callable[[Facts], str | None] | None = None,
-) -> FieldRow:
-    return FieldRow(endpoints, name, "supported", allowed, meaning, neutral, unless)
-
-
-def no_op(endpoints: tuple[Endpoint, ...], name: str, allowed: str, meaning: str) -> FieldRow:
-    """A field that is taken and changes nothing."""
-    return FieldRow(endpoints, name, "no-op", allowed, meaning)
+supported = partial(FieldRow, "supported")
+no_op = partial(FieldRow, "no-op")  # taken, and changes nothing
 
 
 def refused(endpoints: tuple[Endpoint, ...], name: str, meaning: str, *neutral: object) -> FieldRow:
-    allowed = " or ".join(["left out", *map(_json, neutral)])
-    return FieldRow(endpoints, name, "refused", allowed, meaning, neutral)
-
-
-def _json(value: object) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            return f'"{value}"'
-        case _:
-            return str(value).replace("'", '"')
+    allowed = " or ".join(["left out", *map(json.dumps, neutral)])
+    return FieldRow("refused", endpoints, name, allowed, meaning, neutral)
 
 
 def _no_chat_template(facts: Facts) -> str | None:
@@ -188,7 +168,7 @@ FIELDS: tuple[FieldRow, ...] = (
         "What follows the text to generate (fill-in-the-middle), the same for each prompt, for"
         " models whose vocabulary has the tokens for it. Prompt and suffix are plain text here:"
         " special tokens that they spell out are not special. The special tokens of this task end"
-        " the text, but for `ignore_eos`.", "", unless=_no_fill_in),
+        " the text, but for `ignore_eos`.", neutral=("",), unless=_no_fill_in),
     supported(GENERATING, "stream", "true or false", "Server-sent events, closed by `[DONE]`."),
     supported(BOTH, "stream_options",
         'an object with the fields "include_usage" (true or false) and "include_obfuscation"'
@@ -227,13 +207,14 @@ FIELDS: tuple[FieldRow, ...] = (
         f"an object of at most {MAX_TEMPLATE_KWARGS} variables, to true, false, a number or a"
         " string",
         "Extension. Variables of the model's chat template: those that the operator allows"
-        " (`server.chat_template_kwargs`) and the template reads.", {}, unless=_no_variables),
+        " (`server.chat_template_kwargs`) and the template reads.",
+        neutral=({},), unless=_no_variables),
     refused(CHAT_PROMPT, "chat_template", "Templates are programs; only the model's own is run."),
     supported(CHAT_PROMPT, "reasoning_effort",
         '"none", "minimal", "low", "medium", "high", "xhigh" or "max"',
         'Handed to chat templates that read it. Where a template can only switch reasoning, "none"'
-        ' is `enable_thinking`: false; where it cannot even that, "none" alone is allowed.', "none",
-        unless=_no_effort),
+        ' is `enable_thinking`: false; where it cannot even that, "none" alone is allowed.',
+        neutral=("none",), unless=_no_effort),
     supported(GENERATING, "top_k", "an integer of at least -1",
         "Extension. Default 0; 0 and -1 are off."),
     supported(GENERATING, "min_p", "a number from 0 to 1", "Extension. Default 0, which is off."),
@@ -301,14 +282,15 @@ FIELDS: tuple[FieldRow, ...] = (
         f'a list of at most {MAX_TOOLS} objects with the type "function" and a function'
         " of name, description, parameters (a JSON schema) and strict; no name twice",
         "Functions that the model may call; needs a chat template that knows tools. The arguments"
-        " of `strict` tools are held to their schema by a grammar.", [], (), unless=_no_tools),
+        " of `strict` tools are held to their schema by a grammar.",
+        neutral=([],), unless=_no_tools),
     refused(COMPLETIONS, "tools", "Tools are for chat.", []),
     supported(CHAT_PROMPT, "tool_choice",
         '"none", "auto", "required", an object of the type "function" that names one, or one of the'
         ' type "allowed_tools"; all but "none" only with `tools`',
         'Default "auto", or "none" without `tools`. "none": the model is not told of the tools.'
         ' "required": calls and nothing else, by a grammar. A named function is called once.',
-        "none"),
+        neutral=("none",)),
     refused(COMPLETIONS, "tool_choice", "Tools are for chat.", "none"),
     supported(CHAT_RESPONSES, "parallel_tool_calls", "true or false, and only with `tools`",
         "Whether a reply may hold several calls; default true. false: at most one, by a grammar."),
@@ -341,16 +323,16 @@ FIELDS: tuple[FieldRow, ...] = (
         "`format` does what `response_format` does for chat, `verbosity` what it does there."),
     supported(RESPONSES, "reasoning", 'an object with "effort"',
         "`effort` does what `reasoning_effort` does for chat. Each of"
-        f" {', '.join(f'`{name}`' for name in REASONING_REFUSED)} {NO_REASONING}.", {},
-        unless=_no_effort),
+        f" {', '.join(f'`{name}`' for name in REASONING_REFUSED)} {NO_REASONING}.",
+        neutral=({},), unless=_no_effort),
     supported(RESPONSES, "tools",
         f'a list of at most {MAX_TOOLS} objects with the type "function", name, description,'
         " parameters and strict",
-        "As for chat. There are no hosted tools.", [], (), unless=_no_tools),
+        "As for chat. There are no hosted tools.", neutral=([],), unless=_no_tools),
     supported(RESPONSES, "tool_choice",
         '"none", "auto", "required", {"type": "function", "name": ...} or {"type":'
         ' "allowed_tools", "mode": ..., "tools": [...]}',
-        "As for chat.", "none"),
+        "As for chat.", neutral=("none",)),
     supported(RESPONSES, "stream_options",
         'an object with the field "include_obfuscation" (false), and only with `stream`',
         "Nothing is padded."),

@@ -18,21 +18,20 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
-from engine.messages import Grammar, Ready
-from server.api.errors import ClientGone, ContextLengthExceeded, invalid
+from engine.messages import Ready
+from server.api.errors import ClientGone, invalid, too_long
 from server.api.params import (
+    Prompts,
     check_ids,
     check_length,
-    effective,
     engine_speculation,
-    sampling_params,
+    generation_spec,
 )
 from server.api.request import check_settings
 from server.api.schema import CommonRequest
 from server.api.services import Services
 from server.generation.choice import Delta
 from server.generation.generation import Generation
-from server.generation.generation_spec import Echo, GenerationSpec
 
 T = TypeVar("T")
 SHORT = 1024  # characters: tokenized in half a millisecond or so
@@ -63,24 +62,12 @@ class Call:
         }
 
 
-@dataclass(slots=True)
-class Prompts:
-    """Token ids of every prompt, and the field to name when one is too long."""
-
-    ids: list[list[int]]
-    params: list[str]
-    echoes: list[Echo] | None = None  # what a completion that echoes begins with
-    ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
-    shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
-    grammar: Grammar | None = None  # of tool calls, checked
-
-
 def check(services: Services, request: CommonRequest, *, num_prompts: int) -> Ready:
     """The engine's facts, once the request is known to fit them; its prompts aside."""
     services.check_model(request.model)
     ready = services.require_ready()
     check_settings(request, services.facts)
-    check_ids(request.logit_bias, ready=ready, param="logit_bias")
+    check_ids(request.biases, ready=ready, param="logit_bias")
     check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
     engine_speculation(request.speculation, ready)
     count, allowed = num_prompts * request.fan_out, services.admission.max_inflight
@@ -104,7 +91,7 @@ async def begin(
     seed = request.seed if request.seed is not None else services.draw_seed()
     id = prefix + uuid.uuid4().hex
     generation = Generation(
-        _spec(request, prompts, prediction, ready, id=id, seed=seed),
+        generation_spec(request, prompts, prediction, ready, id=id, seed=seed),
         client=services.client,
         tokenizer=services.tokenizer,
         metrics=services.metrics,
@@ -124,54 +111,16 @@ async def begin(
     )
 
 
-def _spec(
-    request: CommonRequest,
-    prompts: Prompts,
-    prediction: tuple[int, ...],
-    ready: Ready,
-    *,
-    id: str,
-    seed: int,
-) -> GenerationSpec:
-    params = sampling_params(
-        request,
-        seed,
-        ready,
-        echo=prompts.echoes is not None,
-        ends=prompts.ends,
-        prediction=prediction,
-        grammar=prompts.grammar or request.grammar,
-    )
-    grammar_param = request.constraint.param if request.constraint is not None else None
-    return GenerationSpec(
-        id=id,
-        prompts=prompts.ids,
-        params=params,
-        guessing=effective(params, ready),
-        context=ready.max_model_len,
-        n=request.n,
-        best_of=request.fan_out,
-        stop=tuple(request.stop),
-        include_stop=request.include_stop_str_in_output,
-        skip_special_tokens=request.skip_special_tokens,
-        shown_tokens=prompts.shown_tokens,
-        echoes=prompts.echoes,
-        show_logprobs=request.alternatives is not None,
-        show_tokens=request.return_token_ids,
-        grammar_param=grammar_param if prompts.grammar is None else "tools",
-    )
-
-
 async def _prediction(services: Services, request: CommonRequest, ready: Ready) -> tuple[int, ...]:
     if request.prediction is None:
         return ()
     text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
     ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
     if len(ids) > context:
-        raise ContextLengthExceeded(
+        raise too_long(
+            param,
             f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
             " output together",
-            param=param,
         )
     return tuple(ids)
 
@@ -204,13 +153,13 @@ async def off_loop(work: Callable[[], T], *, size: int) -> T:
 
 
 def check_size(services: Services, text: str, *, ready: Ready, param: str) -> None:
-    """Raises ContextLengthExceeded for more bytes than the context can hold in any tokens."""
+    """Raises ApiError for more bytes than the context can hold in any tokens."""
     size = len(text.encode("utf-8"))
     if size > ready.max_model_len * services.longest_token:
-        raise ContextLengthExceeded(
+        raise too_long(
+            param,
             f"This model's maximum context length is {ready.max_model_len} tokens, but"
             f" `{param}` has {size} bytes, which is more than they can hold",
-            param=param,
         )
 
 

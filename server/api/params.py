@@ -1,15 +1,30 @@
-"""A request against the engine's facts: token ids, lengths, guesses, and the SamplingParams that it
-becomes.
-"""
+"""A request against the engine's facts: token ids, lengths, speculation; and the GenerationSpec
+that it becomes with its prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
 
 from engine.messages import Grammar, Ready, SamplingParams, Speculation, proposers_of
-from server.api.errors import ContextLengthExceeded, invalid
+from server.api.errors import invalid, too_long
 from server.api.schema import CommonRequest, SpeculationOptions
-from server.generation.generation_spec import MASK, Guessing
+from server.generation.generation_spec import MASK, Echo, GenerationSpec, Guessing
+
+GREEDY_BELOW = 1e-4  # of temperatures
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Token ids of every prompt, and the field to name when one is too long."""
+
+    ids: list[list[int]]
+    params: list[str]
+    echoes: list[Echo] | None = None  # what a completion that echoes begins with
+    ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
+    shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
+    grammar: Grammar | None = None  # of tool calls, checked
 
 
 def engine_speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation | None:
@@ -30,59 +45,74 @@ def engine_speculation(asked: SpeculationOptions | None, ready: Ready) -> Specul
     return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)
 
 
-def effective(params: SamplingParams, ready: Ready) -> Guessing:
+def generation_spec(
+    request: CommonRequest,
+    prompts: Prompts,
+    prediction: tuple[int, ...],
+    ready: Ready,
+    *,
+    id: str,
+    seed: int,
+) -> GenerationSpec:
+    """`prediction`: the tokens of `request.prediction`."""
+    params = _sampling_params(request, prompts, prediction, ready, seed=seed)
+    grammar_param = request.constraint.param if request.constraint is not None else None
+    return GenerationSpec(
+        id=id,
+        prompts=prompts.ids,
+        params=params,
+        guessing=_effective(params, ready),
+        context=ready.max_model_len,
+        n=request.n,
+        best_of=request.fan_out,
+        stop=tuple(request.stop),
+        include_stop=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        shown_tokens=prompts.shown_tokens,
+        echoes=prompts.echoes,
+        show_logprobs=request.alternatives is not None,
+        show_tokens=request.return_token_ids,
+        grammar_param=grammar_param if prompts.grammar is None else "tools",
+    )
+
+
+def _sampling_params(
+    request: CommonRequest,
+    prompts: Prompts,
+    prediction: tuple[int, ...],
+    ready: Ready,
+    *,
+    seed: int,
+) -> SamplingParams:
+    """A field that both have under one name is handed on, unless it is changed here."""
+    counts = [request.alternatives if prompts.echoes else None, request.prompt_logprobs]
+    logprobs = request.alternatives
+    if logprobs is None and request.fan_out > request.n:
+        logprobs = 0  # to choose by
+    changed: dict[str, Any] = {
+        "seed": seed & MASK,
+        "max_tokens": request.length if request.length is not None else ready.max_model_len,
+        "temperature": request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
+        "top_k": request.top_k if 0 < request.top_k < ready.vocab_size else 0,
+        "stop_token_ids": (*request.stop_token_ids, *(() if request.ignore_eos else prompts.ends)),
+        "logit_bias": request.biases,
+        "logprobs": logprobs,
+        "prompt_logprobs": max((count for count in counts if count is not None), default=None),
+        "prediction": prediction,
+        "speculation": engine_speculation(request.speculation, ready),
+        "grammar": prompts.grammar or request.grammar,
+    }
+    same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)
+    return SamplingParams(**{name: getattr(request, name) for name in same} | changed)
+
+
+def _effective(params: SamplingParams, ready: Ready) -> Guessing:
     """What speculation is allowed to be, by the engine's settings and the request's."""
     proposers = proposers_of(params, ready)
     if not proposers:
         return Guessing(enabled=False, max_draft=0, proposers=())
     bound = None if params.speculation is None else params.speculation.max_draft
     return Guessing(enabled=True, max_draft="auto" if bound is None else bound, proposers=proposers)
-
-
-GREEDY_BELOW = 1e-4
-
-
-def sampling_params(
-    request: CommonRequest,
-    seed: int,
-    ready: Ready,
-    *,
-    echo: bool = False,
-    ends: Sequence[int] = (),
-    prediction: tuple[int, ...] = (),
-    grammar: Grammar | None = None,
-) -> SamplingParams:
-    """`echo`: the prompt is shown, with logprobs if those are. `ends`: tokens that end this text
-    as the model's own end of text does."""
-    length = request.length if request.length is not None else ready.max_model_len
-    counts = [request.alternatives if echo else None, request.prompt_logprobs]
-    prompt_logprobs = max((count for count in counts if count is not None), default=None)
-    logprobs = request.alternatives
-    if logprobs is None and request.fan_out > request.n:
-        logprobs = 0  # to choose by
-    return SamplingParams(
-        seed=seed & MASK,
-        max_tokens=length,
-        temperature=request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
-        top_p=request.top_p,
-        top_k=request.top_k if 0 < request.top_k < ready.vocab_size else 0,
-        min_p=request.min_p,
-        min_tokens=request.min_tokens,
-        stop_token_ids=(*request.stop_token_ids, *(() if request.ignore_eos else ends)),
-        ignore_eos=request.ignore_eos,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-        prediction=prediction,
-        speculation=engine_speculation(request.speculation, ready),
-        provenance=request.provenance,
-        grammar=grammar,
-    )
 
 
 def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
@@ -101,13 +131,11 @@ def check_length(size: int, request: CommonRequest, ready: Ready, *, param: str)
     if size == 0:
         raise invalid(param, f"`{param}` is empty; a prompt needs at least one token")
     if size > context or (size == context and request.length != 0):
-        raise ContextLengthExceeded(
-            f"{known}; the prompt is too long: it alone has {size}", param=param
-        )
+        raise too_long(param, f"{known}; the prompt is too long: it alone has {size}")
     named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
     if named and request.length is not None and size + request.length > context:
-        raise ContextLengthExceeded(
+        raise too_long(
+            min(named) if request.length >= context else param,
             f"{known}, but {size + request.length} were asked for: {size} in the prompt and"
             f" {request.length} of `{min(named)}`",
-            param=min(named) if request.length >= context else param,
         )

@@ -76,7 +76,7 @@ class ResponseUsage(TypedDict):
 
 class OneToken(TypedDict):
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[Count]
 
 
@@ -85,7 +85,8 @@ class ChosenToken(OneToken):
 
 
 class ChatLogprobs(TypedDict):
-    content: list[ChosenToken] | None
+    content: list[ChosenToken]
+    refusal: None
 
 
 class CompletionLogprobs(TypedDict):
@@ -228,9 +229,9 @@ class Capabilities(TypedDict):
 
 
 class Share(TypedDict):
-    proposed: float
-    accepted: float
-    share: float
+    proposed: float | None
+    accepted: float | None
+    share: float | None
 
 
 class Speculation(TypedDict):
@@ -272,7 +273,7 @@ class Version(TypedDict):
 Document = Object
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: Usage) -> UsageBody:
     """OpenAI's usage, and how speculation went: draft tokens proposed and accepted, and the number
     of sampling steps (rounds) that all completion tokens took; who was allowed to guess how much;
     those who did guess, with their parts of proposed and accepted.
@@ -312,7 +313,7 @@ def provenance_body(origins: Sequence[Origin] | None) -> dict[str, Any]:
     return {"provenance": [{"text": o.text, "source": o.source} for o in origins]}
 
 
-def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | None:
+def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> CompletionLogprobs | None:
     """tokens, token_logprobs, top_logprobs, text_offset; nulls for the first token of an echoed
     prompt. `top_logprobs` holds the chosen token too, so it may have one entry more than asked."""
     if entries is None:
@@ -325,11 +326,11 @@ def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any
     }
 
 
-def chat_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | None:
+def chat_logprobs(entries: Sequence[TextLogprobs] | None) -> ChatLogprobs | None:
     """content: one entry per token, with its bytes and alternatives."""
     if entries is None:
         return None
-    content = [
+    content: list[ChosenToken] = [
         {**_chat(entry.chosen), "top_logprobs": [_chat(other) for other in entry.top]}
         for entry in entries
     ]
@@ -338,11 +339,11 @@ def chat_logprobs(entries: Sequence[TextLogprobs] | None) -> dict[str, Any] | No
 
 def prompt_logprobs(
     generation: Generation, number: int, count: int, tokenizer: Tokenizer
-) -> list[dict[str, Any] | None]:
+) -> PromptLogprobs:
     """Of prompt `number`, in vLLM's shape: per token an object from token id to log-probability,
     rank among all tokens and text, of the token itself and of the `count` likeliest; null for the
     first one."""
-    rows: list[dict[str, Any] | None] = []
+    rows: PromptLogprobs = []
     tokens, entries = generation.spec.prompts[number], generation.prompt_logprobs(number)
     for token, entry in zip(tokens, entries, strict=True):
         if entry is None:
@@ -378,7 +379,7 @@ def _top(entry: TextLogprobs) -> dict[str, float] | None:
     return top
 
 
-def _chat(alternative: Alternative) -> dict[str, Any]:
+def _chat(alternative: Alternative) -> OneToken:
     return {
         "token": alternative.token,
         "logprob": _value(alternative),

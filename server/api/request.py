@@ -243,11 +243,11 @@ def explain(failure: ValidationError, data: Mapping[str, Any], endpoint: Endpoin
         unsaid = f" and at most {limit}" if limit == MAX_LENGTH_FIELD else ""
         return wrong(path, row.allowed + unsaid, data[path])
     value = _value(steps, data)
-    allowed = dict.fromkeys(_expected(other) for there, other in places if there == steps)
-    found = wrong(path, " or ".join(allowed), value)
+    expected = dict.fromkeys(_expected(other) for there, other in places if there == steps)
+    allowed = " or ".join(expected)
     if steps[-1] == "type" and isinstance(value, str):
-        found.code = "unsupported_field"
-    return found
+        return unsupported(path, f"`{path}` must be {allowed}: nothing else is supported here")
+    return wrong(path, allowed, value)
 
 
 def _steps(error: ErrorDetails, data: Mapping[str, Any]) -> Steps:
@@ -260,7 +260,7 @@ def _steps(error: ErrorDetails, data: Mapping[str, Any]) -> Steps:
             case list() if isinstance(step, int):
                 value = value[step]
             case dict() if step == value.get("type") and after in value:
-                continue  # of a union that is told apart by `type`
+                continue  # the member of a union with the discriminator `type`
             case dict() if step in value:
                 value = value[step]
             case dict() if after is None and kind == "missing":
@@ -294,7 +294,7 @@ def _expected(error: ErrorDetails) -> str:
 def _value(steps: Steps, data: Any) -> Any:
     """What stands there; None: nothing."""
     for step in steps:
-        data = data[step] if isinstance(data, list) else data.get(step)
+        data = data.get(step) if isinstance(data, dict) else data[step]
     return data
 
 

@@ -103,7 +103,7 @@ async def _stream(
 
 def _usage(call: Call) -> dict[str, Any]:
     """Chat's usage under this API's names; the server's own parts as they are."""
-    usage = usage_body(call.generation.usage)
+    usage: dict[str, Any] = {**usage_body(call.generation.usage)}
     output = usage.pop("completion_tokens_details")
     return {
         "input_tokens": usage.pop("prompt_tokens"),

@@ -44,15 +44,15 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _by_token(bias: dict[str, float]) -> dict[int, float]:
-    by_token: dict[int, float] = {}
-    for key, value in bias.items():
+def _by_token_id(bias: dict[str, float]) -> dict[str, float]:
+    seen: set[int] = set()
+    for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise fault("", f"`{{path}}`: {key[:20]!r} is not a token id")
-        if int(key) in by_token:  # by another spelling, such as 07
+        if int(key) in seen:  # written otherwise, such as 07
             raise fault("", f"`{{path}}` names the token id {int(key)} twice")
-        by_token[int(key)] = value
-    return by_token
+        seen.add(int(key))
+    return bias
 
 
 TokenId = Annotated[int, Field(ge=0, title="TokenId")]  # /openapi.json adds the vocabulary's bound
@@ -136,7 +136,7 @@ class CommonRequest(RequestBody, ABC):
         dict[str, Bias],
         Field(max_length=MAX_LOGIT_BIAS),
         at_most(MAX_LOGIT_BIAS),
-        AfterValidator(_by_token),
+        AfterValidator(_by_token_id),
     ] = {}
 
     top_k: int = Field(0, ge=-1, le=MAX_LENGTH_FIELD)
@@ -167,6 +167,11 @@ class CommonRequest(RequestBody, ABC):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """`logit_bias`, by token id."""
+        return {int(key): bias for key, bias in self.logit_bias.items()}
 
     @property
     def length(self) -> int | None:

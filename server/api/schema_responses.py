@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.constraints import FreeFormat, JsonSchema
-from server.api.errors import ApiError, ContextLengthExceeded, as_api_error, invalid
+from server.api.errors import ApiError, as_api_error, invalid
 from server.api.fields import LOGPROBS
 from server.api.limits import MAX_MESSAGES, MAX_TOOLS
 from server.api.request import Absent, AnyObject, Label, Part, RequestBody, Text, split
@@ -218,7 +218,7 @@ class ResponsesRequest(RequestBody):
             if error.param is not None:
                 error.param = self._name(error.param)
             raise
-        except (ApiError, ContextLengthExceeded, ChatTemplateError, GrammarRefused) as error:
+        except (ApiError, ChatTemplateError, GrammarRefused) as error:
             known = as_api_error(error)
             message = QUOTED.sub(lambda found: f"`{self._name(found[1])}`", known.message)
             param = None if known.param is None else self._name(known.param)

@@ -41,7 +41,7 @@ class Services:
         return ready
 
     def known(self) -> Ready:
-        """The engine's facts as last told, whether it runs or not. Raises NotReady (503) before it
+        """The engine's facts as last known, whether it runs or not. Raises NotReady (503) before it
         ever was ready."""
         return self.client.ready if self.client.ready is not None else self.require_ready()
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import Field
 
-from engine.messages import Estimates, Mode, Ready, SetSpeculation, mode_refusal
+from engine.messages import Estimates, Mode, Ready, Reason, SetSpeculation, mode_refusal
 from server.api import replies
 from server.api.auth import check_admin
 from server.api.errors import NotReady, invalid, missing
@@ -117,45 +117,28 @@ def came_of(gain: Gain) -> str:
     return f"{said}; of 100 tokens guessed {', '.join(parts)}."
 
 
+REASONS: dict[Reason, str] = {
+    "pays": "K = {k} promises the most tokens per second.",
+    "off": "No guesses promise the most tokens per second.",
+    "probe": "K is 0, and a probe of {k} looks whether guesses would pay by now.",
+    "trial": "K is 0, and a trial of {k} looks what guesses would cost and save by now.",
+    "baseline": "K is above 0, and this step plays K = 0 to compare.",
+    "neighbour": "This step plays K = {k}, one off the present K, to compare.",
+    "fixed": "The configuration fixes K at {k}.",
+}
+SWITCHED: dict[Mode, str] = {
+    "fixed": "The operator fixed K at {k}.",
+    "off": "The operator switched speculation off.",
+}
+
+
 def why(estimates: Estimates) -> str:
     """One or two sentences about the last choice."""
-    if estimates.num_sequences == 0:
-        return f"{_switched(estimates) or 'No step has been made yet.'}"
-    return " ".join(
-        filter(None, [_switched(estimates) or _reason(estimates), _evidence(estimates)])
-    )
-
-
-def _switched(estimates: Estimates) -> str:
-    """Of a mode that the operator switched to."""
-    match estimates.mode:
-        case "fixed":
-            return f"The operator fixed K at {estimates.k}."
-        case "off":
-            return "The operator switched speculation off."
-        case _:
-            return ""
-
-
-def _reason(estimates: Estimates) -> str:
-    k = estimates.k
-    match estimates.reason:
-        case "pays":
-            return f"K = {k} promises the most tokens per second."
-        case "off":
-            return "No guesses promise the most tokens per second."
-        case "probe":
-            return f"K is 0, and a probe of {k} looks whether guesses would pay by now."
-        case "trial":
-            return f"K is 0, and a trial of {k} looks what guesses would cost and save by now."
-        case "baseline":
-            return "K is above 0, and this step plays K = 0 to compare."
-        case "neighbour":
-            return f"This step plays K = {k}, one off the present K, to compare."
-        case "fixed":
-            return f"The configuration fixes K at {k}."
-        case _:
-            return f"K is {k}."
+    nothing_yet = estimates.num_sequences == 0
+    reason = "No step has been made yet." if nothing_yet else REASONS[estimates.reason]
+    chosen = SWITCHED.get(estimates.mode, reason).format(k=estimates.k)
+    evidence = "" if nothing_yet else _evidence(estimates)
+    return f"{chosen} {evidence}".strip()
 
 
 def _evidence(estimates: Estimates) -> str:
@@ -175,7 +158,7 @@ def _evidence(estimates: Estimates) -> str:
     return said + "."
 
 
-def _present(services: Services, ready: Ready) -> dict[str, Any]:
+def _present(services: Services, ready: Ready) -> replies.Speculation:
     """The mode as it was set and what it settles; what all guesses came to in it lately; the main
     proposer's part as of the last step. `reason` and `speedup` are null where nobody has chosen yet
     in the present mode."""
@@ -211,7 +194,7 @@ def _present(services: Services, ready: Ready) -> dict[str, Any]:
     }
 
 
-def _shares(gain: Gain) -> dict[str, dict[str, float | None]]:
+def _shares(gain: Gain) -> dict[str, replies.Share]:
     return {
         name: {
             "proposed": _figure(share.proposed),

@@ -15,7 +15,7 @@ from pydantic import Field, PrivateAttr
 
 from server.api import replies
 from server.api.chat import prompt_ids
-from server.api.errors import ApiError, ContextLengthExceeded, invalid
+from server.api.errors import ApiError, invalid, too_long
 from server.api.intake import encode
 from server.api.params import check_ids
 from server.api.request import RequestBody, split
@@ -104,9 +104,8 @@ def tokenize_router(services: Services) -> APIRouter:
         ready = services.known()
         size, context = len(request.tokens), ready.max_model_len
         if size > context:
-            raise ContextLengthExceeded(
-                f"`tokens` has {size} entries; this model's context holds {context}", param="tokens"
-            )
+            message = f"`tokens` has {size} entries; this model's context holds {context}"
+            raise too_long("tokens", message)
         check_ids(request.tokens, ready=ready, param="tokens")
         with services.admission.reserve(1):
             text = await asyncio.to_thread(

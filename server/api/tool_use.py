@@ -45,8 +45,8 @@ class CallReader:
         return [self._delta(event) for event in merged(events)]
 
     def finish(self, finish: Finish | None) -> str | None:
-        """The reason that clients are told: a reply that came to its end with calls in it ended
-        for them."""
+        """The reason that clients get: a reply that came to its end with calls in it ended for
+        them."""
         return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
 
     def _delta(self, event: ToolEvent) -> dict[str, Any]:
@@ -100,7 +100,7 @@ BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools that a model is told of: `offered` may be called."""
+    """Tools in a model's prompt: `offered` may be called."""
 
     format: ToolFormat
     offered: tuple[ToolFunction, ...]
