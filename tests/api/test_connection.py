@@ -133,8 +133,8 @@ def test_slow_bodies_and_slow_answers_are_not_cut() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 4])
 def test_a_head_has_an_end(pieces: int) -> None:
-    """httptools takes heads of any length: a client could fill the memory with one. Bug: one that
-    came in one packet was taken."""
+    """A client could fill the memory with an endless head. Bug: one that came in one packet was
+    taken."""
 
     class Small(Connection):
         HEAD_BYTES = 1000
