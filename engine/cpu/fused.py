@@ -62,7 +62,7 @@ class _Weight:
             return found
         if weight.dtype != torch.float32 or len(rows) > COLUMN_ROWS:
             given = torch.from_numpy(rows).to(weight.dtype)
-            return linear(given, weight).float().numpy()  # type: ignore[no-any-return]
+            return linear(given, weight).float().numpy()
         # A product with two columns takes less time than a matrix-vector product.
         columns = rows if len(rows) != 1 else np.repeat(rows, 2, axis=0)
         found = np.empty((len(weight), len(columns)), np.float32)

@@ -55,7 +55,7 @@ def _panel(
     a row of `x` to the next, pairs, numbers from a row of `y` to the next. `x` is float32, or words
     of two bfloat16, multiplied as pairs. (Slices as arguments would be counted.)"""
     whole = types.int64
-    signature = types.void(whole, x, whole, words, whole, y, types.UniTuple(whole, 3))
+    signature = types.void(whole, x, whole, words, whole, y, sizes)
     as_pairs = x.dtype != types.float32
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -91,7 +91,8 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
                 emit.fetch(words, emit.at(loop.index, ahead, PANEL, vector * LANES), near=near)
         places = [emit.at(loop.index, 0, PANEL, vector * LANES) for vector in range(VECTORS)]
         read = [emit.load(words, place, INTS) for place in places]
-        parts = [read] if emit.pairs else list(zip(*map(emit.halves, read), strict=True))
+        halves = zip(*map(emit.halves, read), strict=True)
+        parts = [read] if emit.pairs else [list(half) for half in halves]
         for part, weights in enumerate(parts):
             column = emit.at(loop.index, 0, len(parts), part)
             for row, totals in enumerate(sums):

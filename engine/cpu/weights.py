@@ -184,7 +184,7 @@ def _aligned(parts: Iterable[Packed], count: int) -> Packed:
 
 
 def array_of(weight: Tensor) -> Floats:
-    return weight.detach().float().contiguous().numpy()  # type: ignore[no-any-return]
+    return weight.detach().float().contiguous().numpy()
 
 
 def head_dim(config: Any) -> int:
