@@ -14,5 +14,6 @@ def served_positions(own: int | None, rope: object) -> int | None:
         return own
     ropes = [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
     growing = [each for each in ropes if each.get("rope_type", each.get("type")) in GROWING_ROPES]
-    starts = [each.get("original_max_position_embeddings") for each in growing]
-    return min([start for start in (own, *starts) if start], default=None)
+    starts = (each.get("original_max_position_embeddings") for each in growing)
+    known = [own] if own is not None else []
+    return min([*known, *(start for start in starts if start)], default=None)

@@ -248,6 +248,14 @@ def test_a_bad_body_is_found_although_it_is_not_among_the_chosen(tmp_path: Path)
         run(PricedClient(memory_bound), path, "--max-prompts", "1")
 
 
+def test_a_reply_may_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: a model that ends its text at once is measured like any other."""
+    client = PricedClient(memory_bound)
+    client._script = lambda submit, position: 257
+    assert run(client, prompts(tmp_path), "--temperature", "0") == 0
+    assert "texts equal among modes: " in capsys.readouterr().out
+
+
 def test_several_drafts_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Law: each on an engine of its own, n-gram lookup once."""
     folders = [tmp_path / name for name in ("one", "two")]

@@ -159,6 +159,8 @@ class Front:
                     texts.setdefault(choice["index"], []).extend(ids)
                     if ids:
                         reply.arrivals.append((at - began, len(ids)))
+        if not reply.arrivals:  # the end of text right away, which is a token, too
+            reply.arrivals.append((pieces[-1][0] - began, 1))
         reply.text = [token for index in sorted(texts) for token in texts[index]]
 
     async def _send(self, path: str, body: dict[str, Any]) -> tuple[int, Pieces]:
