@@ -21,7 +21,7 @@ from engine.arguments import Parser, whole
 from engine.core import Engine
 from engine.lab.bench.offline import Offline, Session
 from engine.lab.bench.options import add_pair, clock_of, load, set_threads
-from engine.lab.comparison.workload import AUTO, KINDS, POOL, RANDOM, SEED, Workload, lanes, pool
+from engine.lab.comparison.workload import AUTO, KINDS, RANDOM, SEED, Workload, lanes, pool
 from engine.lab.files import new_folder
 from engine.messages import Mode
 
@@ -61,7 +61,7 @@ def run(parsed: argparse.Namespace) -> int:
             )
             player = Offline(
                 config.model_copy(update={"speculation": speculation}), pair, encode, [AUTO],
-                concurrency=most, prompts=len(KINDS) * POOL, reply=parsed.tokens, clock=clock,
+                concurrency=most, prompts=4 * most, reply=parsed.tokens, clock=clock,
             )  # fmt: skip
             parts = (lanes(replace(part, tokens=parsed.tokens), pools, 0) for part in mix)
             session = player.begin(AUTO, [lane for part in parts for lane in part], whole=True)
