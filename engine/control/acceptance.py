@@ -66,14 +66,13 @@ class AcceptanceEstimate:
 
     def __init__(self, k_max: int) -> None:
         self._depths = np.arange(k_max)
-        # By depth, fading: guesses tried, and the wrong ones; sequences whose guesses before were
-        # all right, and of these who was offered one; whom k allowed one, and who was offered one.
+        # By depth, fading: guesses tried, and the wrong ones; sequences that k allowed a guess, and
+        # those that were offered one.
         self._trials, self._wrong = np.zeros((2, k_max))
-        self._reached, self._there, self._asked, self._offered = np.ones((4, k_max))
+        self._asked, self._offered = np.ones((2, k_max))
         self.rejection = _PRIOR_REJECTION  # pooled over depths
         self._weight = _PRIOR_TRIALS
-        self._surprise = _Surprise()
-        self.changes_matter = True
+        self.surprise = Surprise()
         self.changes = 0  # how often the world was found to be another
 
     def update(self, k: int, outcomes: Sequence[Outcome], rounds: int = 1) -> None:
@@ -83,25 +82,19 @@ class AcceptanceEstimate:
             return
         given, known, right = np.minimum(np.array(outcomes).T, k)
         tried, wrong = (known > depths).sum(1), ((right == depths) & (known > depths)).sum(1)
-        before = (right >= depths) & (depths < k)
-        reached, there = before.sum(1), (before & (given > depths)).sum(1)
         hazards = 1.0 - self.chances()
         expected = float(tried @ hazards)
         variance = float(tried @ (hazards * (1.0 - hazards)))
-        keep = 0.5 ** min(n / _HALF_LIFE, rounds / _ROUNDS)
-        fade = np.where(self._depths < k, keep, 1.0)
+        fade = np.where(self._depths < k, 0.5 ** min(n / _HALF_LIFE, rounds / _ROUNDS), 1.0)
         self._trials, self._wrong = self._trials * fade + tried, self._wrong * fade + wrong
         self._asked = self._asked * fade + n * (self._depths < k)
         self._offered = self._offered * fade + (given > depths).sum(1)
-        fade = np.where(reached > 0, keep, 1.0)  # else both would fade, and their ratio with them
-        self._reached, self._there = self._reached * fade + reached, self._there * fade + there
         self._pool(float(tried.sum()), float(wrong.sum()))
         variance *= max(1.0, n / rounds / _APART)
-        surprised = self._surprise.add(float(wrong.sum()), expected, variance, n)
-        if surprised and self.changes_matter:
+        if self.surprise.add(float(wrong.sum()), expected, variance, n):
             self.doubt(_AFTER_CHANGE)
-            self.rejection = min(max(self.rejection * self._surprise.ratio, 0.01), 0.95)
-            self._surprise = _Surprise()
+            self.rejection = min(max(self.rejection * self.surprise.ratio, 0.01), 0.95)
+            self.surprise = Surprise()
             self.changes += 1
 
     def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
@@ -119,11 +112,7 @@ class AcceptanceEstimate:
 
     def doubt(self, trials: float) -> None:
         """Let the past weigh at most this many trials per depth, so that news can overturn it."""
-        for count, total in (
-            (self._wrong, self._trials),
-            (self._there, self._reached),
-            (self._offered, self._asked),
-        ):
+        for count, total in ((self._wrong, self._trials), (self._offered, self._asked)):
             count *= trials / np.maximum(total, trials)
             np.minimum(total, trials, out=total)
         self._weight = min(self._weight, trials)
@@ -140,14 +129,8 @@ class AcceptanceEstimate:
         found: Array = self._offered / self._asked
         return found
 
-    def survival(self) -> Array:
-        """For each depth: the chance that a guess is offered there and it and all before it are
-        right."""
-        found: Array = np.cumprod(self.chances() * self._there / self._reached)
-        return found
 
-
-class _Surprise:
+class Surprise:
     """Wrong guesses of the last rounds against the expected number of them."""
 
     def __init__(self) -> None:

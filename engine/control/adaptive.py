@@ -21,12 +21,10 @@ from engine.messages import Estimates, Reason
 _FEW = 12  # sequences, up to which single confidences decide on one more draft step
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
-_DWELL, _DWELL_MANY = 6, 12  # rounds between two choices, at least; with more than _FEW sequences
-_DWELL_ON, _DWELL_OFF = 64, 512  # and at most
+# Rounds between two choices: at least, with more than _FEW sequences, and at most.
+_DWELL, _DWELL_MANY, _DWELL_LAST = 6, 12, 64
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
-_KNOWN = 24  # rounds after which a regime (K = 0 or above) is known
-_HYSTERESIS, _HYSTERESIS_MANY, _HYSTERESIS_NEW = 1.03, 1.06, 1.02  # speed-ups that turn
-_KEEP, _TRUST = 0.5 ** (1 / 32), 16.0  # of measured goodput: fading, and rounds worth a prediction
+_HYSTERESIS, _HYSTERESIS_MANY = 1.03, 1.06  # speed-up for K > 0 after 0; with more than _FEW
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
 # time, so that of short steps one in `_RAREST` is learnt from, at least.
@@ -51,12 +49,11 @@ class AdaptiveK:
         self._explore = Exploration()
         self._k = self._played = 0
         self._sequences, self._size = 1, -1
-        self._chosen = self._same = self._turned = 0  # rounds since: a choice, a size, on or off
+        self._chosen = self._turned = 0  # rounds since a choice; since another size, on or off
         self._probes_few = False  # a probe has to catch up, so it asks few
         self._caught_up = True  # the last round proposed for all
         self._trims = True  # leaving guesses out pays
         self._usual = 0.0  # seconds of a usual round
-        self._measured = (0.0, 0.0, 0.0)  # fading tokens, seconds and rounds at K > 0
         self._learns, self._every = True, 1  # from this round; one round in so many
 
     def profile(self, measured: Profile) -> None:
@@ -77,8 +74,7 @@ class AdaptiveK:
         """Draft steps for the step ahead."""
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
-        self._chosen, self._same = self._chosen + 1, self._same + 1
-        self._turned += 1
+        self._chosen, self._turned = self._chosen + 1, self._turned + 1
         anew = size != self._size or self._chosen > _ANEW
         if anew or self._chosen >= self._dwell():
             self._costs.face(load.length() if load.length is not None else None)
@@ -90,56 +86,34 @@ class AdaptiveK:
         return self._played
 
     def _dwell(self) -> int:
-        """Rounds between two choices: the longer all is the same, the less can change. While K is
-        0 only probes and trials tell of guesses, and they call for a choice."""
-        if self._k:
-            least = _DWELL_MANY if self._sequences > _FEW else _DWELL
-            return min(max(least, self._turned // 4, self._every), _DWELL_ON)
-        return min(max(_DWELL, self._same // 2), _DWELL_OFF)
+        """Rounds between two choices: the longer all is the same, the less can change."""
+        least = _DWELL_MANY if self._sequences > _FEW else _DWELL
+        return min(max(least, self._turned // 4, self._every), _DWELL_LAST)
 
     def _plan(self, *, changed: bool) -> None:
         """Choose anew."""
         self._chosen = 0
         self._learn_guesses()
-        goodput, present = self._goodput, self._goodput.present
+        goodput = self._goodput
         if changed:
             self._explore.restart(self._sequences.bit_length())
-            self._same = self._turned = 0
-            self._measured, present = (0.0, 0.0, 0.0), 0.0
-        goodput.renew(self._sequences, present)
+            self._turned = 0
+        goodput.renew(self._sequences, 0.0 if changed else goodput.present)
         best = self._best(changed=changed)
         if (best > 0) != (self._k > 0):
             self._explore.turned(back=best > 0 and not changed)
-            self._turned, self._measured = 0, (0.0, 0.0, 0.0)
-        self._k = best
-        rate = goodput.rates[best]
-        self._usual = self._sequences * goodput.each[best][0] / rate if rate else 0.0
-        goodput.present = max(goodput.rates[0], self._blended(rate) if best else 0.0)
+            self._turned = 0
+        self._k, goodput.present = best, goodput.rates[best]
+        self._usual = self._sequences * goodput.each[best][0] / goodput.present
         self._trims = self._stops or changed or goodput.trimming[best] > _TRIMS
-        if self._stops:
-            goodput.prepare_stops()
 
     def _best(self, *, changed: bool) -> int:
-        """The K of the best rate, with hysteresis between K = 0 and above."""
+        """The K of the best rate; K > 0 after K = 0 where it is clearly better."""
         rates = self._goodput.rates
         best = max(range(len(rates)), key=rates.__getitem__)
-        if changed:
-            return best
-        above = max(range(1, len(rates)), key=rates.__getitem__)
         bar = _HYSTERESIS_MANY if self._sequences > _FEW else _HYSTERESIS
-        if best and not self._k:
-            return best if rates[best] >= bar * rates[0] else 0
-        if not best and self._k and self._turned < _KNOWN:
-            return above if rates[0] < _HYSTERESIS_NEW * rates[above] else 0
-        return best
-
-    def _blended(self, predicted: float) -> float:
-        """Tokens per second: the predicted, blended with what was measured of late."""
-        tokens, seconds, rounds = self._measured
-        if not seconds:
-            return predicted
-        share = rounds / (rounds + _TRUST)
-        return share * tokens / seconds + (1.0 - share) * predicted
+        stays = not self._k and not changed and rates[best] < bar * rates[0]
+        return 0 if stays else best
 
     def _while_on(self) -> int:
         rates = self._goodput.rates
@@ -216,22 +190,16 @@ class AdaptiveK:
             outcomes = [outcomes[i] for i in asked]
             confidences = [confidences[i] for i in asked]
         self._guesses.add(seen.k, outcomes, confidences)
-        decode = seen.is_decode and seen.num_sequences > 0
-        if decode and seen.k:
-            tokens, seconds, rounds = self._measured
-            self._measured = (
-                _KEEP * tokens + seen.tokens, _KEEP * seconds + seen.seconds, _KEEP * rounds + 1.0
-            )  # fmt: skip
         if self._learns:
-            self._learn(seen, decode=decode)
+            self._learn(seen)
         if seen.outcomes:
             self._caught_up = seen.k > 0 and not probe
 
-    def _learn(self, seen: StepRecord, *, decode: bool) -> None:
+    def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if explore.probes and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
-        if decode:
+        if seen.is_decode and seen.num_sequences:
             self._costs.learn(seen, caught_up=self._caught_up)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
             self._every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
@@ -239,7 +207,7 @@ class AdaptiveK:
         if seen.agreements:
             self._guesses.learn_in_hindsight(seen.agreements)
         if explore.concludes:
-            self._chosen = max(self._chosen, _DWELL_OFF)
+            self._chosen = max(self._chosen, _DWELL_LAST)
         explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
         if probe and changed:
             explore.suspect()
@@ -251,9 +219,8 @@ class AdaptiveK:
         self._guesses.learn()
         if acceptance.changes == changes:
             return False
-        self._same = self._turned = 0
-        self._measured = (0.0, 0.0, 0.0)
-        self._chosen = max(self._chosen, _DWELL_OFF)
+        self._turned = 0
+        self._chosen = max(self._chosen, _DWELL_LAST)
         return True
 
     def _lost(self, seen: StepRecord) -> float:

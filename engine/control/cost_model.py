@@ -1,8 +1,8 @@
 """Cost model: seconds of the target by rows, of drafting by steps, and of the host.
 
 A profile measured at start says what to expect; steps of decoding correct it. The correction is a
-factor for the machine, one for each batch size and one for each number of rows in it, learnt by a
-Kalman filter without the covariance. Pure arithmetic over numbers that are passed in.
+factor for the machine and one for each number of rows in a batch size, learnt by a Kalman filter
+without the covariance. Pure arithmetic over numbers that are passed in.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from engine.control.acceptance import Array
 from engine.control.profile import CONTEXT, Points, Profile
 from engine.control.step_record import StepRecord
 
-# Variances of log-seconds: of one measurement; before any was seen of a size, of a batch size and
-# of the machine; what the machine's factor does in a round.
-_NOISE, _NEW, _NEW_BATCH, _NEW_MACHINE = 4e-3, 2e-2, 5e-2, 1.0
+# Variances of log-seconds: of one measurement; before any was seen of a size, and of the machine;
+# what the machine's factor does in a round.
+_NOISE, _NEW, _NEW_MACHINE = 4e-3, 2e-2, 1.0
 _DRIFT, _MOST_DRIFT = 3e-4, 5e-2
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 _MEMORY = 24  # rounds whose mean is the machine's factor at which seconds are predicted
@@ -92,8 +92,7 @@ class TargetCost:
         self._curves = {n: Curve(self._run_points(own)) for n, own in usable.items()}
         self.machine = self.now = 0.0  # logarithms: of late, and as of the last measurement
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
-        # Logarithm and variance: by bit length of the batch; and the same by place in it.
-        self._batches: dict[int, tuple[float, float]] = {}
+        # By bit length of the batch and place in it: logarithm and variance.
         self._sizes: dict[int, dict[int, tuple[float, float]]] = {}
 
     def _run(self, rows: Array) -> Array:
@@ -126,22 +125,20 @@ class TargetCost:
     def seconds(self, rows: Array, batch: int, more: float) -> Array:
         """`more`: for context beyond the profile's."""
         base, group = self.profiled(rows, batch), batch.bit_length()
-        level = self.machine + self._batches.get(group, (0.0, 0.0))[0]
-        found: Array = np.maximum(base + more, 0.5 * base) * exp(level)
+        found: Array = np.maximum(base + more, 0.5 * base) * exp(self.machine)
         if known := sorted(self._sizes.get(group, {}).items()):
             at, factors = [place for place, _ in known], [factor for _, (factor, _) in known]
             found *= np.exp(np.interp(_places(rows, batch), at, factors))
         return found
 
     def update(self, rows: int, batch: int, seconds: float, more: float) -> None:
-        """Share the error out among size, batch size and machine by how little each is known."""
+        """Share the error out between size and machine by how little each is known."""
         group, at = batch.bit_length(), np.array([float(rows)])
         own = self._sizes.setdefault(group, {})
         usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
         error = log(max(seconds, 1e-7) / max(usual, 1e-9)) + self.machine - self.now
         nearest = own[min(own, key=lambda key: abs(key - place))][0] if own else 0.0
         factor, variance = own.get(place, (nearest, _NEW))
-        level, level_variance = self._batches.get(group, (0.0, _NEW_BATCH))
         machine = max(min(self._variance + _DRIFT, _MOST_DRIFT), self._variance)
         outlier = abs(error) > _OUTLIER and variance < _NEW
         if outlier and not self._outlier:
@@ -149,10 +146,8 @@ class TargetCost:
         elif outlier:  # the second in a row: the machine is another
             machine, self._count = _NEW_MACHINE, 0
         self._outlier = outlier
-        share = 1.0 / (variance + level_variance + machine + _NOISE)
+        share = 1.0 / (variance + machine + _NOISE)
         own[place] = factor + variance * share * error, max(variance * (1 - variance * share), 2e-5)
-        left = level_variance * (1 - level_variance * share)
-        self._batches[group] = level + level_variance * share * error, left
         self._variance = machine * (1 - machine * share)
         self.now += machine * share * error
         self._count += 1

@@ -14,9 +14,6 @@ import numpy as np
 from engine.control.acceptance import Array, ProposalModel
 from engine.control.cost_model import CostModel
 
-_GRID = np.linspace(0.0, 1.0, 17)  # chances for which the worth of a draft step is tabulated
-_SAMPLED = 32  # sampled proposals that it is taken from
-
 
 class Goodput:
     """What is expected as of the last `renew`.
@@ -35,12 +32,8 @@ class Goodput:
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
         self.promise = 0.0  # what the best K would gain if all guesses were right
         self._offers: dict[tuple[int, bool], tuple[list[float], float]] = {}
-        self._gains = [[0.0] * len(_GRID)] * k_max
-        depths = np.arange(k_max)
-        self._steps = depths - depths[:, None] + 1  # [depth, last]: of drafting
-        last = depths[:, None]
-        allowed = (depths[:, None, None] <= last) & (last <= depths)
-        self._never = np.where(allowed, 0.0, np.inf)  # [depth, last row, last step]
+        self._chances = [0.0] * k_max  # by depth, of a guess if all before it are right
+        self._step_seconds = [0.0] * k_max  # and of a sequence's share of its draft step, and a row
 
     def renew(self, sequences: int, present: float) -> None:
         """Take guesses and costs as they are known now, at the `present` goodput."""
@@ -54,6 +47,9 @@ class Goodput:
         k = np.arange(self._k_max + 1)
         spent = np.where(k > 0, begin + step * k, 0.0)
         self._expect(spent)
+        row = np.diff(seconds[sequences * (k + 1)]) / sequences
+        self._step_seconds = (step / sequences + row).tolist()
+        self._chances = self._guesses.chances.mean(0).tolist()
         full = (k + 1) * seconds[sequences] / (seconds[sequences * (k + 1)] + spent)
         self.promise = float(full[1:].max()) - 1.0
 
@@ -61,10 +57,8 @@ class Goodput:
         """Rates where guesses less likely than no, half or one row's cost are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
-        alive, offered = (
-            np.cumprod(self._guesses.chances, axis=1),
-            self._guesses.acceptance.offering(),
-        )
+        alive = np.cumprod(self._guesses.chances, axis=1)
+        offered = self._guesses.acceptance.offering()
         bars = np.array([0.0, 0.5 * row, row] if self.present else [0.0])
         kept = alive > bars[:, None, None]
         tokens, rows = np.ones((2, len(bars), self._k_max + 1))
@@ -77,42 +71,15 @@ class Goodput:
         self.each = list(zip(tokens[best].tolist(), rows[best].tolist(), strict=True))
         self.survival = list(accumulate((alive.mean(0) * offered).tolist(), min))
 
-    def prepare_stops(self) -> None:
-        """Tabulate what one more draft step gains by depth, for `draft_pays`: one step more and
-        see, or as many as pay on average."""
-        n, sure = self.sequences, self._guesses.chances
-        step = self.present * self._costs.drafting(n)[1] / n
-        rows = self.present * self._seconds_between()
-        see = np.maximum(
-            _GRID[:, None, None] * sure[-_SAMPLED:] - rows.diagonal(1), 0.0
-        ).mean(1).T - step  # fmt: skip
-        chances = np.maximum(sure.mean(0), 1e-9)
-        alive = np.cumprod(chances)
-        kept = np.triu(alive / (alive / chances)[:, None]).cumsum(1)  # [depth, last]
-        spent = rows[:-1, None, 1:] * self._steps[:, :, None]
-        spent = spent + step * self._steps[:, None] + self._never
-        worth = _GRID[:, None] * kept[:, None] - spent.min(2)[:, None]
-        self._gains = np.maximum(worth.max(2), see).tolist()
-
-    def _seconds_between(self) -> Array:
-        """`[depth, depth]`, above the diagonal: seconds of each row between two depths."""
-        rows = self.sequences * np.array([rows for _, rows in self.each])
-        begin, end = rows[:, None], np.maximum(rows, rows[:, None] + 1.0)
-        found: Array = (self._seconds(end) - self._seconds(begin)) / (end - begin)
-        return found
-
     def _seconds(self, rows: Array) -> Array:
         found: Array = np.interp(rows, np.arange(len(self.by_row)), self.by_row)
         return found
 
     def draft_pays(self, survivals: Sequence[Sequence[float]], depth: int) -> bool:
         """Whether one more draft step pays for the sequences whose proposals survive so far."""
-        gains, worth = self._gains[depth], 0.0
-        for found in survivals:
-            place = found[-1] * (len(_GRID) - 1)
-            i = min(int(place), len(_GRID) - 2)
-            worth += gains[i] + (place - i) * (gains[i + 1] - gains[i])
-        return worth > 0.0
+        alive = sum(found[-1] for found in survivals)
+        cost = self.present * self._step_seconds[depth]
+        return alive * self._chances[depth] > len(survivals) * cost
 
     def keep(self, survivals: Sequence[Sequence[float]]) -> list[int]:
         """Of each proposal, the guesses whose rows give the most tokens for what they cost."""

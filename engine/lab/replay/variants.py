@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from engine.control.acceptance import Confidences
+from engine.control.acceptance import Confidences, Surprise
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import KController
 from engine.control.cost_model import CostModel
@@ -68,7 +68,7 @@ class NoChangeTest(AdaptiveK):
 
     def __init__(self, k_max: int, *, stops: bool = True) -> None:
         super().__init__(k_max, stops=stops)
-        self._guesses.acceptance.changes_matter = False
+        self._guesses.acceptance.surprise = _NoSurprise()
 
 
 class NoHindsight(AdaptiveK):
@@ -108,8 +108,13 @@ class OnlyProbes(AdaptiveK):
         self._explore = _Probes()
 
 
+class _NoSurprise(Surprise):
+    def add(self, found: float, expected: float, variance: float, outcomes: int) -> bool:
+        return False
+
+
 class _Never(Exploration):
-    def while_off(self, seconds: float, *, alone: bool, promise: float) -> Round:
+    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         return "usual"
 
     def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
@@ -117,7 +122,7 @@ class _Never(Exploration):
 
 
 class _Probes(Exploration):
-    def while_off(self, seconds: float, *, alone: bool, promise: float) -> Round:
+    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         found = super().while_off(seconds, alone=alone, promise=promise)
         self._left = 0
         self.round = "probe" if found == "trial" else found
