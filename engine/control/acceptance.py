@@ -11,7 +11,7 @@ the last proposals stands for the next ones. Pure arithmetic over numbers that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import exp
 from typing import NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Guess = tuple[float, float, bool]  # log-odds of the prior, confidence, and whether it was right
 Confidences = Sequence[Sequence[float]]  # by sequence, one for each of its guesses in order
 
 _SAMPLE = 64  # proposals that stand for the next ones
@@ -147,21 +148,19 @@ class Surprise:
         self._found = self._found * keep + found
         self._expected = self._expected * keep + expected
         self._variance = self._variance * keep * keep + variance
-        return abs(self._found - self._expected) > _CHANGE * (self._variance + 0.5) ** 0.5
+        chance: float = (self._variance + 0.5) ** 0.5
+        return abs(self._found - self._expected) > _CHANGE * chance
 
 
 def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
     """What proposals of `k` guesses each, one behind the other, would have come to."""
     found, right = list[Outcome](), 0
     for hit in stretch:
-        if not hit:
+        if hit and right < k:
+            right += 1
+        else:  # a wrong guess, or the token behind a proposal that was all right
             found.append(Outcome(k, min(right + 1, k), right))
             right = 0
-        elif right == k:  # the token behind a proposal that was all right
-            found.append(Outcome(k, k, k))
-            right = 0
-        else:
-            right += 1
     return [*found, Outcome(k, right, right)] if right else found
 
 
@@ -172,9 +171,7 @@ class Calibration:
         self._weights = _START.copy()
         self._information = np.eye(3) / _DEVIATION**2
         self._mean, self._variance, self._seen = 1.5, 2.0, 8.0
-        self._odds: list[float] = []
-        self._confidences: list[float] = []
-        self._hits: list[bool] = []
+        self._gathered: list[Guess] = []
 
     def line(self, odds: Array) -> tuple[Array, float]:
         """Bases and a weight: the log-odds of a guess are base + weight * confidence, of which no
@@ -183,36 +180,28 @@ class Calibration:
         weight = w2 / self._variance**0.5
         return w0 - weight * self._mean + w1 * odds, weight
 
-    def learn(
-        self, odds: Sequence[float], confidences: Sequence[float], hits: Sequence[bool]
-    ) -> None:
-        """From guesses whose fate became known: the log-odds of the priors, the confidences, and
-        whether they were right. Fits once enough are gathered."""
-        self._odds += odds
-        self._confidences += confidences
-        self._hits += hits
-        if len(self._hits) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
-            self._fit()
+    def learn(self, guesses: Iterable[Guess]) -> None:
+        """Fits once enough are gathered."""
+        self._gathered += guesses
+        if len(self._gathered) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
+            self._fit(*np.array(self._gathered).T)
+            self._gathered = []
 
-    def _fit(self) -> None:
-        """One Newton step with what was gathered."""
-        confidences = np.minimum(np.array(self._confidences), SUREST)
+    def _fit(self, odds: Array, confidences: Array, hits: Array) -> None:
+        """One Newton step."""
+        confidences = np.minimum(confidences, SUREST)
         self._spread(confidences)
         count = len(confidences)
-        x = np.empty((count, 3))
-        x[:, 0] = 1.0
-        x[:, 1] = self._odds
-        x[:, 2] = (confidences - self._mean) / self._variance**0.5
+        scaled = (confidences - self._mean) / self._variance**0.5
+        x = np.column_stack((np.ones(count), odds, scaled))
         p = 1.0 / (1.0 + np.exp(-(x @ self._weights)))
         keep = 0.5 ** (count / _MEMORY)
         prior = (1.0 - keep) / _DEVIATION**2
-        self._information *= keep
-        self._information[np.arange(3), np.arange(3)] += prior
-        self._information += (x * (p * (1.0 - p))[:, None]).T @ x
-        gradient = x.T @ (np.array(self._hits, dtype=float) - p) + prior * (_START - self._weights)
+        new = (x * (p * (1.0 - p))[:, None]).T @ x
+        self._information = keep * self._information + prior * np.eye(3) + new
+        gradient = x.T @ (hits - p) + prior * (_START - self._weights)
         step = np.linalg.solve(self._information, gradient)
         self._weights = np.clip(self._weights + step, (-3.0, 0.0, 0.0), (3.0, 2.0, 4.0))
-        self._odds, self._confidences, self._hits = [], [], []
 
     def _spread(self, confidences: Array) -> None:
         """Mean and variance follow what is seen."""
@@ -294,17 +283,13 @@ class ProposalModel:
 
     def learn(self) -> None:
         """From all steps that were added since the last time."""
-        outcomes, added = self._outcomes, self._confidences
-        self.acceptance.update(self._k, outcomes, max(self.num_added, 1))
-        odds, sure, hits = list[float](), list[float](), list[bool]()
-        for outcome, found in zip(outcomes, added, strict=False):
-            tried = min(outcome.tried, len(found), self._k_max)
-            odds += self._odds[:tried]
-            sure += found[:tried]
-            hits += [i < outcome.right for i in range(tried)]
-            if len(hits) >= _MOST_AT_ONCE:
-                break
-        self._calibration.learn(odds, sure, hits)
+        self.acceptance.update(self._k, self._outcomes, max(self.num_added, 1))
+        guesses = (
+            (odds, sure, depth < outcome.right)
+            for outcome, found in zip(self._outcomes, self._confidences, strict=False)
+            for depth, (odds, sure) in enumerate(zip(self._odds, found[: outcome.tried]))  # noqa: B905
+        )
+        self._calibration.learn(islice(guesses, _MOST_AT_ONCE))
         self._outcomes, self._confidences, self.num_added = [], [], 0
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
@@ -312,8 +297,8 @@ class ProposalModel:
         behind a wrong guess would have begun another proposal."""
         self.acceptance.agree([[hit for _, hit in stretch] for stretch in agreements])
         for stretch in agreements:
-            sure, hits = [confidence for confidence, _ in stretch], [hit for _, hit in stretch]
-            self._calibration.learn(self._odds[:1] * len(stretch), sure, hits)
-            starts = [0, *(i + 1 for i, hit in enumerate(hits) if not hit)]
+            self._calibration.learn((self._odds[0], *guess) for guess in stretch)
+            sure = [confidence for confidence, _ in stretch]
+            starts = [0, *(i + 1 for i, (_, hit) in enumerate(stretch) if not hit)]
             rows = [sure[start : start + self._k_max] for start in starts]
             self.remember([row for row in rows if row])

@@ -21,8 +21,7 @@ from engine.messages import Estimates, Reason
 _FEW = 12  # sequences, up to which single confidences decide on one more draft step
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
-# Rounds between two choices: at least, with more than _FEW sequences, and at most.
-_DWELL, _DWELL_MANY, _DWELL_LAST = 6, 12, 64
+_DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _HYSTERESIS, _HYSTERESIS_MANY = 1.03, 1.06  # speed-up for K > 0 after 0; with more than _FEW
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
@@ -87,8 +86,7 @@ class AdaptiveK:
 
     def _dwell(self) -> int:
         """Rounds between two choices: the longer all is the same, the less can change."""
-        least = _DWELL_MANY if self._sequences > _FEW else _DWELL
-        return min(max(least, self._turned // 4, self._every), _DWELL_LAST)
+        return min(max(_DWELL, self._turned // 4, self._every), _DWELL_LAST)
 
     def _plan(self, *, changed: bool) -> None:
         """Choose anew."""

@@ -24,6 +24,7 @@ _DRIFT, _MOST_DRIFT = 3e-4, 5e-2
 _OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
 _MEMORY = 24  # rounds whose mean is the machine's factor at which seconds are predicted
 _ROW = 5e-6  # seconds of the host for a row more, until it is seen
+_FAR = 1e6  # rows or sequences, up to which curves go on as at their ends
 _KEEP = 0.97  # what a round-old time still counts
 
 
@@ -65,16 +66,15 @@ class Curve:
         table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
         if len(table) == 1:
             table.append((table[0][0] + 1, table[0][1]))
-        self._sizes = np.array([float(size) for size, _ in table])
-        self._seconds = np.array([seconds for _, seconds in table])
+        (x0, y0), (x1, y1), (x2, y2), (x3, y3) = *table[:2], *table[-2:]
+        before = (0.0, y0 - x0 * (y1 - y0) / (x1 - x0))
+        beyond = (_FAR, y3 + (_FAR - x3) * (y3 - y2) / (x3 - x2))
+        self._sizes, self._seconds = np.array([before, *table, beyond]).T
+        self._least = 0.5 * y0
 
     def at(self, sizes: Array) -> Array:
-        x, y = self._sizes, self._seconds
-        found = np.interp(sizes, x, y)
-        found += np.maximum(sizes - x[-1], 0.0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
-        found -= np.maximum(x[0] - sizes, 0.0) * (y[1] - y[0]) / (x[1] - x[0])
-        answer: Array = np.maximum(found, 0.5 * y[0])
-        return answer
+        found: Array = np.maximum(np.interp(sizes, self._sizes, self._seconds), self._least)
+        return found
 
 
 class TargetCost:
@@ -89,7 +89,7 @@ class TargetCost:
         """Start over. `batches`: own curves by number of sequences; `padded`: rows forwards run."""
         self._padded = np.array(padded, dtype=float)
         usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1} or {1: points}
-        self._curves = {n: Curve(self._run_points(own)) for n, own in usable.items()}
+        self._curves = {n: self._curve(own) for n, own in usable.items()}
         self.machine = self.now = 0.0  # logarithms: of late, and as of the last measurement
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
         # By bit length of the batch and place in it: logarithm and variance.
@@ -103,11 +103,11 @@ class TargetCost:
         found: Array = np.maximum(self._padded[at], rows)
         return found
 
-    def _run_points(self, points: Points) -> Points:
-        found: dict[int, list[float]] = {}
-        for rows, seconds in points:
-            found.setdefault(int(self._run(np.array([float(rows)]))[0]), []).append(seconds)
-        return [(rows, sum(some) / len(some)) for rows, some in found.items()]
+    def _curve(self, points: Points) -> Curve:
+        rows, seconds = np.array(sorted(points), dtype=float).T
+        return Curve(
+            list(dict(zip(self._run(rows).tolist(), seconds.tolist(), strict=True)).items())
+        )
 
     def profiled(self, rows: Array, batch: int) -> Array:
         """What the profile says; between two batch sizes, the mean by rows of a sequence."""
@@ -239,10 +239,8 @@ class CostModel:
         return float(self._draft_profile.at(np.array([float(sequences)]))[0])
 
     def _draft_line(self, sequences: int) -> Line:
-        group = sequences.bit_length()
-        if group not in self._draft:
-            self._draft[group] = Line(1.0, stiffness=0.02, slack=1.0)
-        return self._draft[group]
+        new = Line(1.0, stiffness=0.02, slack=1.0)
+        return self._draft.setdefault(sequences.bit_length(), new)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         """Of a step of so many sequences without guesses, with so many tokens of context, at the

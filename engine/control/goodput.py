@@ -31,6 +31,8 @@ class Goodput:
         self.by_row = [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
         self.promise = 0.0  # what the best K would gain if all guesses were right
+        # See `worth`, by its `k` and `instead`: tokens that no, one, two and more guesses cost (a
+        # share, if all sequences have as many), and that drafting gains.
         self._offers: dict[tuple[int, bool], tuple[list[float], float]] = {}
         self._chances = [0.0] * k_max  # by depth, of a guess if all before it are right
         self._step_seconds = [0.0] * k_max  # and of a sequence's share of its draft step, and a row
@@ -97,7 +99,8 @@ class Goodput:
         """How many guesses that cost nothing to make pay for one sequence, the others drafting `k`
         steps; 0 also where drafting is the better choice, if that is allowed `instead`."""
         if (k, instead) not in self._offers:
-            costs = self._row_costs(k)
+            n, rows = self.sequences, self.by_row[self.sequences :: self.sequences]
+            costs = [self.present * (seconds - rows[0]) / n for seconds in rows[: self._k_max + 1]]
             self._offers[k, instead] = costs, self._rival(k, costs) if instead and k else 0.0
         costs, most = self._offers[k, instead]
         value, best = 0.0, 0
@@ -108,26 +111,10 @@ class Goodput:
         return best
 
     def _rival(self, k: int, costs: Sequence[float]) -> float:
-        """Tokens that drafting gains for one sequence beyond its rows and its share of drafting."""
+        """Tokens that drafting gains for one sequence beyond its rows and its part of drafting."""
         n, (tokens, rows) = self.sequences, self.each[k]
-        drafting = self._drafting(n, k) - self._drafting(n - 1, k)
+        begin, step = self._costs.drafting(n)
+        less, shorter = self._costs.drafting(n - 1) if n > 1 else (0.0, 0.0)
+        drafting = max(begin - less + k * (step - shorter), 0.0)
         own = float(np.interp(rows - 1.0, range(len(costs)), costs))
-        return max(tokens - 1.0 - own - self.present * max(drafting, 0.0), 0.0)
-
-    def _drafting(self, sequences: int, k: int) -> float:
-        begin, step = self._costs.drafting(sequences) if sequences else (0.0, 0.0)
-        return begin + k * step
-
-    def _row_costs(self, k: int) -> list[float]:
-        """Tokens that no, one, two and more guesses of one sequence cost: its share of what they
-        add if all have as many, or the slope near the present number of rows."""
-        n, last = self.sequences, len(self.by_row) - 1
-        most = min(self._k_max, last // n - 1)
-        rows = n * self.each[k][1]
-        if n == 1 or rows > 2 * n:
-            plain = self.by_row[n]
-            return [self.present * (self.by_row[n * (1 + i)] - plain) / n for i in range(most + 1)]
-        high = min(round(rows) + n, last)
-        low = min(max(round(rows) - n, n), high - 1)
-        row = self.present * (self.by_row[high] - self.by_row[low]) / (high - low)
-        return [row * i for i in range(most + 1)]
+        return max(tokens - 1.0 - own - self.present * drafting, 0.0)

@@ -1,16 +1,14 @@
 """Modes: a controller that its operator may overrule while it runs.
 
-Owns the mode and nothing else. In every mode the configured controller is asked for its choice and
-told what came of it, though rarely while it is not obeyed (a baseline must not pay for it): its
-estimates stay fresh, and it goes on from there when it is obeyed again.
+Owns the mode and nothing else. In every mode the configured controller chooses and learns, though
+rarely while it is not obeyed (a baseline must not pay for it): its estimates stay fresh, and it
+goes on from there when it is obeyed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-
-from msgspec.structs import replace
 
 from engine.config import SpeculationConfig
 from engine.control.acceptance import Confidences
@@ -21,7 +19,7 @@ from engine.control.step_record import StepRecord
 from engine.errors import ConfigError
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
 
-_LOOK = 16  # steps between two questions to a controller that is not obeyed
+_EVERY = 16  # steps between two questions to a controller that is not obeyed
 
 
 class Modes:
@@ -34,12 +32,11 @@ class Modes:
         self._configured = configured
         self._present = configured  # who is obeyed
         self._mode: Mode = "auto"
-        # What held until `auto` was switched to: told until that has chosen.
+        # What held until `auto` was switched to: reported until that has chosen.
         self._before: tuple[Mode, int, Reason] | None = None
         self._num_sequences = 0
-        self._unasked = _LOOK  # steps since the last question
-        self.uses_hindsight = configured.uses_hindsight
-        self._asked = True  # the configured controller, for this step
+        self._unasked = _EVERY  # steps since the configured controller was asked
+        self._asked = True  # for this step
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """From the next choice on. Raises ConfigError for a K that is not allowed."""
@@ -51,13 +48,17 @@ class Modes:
         elif self._mode != "auto":
             self._before = (self._mode, self._present.k_max, self.reason)
             self._configured.resume()
-        self._unasked = _LOOK  # what resumed knows nothing until it is asked
+        self._unasked = _EVERY  # what resumed knows nothing until it is asked
         self._mode = mode
         self._present = self._configured if mode == "auto" else FixedK(k)
 
     @property
     def reason(self) -> Reason:
         return self._present.reason
+
+    @property
+    def uses_hindsight(self) -> bool:
+        return self._asked and self._configured.uses_hindsight
 
     @property
     def max_speculating(self) -> int | None:
@@ -69,11 +70,10 @@ class Modes:
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences
         if self._mode == "auto":
-            self._before = None
-            self._asked, self.uses_hindsight = True, self._configured.uses_hindsight
+            self._before, self._asked = None, True
             return self._configured.choose(load)
         self._unasked += 1
-        self._asked = self.uses_hindsight = self._unasked >= _LOOK
+        self._asked = self._unasked >= _EVERY
         if self._asked:
             self._unasked = 0
             self._configured.choose(load)
@@ -86,9 +86,7 @@ class Modes:
         return self._present.goes_on(confidences)
 
     def keep(self, confidences: Confidences) -> list[int]:
-        if self._mode == "auto":
-            return self._configured.keep(confidences)
-        if self._asked:
+        if self._asked and self._mode != "auto":
             self._configured.keep(confidences)
         return self._present.keep(confidences)
 
@@ -99,12 +97,8 @@ class Modes:
         return self._configured.plain_seconds(sequences, context)
 
     def update(self, record: StepRecord) -> None:
-        if not self._asked:
-            return
-        if self._mode != "auto":
-            # A single one stands behind a proposal whose length the configured did not choose.
-            record = replace(record, hindsight=[a for a in record.hindsight if len(a.guesses) > 1])
-        self._configured.update(record)
+        if self._asked:
+            self._configured.update(record)
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played, in which mode, and why."""

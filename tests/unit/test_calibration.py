@@ -18,7 +18,8 @@ def learn(calibration: Calibration, slope: float, trials: int, *, scale: float =
         surprise = rng.normal(size=48)
         hits = rng.random(48) < chance(odds + slope * surprise)
         confidences = scale * (3.0 + surprise)
-        calibration.learn(odds.tolist(), confidences.tolist(), hits.tolist())
+        found = (odds.tolist(), confidences.tolist(), hits.tolist())
+        calibration.learn(zip(*found, strict=True))
 
 
 def said(calibration: Calibration, odds: float, confidences: Array) -> Array:
@@ -70,7 +71,7 @@ def test_chances_are_chances_for_any_numbers() -> None:
     """Law: between 0 and 1 and never falling with confidence, even a hostile one; beyond 12 all are
     equally sure."""
     calibration = Calibration()
-    calibration.learn([0.0] * 96, [99.0, -1e6] * 48, [True, False] * 48)
+    calibration.learn([(0.0, 99.0, True), (0.0, -1e6, False)] * 48)
     found = said(calibration, 0.0, np.array([-1e6, -50.0, 0.0, 5.0, 12.0, 99.0]))
     assert np.isfinite(found).all()
     assert (found >= 0).all()

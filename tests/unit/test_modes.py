@@ -10,7 +10,7 @@ from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import FixedK, Load
 from engine.control.modes import Modes
-from engine.control.step_record import Agreement, StepRecord
+from engine.control.step_record import StepRecord
 from engine.errors import ConfigError
 from engine.messages import Mode
 from tests.support.controller_world import K_MAX, World, play
@@ -191,20 +191,6 @@ def test_who_is_not_obeyed_is_rarely_told() -> None:
         controller.choose(Load(1))
         assert controller.keep([[0.1, 0.2, 0.3]]) == [3]
     assert listener.asked == 10
-
-
-def test_what_stands_behind_another_s_proposal_is_not_told() -> None:
-    """Bug this guards against: the configured controller takes it for the guess behind one of the
-    length that it chose itself."""
-    listener = Listener(8)
-    controller = Modes(listener)
-    behind, stretch = [(1.0, True)], [(1.0, True), (0.5, False)]
-    hindsight = [Agreement(0, 0, guesses) for guesses in (behind, stretch)]
-    seen = StepRecord([], target_seconds=1e-3, hindsight=hindsight)
-    controller.update(seen)
-    controller.set("fixed", 4)
-    controller.update(seen)
-    assert listener.heard == [[behind, stretch], [stretch]]
 
 
 def test_back_in_auto_it_looks_soon() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from engine.control.acceptance import Confidences, Surprise
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import KController
+from engine.control.controller import KController, Load
 from engine.control.cost_model import CostModel
 from engine.control.exploration import Exploration, Round
 from engine.control.goodput import Goodput
@@ -108,6 +108,22 @@ class OnlyProbes(AdaptiveK):
         self._explore = _Probes()
 
 
+class NoNeighbours(AdaptiveK):
+    """Plays no K one off."""
+
+    def __init__(self, k_max: int, *, stops: bool = True) -> None:
+        super().__init__(k_max, stops=stops)
+        self._explore = _NoNeighbours()
+
+
+class EveryStep(AdaptiveK):
+    """Learns from every step, however short."""
+
+    def choose(self, load: Load) -> int:
+        self._every = 1
+        return super().choose(load)
+
+
 class _NoSurprise(Surprise):
     def add(self, found: float, expected: float, variance: float, outcomes: int) -> bool:
         return False
@@ -119,6 +135,11 @@ class _Never(Exploration):
 
     def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
         return "usual"
+
+
+class _NoNeighbours(Exploration):
+    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+        return super().while_on(seconds, gain=gain, varies=True)
 
 
 class _Probes(Exploration):
@@ -159,5 +180,7 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "no exploration": NoExploration,
         "only probes": OnlyProbes,
         "no hysteresis": NoHysteresis,
+        "no neighbours": NoNeighbours,
+        "learn from every step": EveryStep,
     }
 )
