@@ -158,7 +158,7 @@ class FusedDecoder:
         packed = layer.query_key_value(normed)
         kernels_rows.rotate(packed, *angles, at, rotated)
         columns = (rotated + self._kv_heads) * angles[0].shape[1]
-        heads = torch.from_numpy(packed)[:, :columns].unflatten(1, (-1, angles[0].shape[1]))
+        heads = torch.from_numpy(packed)[:, :columns].view(len(normed), -1, angles[0].shape[1])
         query, key, value = heads.transpose(0, 1)[None].split(
             [self._heads, self._kv_heads, self._kv_heads], dim=1
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention.kernel import FOLDED_ROWS, Kernel
+from engine.attention.interface import Variation
+from engine.attention.sdpa import FOLDED_ROWS, attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -26,7 +27,7 @@ def test_folded_heads_attend_as_grouped_ones(
     if masked:
         hidden = torch.rand(batch, 1, rows, 20, generator=generator) < 0.3
         bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
-    found = Kernel(None, None, None)(query, key, value, bias, False)
+    found = attention(query, key, value, bias, False, Variation(None, None, None, None))
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=bias, enable_gqa=True
     ).transpose(1, 2)
