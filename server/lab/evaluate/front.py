@@ -107,6 +107,7 @@ class Front:
             body = prompt.body if tokens is None else prompt.limited(tokens)
             status, pieces = await self._send(prompt.path, body)
             if status not in (200, NOT_READY):
+                await self._grammars.close()  # its child must not outlive the loop
                 raise _refusal(prompt, status, pieces)
 
     def warm(self, prompts: Sequence[str]) -> None:
