@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from engine.config import EngineConfig
 from engine.control.controller import Load
 from engine.control.modes import Modes, build_controller
-from engine.control.step_record import StepRecord
 from engine.grammar.compiler import Compiling
 from engine.messages import (
     Mode,
@@ -34,6 +33,7 @@ from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import StepPlan
+from engine.scheduling.step_record import StepRecord
 from engine.scheduling.validation import refusal
 from engine.speculation.allowance import Allowance
 from engine.speculation.build import build_free, build_proposer

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import exp
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.scheduling.step_record import Outcome
 
 Array = NDArray[np.float64]
 Guess = tuple[float, float, bool]  # log-odds of the prior, confidence, and whether it was right
@@ -44,16 +45,6 @@ _BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step:
 _KNOWN = 480.0  # guesses, after which the weights hardly move
 _MOST_AT_ONCE = 96  # guesses that are added at once, about
 _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
-
-
-class Outcome(NamedTuple):
-    """Of one sequence in one step: guesses that its main proposer offered; `tried`: of these, those
-    whose fate became known, up to the first wrong one (it may have been left out of the forward:
-    the token that came instead tells); `right`: of the tried, those that were right."""
-
-    offered: int
-    tried: int
-    right: int
 
 
 class AcceptanceEstimate:

@@ -15,8 +15,8 @@ from engine.control.cost_model import CostModel
 from engine.control.exploration import Exploration
 from engine.control.goodput import Goodput
 from engine.control.profile import Profile
-from engine.control.step_record import StepRecord
 from engine.messages import Estimates, Reason
+from engine.scheduling.step_record import StepRecord
 
 _FEW = 12  # sequences, up to which single confidences decide on one more draft step
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most

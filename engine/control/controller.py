@@ -12,8 +12,8 @@ from typing import Protocol
 
 from engine.control.acceptance import Confidences
 from engine.control.profile import Profile
-from engine.control.step_record import StepRecord
 from engine.messages import Estimates, Reason
+from engine.scheduling.step_record import StepRecord
 
 _LIKELIER_THAN_NOT = 0.5
 

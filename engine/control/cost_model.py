@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.control.acceptance import Array
 from engine.control.profile import CONTEXT, Points, Profile
-from engine.control.step_record import StepRecord
+from engine.scheduling.step_record import StepRecord
 
 # Variances of log-seconds: of one measurement; before any was seen of a size, and of the machine;
 # what the machine's factor does in a round.

@@ -15,9 +15,9 @@ from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import FixedK, KController, Load
 from engine.control.profile import Profile
-from engine.control.step_record import StepRecord
 from engine.errors import ConfigError
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
+from engine.scheduling.step_record import StepRecord
 
 _EVERY = 16  # steps between two questions to a controller that is not obeyed
 

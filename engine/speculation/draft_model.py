@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from engine.control.step_record import Agreement
 from engine.model.chain_graphs import Found, read_chains
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
@@ -33,6 +32,7 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain, Rows
 from engine.scheduling.step_plan import Chunk
+from engine.scheduling.step_record import Agreement
 from engine.speculation.drafts import Draft, DraftForwards, chain_keys, drafts_of, starts_of
 from engine.speculation.hindsight import agreements, judged_rows
 from engine.speculation.proposal import EMPTY, Proposal

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine.control.step_record import Agreement
 from engine.sampling.plain import Plain, Rows
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_record import Agreement
 
 MOST_ROWS, MOST_OF_ALL = 32, 96  # of a sequence, and of all; so many tell enough
 

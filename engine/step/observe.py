@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.control.step_record import Part, StepRecord
 from engine.messages import StepMetrics, StepSeconds
 from engine.scheduling.step_plan import Chunk, StepPlan
+from engine.scheduling.step_record import Part, StepRecord
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal

@@ -21,9 +21,9 @@ from msgspec import Meta
 
 from engine.config import EngineConfig
 from engine.control.profile import Profile
-from engine.control.step_record import Depth, Part, Seconds, StepRecord
 from engine.errors import TraceError
 from engine.messages import Ready
+from engine.scheduling.step_record import Depth, Part, Seconds, StepRecord
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.control.controller import FixedK, Load
-from engine.control.step_record import StepRecord
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
 from engine.model.pair import Pair, load_pair
 from engine.model.runner import ModelOutput
 from engine.scheduling.segment import Segment
+from engine.scheduling.step_record import StepRecord
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.control.step_record import Agreement
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_record import Agreement
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.hindsight import MOST_OF_ALL, MOST_ROWS
 from engine.speculation.proposal import Proposal

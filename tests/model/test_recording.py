@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig, ScheduleConfig
-from engine.control.step_record import StepRecord
 from engine.core import Engine
 from engine.errors import TraceError
 from engine.lab.bench.__main__ import main
@@ -19,6 +18,7 @@ from engine.lab.replay.__main__ import compare
 from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.recorded import Repeat, recorded
 from engine.messages import Output, SamplingParams, Submit
+from engine.scheduling.step_record import StepRecord
 from engine.step.trace import Trace, read_trace
 from tests.support import tiny, tiny_text
 

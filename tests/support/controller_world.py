@@ -10,11 +10,10 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from engine.control.acceptance import Outcome
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import KController, Load
 from engine.control.profile import CONTEXT, Profile
-from engine.control.step_record import Agreement, Part, StepRecord
+from engine.scheduling.step_record import Agreement, Outcome, Part, StepRecord
 
 K_MAX = 8
 _MOST_JUDGED = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from engine.control.step_record import Agreement
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
+from engine.scheduling.step_record import Agreement
 from engine.speculation.proposal import EMPTY, Proposal, chain
 
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load
 from engine.control.profile import Profile
-from engine.control.step_record import Agreement, Part, StepRecord
 from engine.lab.replay import ablate
 from engine.lab.replay.variants import (
     STOP,
@@ -21,6 +20,7 @@ from engine.lab.replay.variants import (
     ProfileOnly,
     Uniform,
 )
+from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Trace
 from tests.support.controller_world import K_MAX, World, play
 from tests.unit.test_trace import served, write

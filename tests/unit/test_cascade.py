@@ -11,11 +11,11 @@ import pytest
 
 from engine.control.acceptance import Confidences
 from engine.control.controller import FixedK, KController, Load
-from engine.control.step_record import Agreement, StepRecord
 from engine.messages import SamplingParams, Speculation, StepSeconds
 from engine.scheduling.constraint import Bits
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
+from engine.scheduling.step_record import Agreement, StepRecord
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, Proposal, chain

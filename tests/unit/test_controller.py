@@ -10,13 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from engine.config import SpeculationConfig
-from engine.control.acceptance import Outcome
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import FixedK, KController, Load
 from engine.control.exploration import PROBE_FIRST, Exploration
 from engine.control.modes import build_controller
 from engine.control.profile import CONTEXT, Profile
-from engine.control.step_record import Agreement, Part, StepRecord
+from engine.scheduling.step_record import Agreement, Outcome, Part, StepRecord
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play, step_of
 
 

@@ -9,10 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.control.acceptance import Outcome
 from engine.control.cost_model import CostModel, Line, TargetCost
 from engine.control.profile import CONTEXT, Points, Profile
-from engine.control.step_record import StepRecord
+from engine.scheduling.step_record import Outcome, StepRecord
 from tests.support.controller_world import step_of
 
 FLAT = [(1, 4e-3), (64, 4e-3)]

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from engine.control.acceptance import AcceptanceEstimate, Outcome, _rounds
+from engine.control.acceptance import AcceptanceEstimate, _rounds
+from engine.scheduling.step_record import Outcome
 
 K = 4
 

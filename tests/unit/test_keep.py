@@ -8,12 +8,13 @@ import random
 import numpy as np
 import pytest
 
-from engine.control.acceptance import Outcome, ProposalModel
+from engine.control.acceptance import ProposalModel
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load
 from engine.control.cost_model import CostModel
 from engine.control.goodput import Goodput
 from engine.control.profile import Profile
+from engine.scheduling.step_record import Outcome
 from tests.support.controller_world import K_MAX, World, adaptive, play
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0, "engine.arguments": 0,
-    "engine.child": 1, "engine.control": 2, "engine.scheduling": 3,  # no torch
+    "engine.child": 1, "engine.scheduling": 2, "engine.control": 3,  # no torch
     "engine.attention": 4, "engine.sampling": 5, "engine.cpu": 6,
     "engine.grammar": 7, "engine.model": 8, "engine.speculation": 9, "engine.step": 10,
     "engine.core": 11, "engine.process": 12, "engine.__main__": 12,

@@ -10,9 +10,9 @@ from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import FixedK, Load
 from engine.control.modes import Modes
-from engine.control.step_record import StepRecord
 from engine.errors import ConfigError
 from engine.messages import Mode
+from engine.scheduling.step_record import StepRecord
 from tests.support.controller_world import K_MAX, World, play
 
 

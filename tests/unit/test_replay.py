@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.control.acceptance import Outcome
 from engine.control.controller import FixedK
-from engine.control.step_record import StepRecord
 from engine.lab import simulate
 from engine.lab.replay.play import Player, Request, Workload
 from engine.lab.replay.scores import best_of, oracle_of
 from engine.lab.replay.worlds import PhaseSpec, Roofline, Text, World, random_world
+from engine.scheduling.step_record import Outcome, StepRecord
 
 HITS = [True, True, True, False, True, False, False, True, True, True, True, True]
 

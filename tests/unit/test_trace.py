@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from engine.control.step_record import Agreement, Part, StepRecord
 from engine.errors import TraceError
 from engine.lab.replay import __main__ as replay
 from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.recorded import Repeat, recorded
 from engine.lab.replay.scores import best_of
 from engine.lab.replay.worlds import Roofline
+from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Header, Trace, Writer, read_trace
 
 HEADER = Header(

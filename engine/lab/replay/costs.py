@@ -15,7 +15,7 @@ from statistics import fmean, median
 import numpy as np
 
 from engine.control.profile import Points
-from engine.control.step_record import StepRecord
+from engine.scheduling.step_record import StepRecord
 from engine.step.trace import Trace
 
 _PROMPT = -1  # the group of steps with prompt rows

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.control.controller import FixedK
-from engine.control.step_record import Part, StepRecord
 from engine.errors import TraceError
 from engine.lab.replay.play import Costs, Drafts, Live, Player, Request, Workload
+from engine.scheduling.step_record import Part, StepRecord
 from engine.step.trace import Trace
 
 Bit = tuple[bool, float]  # was a guess right, and its confidence

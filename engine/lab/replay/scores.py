@@ -10,8 +10,8 @@ from importlib import import_module
 from engine.config import AdaptiveConfig, FixedConfig, SpeculationConfig
 from engine.control.controller import KController
 from engine.control.modes import build_controller
-from engine.control.step_record import StepRecord
 from engine.errors import ConfigError
+from engine.scheduling.step_record import StepRecord
 
 ALLOWED = "adaptive, fixed:K (0 to 16), or module:callable, which is called with k_max"
 ORACLE = "oracle: best K by phase"

@@ -16,7 +16,7 @@ from engine.control.controller import KController, Load
 from engine.control.cost_model import CostModel
 from engine.control.exploration import Exploration, Round
 from engine.control.goodput import Goodput
-from engine.control.step_record import StepRecord
+from engine.scheduling.step_record import StepRecord
 
 _USUAL = 1.5  # a confidence that says nothing: all are the same
 

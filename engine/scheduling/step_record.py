@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
-
-from engine.control.acceptance import Outcome
 
 _SMALL = 4  # one row of a prompt in so many rows hardly shows
 
@@ -22,6 +20,16 @@ Count = Annotated[int, Meta(ge=0, le=1 << 20)]  # tokens, rows or sequences
 Depth = Annotated[int, Meta(ge=0, le=256)]  # guesses in a row
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 Sureness = Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+
+class Outcome(NamedTuple):
+    """Of one sequence in one step: guesses that its main proposer offered; `tried`: of these, those
+    whose fate became known, up to the first wrong one (it may have been left out of the forward:
+    the token that came instead tells); `right`: of the tried, those that were right."""
+
+    offered: int
+    tried: int
+    right: int
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
