@@ -159,7 +159,7 @@ class FusedDecoder:
         kernels_rows.rotate(packed, *angles, at, rotated)
         columns = (rotated + self._kv_heads) * angles[0].shape[1]
         heads = torch.from_numpy(packed)[:, :columns].view(len(normed), -1, angles[0].shape[1])
-        query, key, value = heads.transpose(0, 1)[None].split(
+        query, key, value = heads.transpose(0, 1)[None].split(  # type: ignore[no-untyped-call]
             [self._heads, self._kv_heads, self._kv_heads], dim=1
         )
         attended = prepared.attend(  # float32; whoever keeps bfloat16 rounds
