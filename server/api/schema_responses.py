@@ -35,11 +35,20 @@ NAMES = (  # of chat's fields here
 )
 
 
-class InputPart(Part):
-    type: Literal["input_text", "output_text"]
+class InputText(Part):
+    type: Literal["input_text"]
+    text: Text
+    annotations: Absent = None
+
+
+class OutputText(Part):
+    type: Literal["output_text"]
     text: Text
     logprobs: list[AnyObject] = []
     annotations: Absent = None
+
+
+InputPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 
 
 class Item(Part):

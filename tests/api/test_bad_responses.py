@@ -41,6 +41,15 @@ BAD = [
         "invalid_value",
     ),
     (
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "a", "logprobs": []}]}
+            ]
+        },
+        "input[0].content[0].logprobs",
+        "unknown_field",
+    ),
+    (
         {"input": [{"role": "user", "content": [{**SAID["content"][0], "x": 1}]}]},
         "input[0].content[0].x",
         "unknown_field",
