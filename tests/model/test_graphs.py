@@ -4,6 +4,7 @@ padding, fixed tensors, eviction; the numbers are those of eager forwards."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from engine.attention.interface import AttentionBackend
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
+from engine.model.call import front_door
 from engine.model.chain_graphs import read_chains
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
@@ -57,9 +59,9 @@ def eager(model: LoadedModel) -> ModelRunner:
 
 
 def captured(model: LoadedModel, recorder: Again, backend: str = "flex") -> ModelRunner:
-    """Without the compiled decoder, which would take small forwards."""
+    """As on CUDA: by the model's own forward, without compiled code."""
     runner = ModelRunner(
-        model,
+        replace(model, logits=front_door(model.model)),
         KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
         model.role,
         backend=BACKENDS[backend](),

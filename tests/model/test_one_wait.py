@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from engine.attention.interface import AttentionBackend
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
+from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
@@ -68,7 +70,11 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
         def runner(config: EngineConfig, model: LoadedModel, *ignored: object) -> ModelRunner:
             graphs = Graphs(Again(), 24)
             runner = ModelRunner(
-                model, cache, model.role, backend=BACKENDS[backend](), graphs=graphs
+                replace(model, logits=front_door(model.model)),
+                cache,
+                model.role,
+                backend=BACKENDS[backend](),
+                graphs=graphs,
             )
             runner._compiled = None
             return runner

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
@@ -162,7 +162,8 @@ def _serve(pipe: Connection, engine: Sequence[str]) -> None:
         pipe.send(url)
         return url
 
-    serve(config, command=command, announce=announce)
+    with redirect_stdout(sys.stderr):  # the findings have stdout to themselves
+        serve(config, command=command, announce=announce)
 
 
 def _pin(server: int, cores: Sequence[int]) -> None:
