@@ -37,6 +37,7 @@ WAIT_SECONDS = 0.5  # for a lost one to be replaced
 PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child answers by then, ...
 SLACK_SECONDS = 2.0  # ... or is killed after this much more
 RETRY_SECONDS = 1.0
+PIPE_SECONDS = 1.0  # until the pipe of a child that was killed is closed
 BUSY: tuple[str, CheckOutcome] = ("too many grammars are being compiled; try again", "busy")
 # Threads do not survive a fork, and the child forks.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -240,6 +241,9 @@ class _Child:
         if self._process.stdin is not None:
             self._process.stdin.close()
         await self._process.wait()
+        if self._process.stdout is not None:  # its pipe must not outlive the loop
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.stdout.read(), PIPE_SECONDS)
 
 
 def grammar_checker(

@@ -32,9 +32,10 @@ class Server:
 
     @property
     def engine(self) -> int:
-        """The pid of its engine: its only child that does not compile grammars."""
-        found = children(self.process.pid)
-        (engine,) = [pid for pid in found if "engine.grammar.check" not in arguments(pid)]
+        """The pid of its engine: its only child that runs and does not compile grammars."""
+        found = {pid: arguments(pid) for pid in children(self.process.pid)}
+        (engine,) = [pid for pid, words in found.items()
+                     if any(words) and "engine.grammar.check" not in words]  # fmt: skip
         return engine
 
     async def exit_code(self) -> int:
