@@ -90,7 +90,7 @@ class TargetCost:
         self._padded = np.array(padded, dtype=float)
         usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1} or {1: points}
         self._curves = {n: self._curve(own) for n, own in usable.items()}
-        self.machine = self.now = 0.0  # logarithms: of late, and as of the last measurement
+        self.machine = self.now = 0.0  # log of its slowness: faded mean, last
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
         # By bit length of the batch and place in it: logarithm and variance.
         self._sizes: dict[int, dict[int, tuple[float, float]]] = {}

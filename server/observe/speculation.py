@@ -97,7 +97,7 @@ class RecentAcceptance:
         return found
 
 
-_FORGOTTEN = 0.01  # of a guess: a proposer that has made no more of late is not shown
+_FORGOTTEN = 0.01  # faded guesses below which a proposer is not shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, 
     rows: a step of 16 of them in which nobody sampled was observed as one of none."""
 
     class Observed(FixedK):
-        """It keeps the rows that it is told of."""
+        """Records the number of rows of each step."""
 
         rows: ClassVar[list[int]] = []
 
