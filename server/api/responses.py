@@ -14,11 +14,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from server.api import replies
-from server.api.chat import ChatShape, prompt_ids, start_chat
+from server.api.chat import ChatShape
 from server.api.errors import ApiError
 from server.api.fields import LOGPROBS, NOT_STORED
-from server.api.intake import Call, while_connected
+from server.api.gather import while_connected
+from server.api.intake import Call, start
+from server.api.prompts import chat_ids
 from server.api.replies import usage_body
+from server.api.request import check_settings
 from server.api.response_events import Event, ResponseEvents
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema_responses import InputTokensRequest, ResponsesRequest
@@ -32,13 +35,13 @@ def responses_router(services: Services) -> APIRouter:
     @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED | REFUSALS)
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
-            call, use = await start_chat(services, request.chat, prefix="resp_")
+            call = await start(services, request.chat, prefix="resp_")
         writer = ResponseEvents(
             _base(request, call),
             with_logprobs=LOGPROBS in request.include,
-            with_calls=use is not None,
+            with_calls=call.use is not None,
         )
-        events = _events(services, call, ChatShape(call.id, use), writer)
+        events = _events(services, call, ChatShape(call.id, call.use), writer)
         if request.chat.stream:
             return EventStream(call, _stream(call, events, writer))
         with request.renamed():
@@ -53,7 +56,9 @@ def responses_router(services: Services) -> APIRouter:
             if request.chat.model:
                 services.check_model(request.chat.model)
             with services.admission.reserve(1):
-                ids = await prompt_ids(services, request.chat, services.known())
+                ready = services.known()
+                check_settings(request.chat, services.facts)
+                ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @router.api_route(

@@ -1,4 +1,4 @@
-"""Request bodies of the generating endpoints: what chat and completions have in common, and chat.
+"""Request bodies of /v1/chat/completions and /v1/completions, and what they have in common.
 
 A list that could be long fails at its first bad entry (`fail_fast`), so that no body is slow to
 refuse.
@@ -23,13 +23,14 @@ from server.api.limits import (
     MAX_METADATA_KEY,
     MAX_N,
     MAX_PRIORITY,
+    MAX_PROMPTS,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TEMPLATE_KWARGS,
 )
 from server.api.messages import Message, TextPart, as_template_sees
-from server.api.request import Label, Part, RequestBody, Source, Text, fault
+from server.api.request import Label, Part, RequestBody, Source, Text, fault, must_be
 from server.api.tools import ToolChoiceBody, Tools, check_tools
 
 
@@ -188,6 +189,11 @@ class CommonRequest(RequestBody, ABC):
         """Sequences generated per prompt."""
         return self.n
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences generated in all."""
+        return self.fan_out
+
     @cached_property
     def constraint(self) -> Constraint | None:
         """What the text must satisfy, and the field that asks for it."""
@@ -299,3 +305,70 @@ class ChatRequest(CommonRequest):
                 f"`{path}` must be a message of the assistant with some text and no tool calls:"
                 " `continue_final_message` continues it",
             )
+
+
+Prompt = str | list[int]
+OnePrompt = Source | Annotated[list[TokenId], Field(min_length=1)]
+ManyPrompts = Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+
+def is_ids(value: Any) -> bool:
+    # One pass in C: a body may hold very many, and other streams wait meanwhile.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def as_prompts(value: Any) -> tuple[Prompt, ...]:
+    """One prompt or many, always as a tuple of them."""
+    many = value if isinstance(value, list) and not (value and is_ids(value)) else [value]
+    if not 1 <= len(many) <= MAX_PROMPTS:
+        raise must_be("prompt", value)
+    for i, prompt in enumerate(many):
+        path = "prompt" if many is not value else f"prompt[{i}]"
+        if not (isinstance(prompt, str) or is_ids(prompt)):
+            raise must_be("prompt", value)
+        if not prompt:
+            raise invalid(path, f"`{path}` is empty; a prompt needs at least one token")
+    return tuple(many)
+
+
+class CompletionRequest(CommonRequest):
+    endpoint = "completions"
+
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        BeforeValidator(as_prompts, json_schema_input_type=OnePrompt | ManyPrompts),
+    ]
+    max_tokens: int | None = Field(16, ge=0, le=MAX_LENGTH_FIELD)
+    best_of: int | None = Field(None, ge=1, le=MAX_N)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    suffix: str = ""
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def fan_out(self) -> int:
+        return self.best_of or self.n
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompt) * self.fan_out
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.fan_out < self.n:
+            raise invalid(
+                "best_of",
+                f"`best_of` must be at least `n` ({self.n}), but {self.best_of} was given",
+            )
+        if self.fan_out > self.n and self.stream:
+            raise invalid(
+                "best_of",
+                f"`best_of` must be left out or equal to `n` ({self.n}) with `stream`: true, since"
+                " candidates are compared when they are complete",
+            )
+        if self.suffix and self.echo:
+            raise invalid("echo", "`echo` is only allowed without `suffix`")
+        return self
