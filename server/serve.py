@@ -34,7 +34,7 @@ from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState, RestartPolicy
 from server.generation.structured import grammar_checker
 from server.observe.metrics import Metrics
-from server.observe.speculation_log import SpeculationLog
+from server.observe.speculation import SpeculationLog
 from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
 from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.messages import Ready
 from server.api import limits, replies
-from server.api.fields import ROWS, Endpoint, Facts, FieldRow
+from server.api.fields import ROWS, Endpoint, FieldRow
 from server.api.routes import refusals
 from server.api.services import Services
 from server.observe.metrics import CONTENT_TYPE
@@ -67,14 +67,17 @@ def info_router(services: Services) -> APIRouter:
 
     @router.get("/v1/capabilities", response_model=replies.Capabilities)
     async def capabilities() -> Response:
-        facts = services.facts
+        ready = services.client.ready
         reply = {
             "object": "capabilities",
             "version": services.version,
             "models": list(services.config.model_names),
-            "engine": {name: getattr(facts.ready, name, None) for name in ENGINE_FACTS},
-            "limits": _limits(services, facts.ready),
-            "endpoints": {path: _fields(endpoint, facts) for endpoint, path in PATHS.items()},
+            "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
+            "limits": _limits(services, ready),
+            "endpoints": {
+                path: {name: _field(row, services) for name, row in ROWS[endpoint].items()}
+                for endpoint, path in PATHS.items()
+            },
         }
         return JSONResponse(reply)
 
@@ -110,12 +113,8 @@ def info_router(services: Services) -> APIRouter:
     return router
 
 
-def _fields(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
-    return {name: _field(row, facts) for name, row in ROWS[endpoint].items()}
-
-
-def _field(row: FieldRow, facts: Facts) -> dict[str, Any]:
-    reason = row.unless(facts) if row.unless is not None else None
+def _field(row: FieldRow, services: Services) -> dict[str, Any]:
+    reason = row.unless(services) if row.unless is not None else None
     found = {"status": row.kind, "allowed": row.allowed, "meaning": row.meaning}
     return found if reason is None else {**found, "status": "refused", "reason": reason}
 

@@ -94,7 +94,7 @@ def _check(services: Services, request: CommonRequest) -> Ready:
     """The engine's facts, once the request is known to fit them; its prompts aside."""
     services.check_model(request.model)
     ready = services.require_ready()
-    check_settings(request, services.facts)
+    check_settings(request, services)
     check_ids(request.biases, ready=ready, param="logit_bias")
     check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
     _speculation(request.speculation, ready)

@@ -136,17 +136,11 @@ def _turn(message: Message) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
         turn["name"] = message.name
-    if message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+    for call in message.tool_calls:
+        function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+        shown = {"id": call.id, "type": "function", "function": function}
+        turn.setdefault("tool_calls", []).append(shown)
     return turn
-
-
-def _call(call: Call) -> dict[str, Any]:
-    function = {
-        "name": call.function.name,
-        "arguments": _arguments(call.function.arguments),
-    }
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _arguments(text: str) -> dict[str, Any] | str:

@@ -57,7 +57,7 @@ def responses_router(services: Services) -> APIRouter:
                 services.check_model(request.chat.model)
             with services.admission.reserve(1):
                 ready = services.known()
-                check_settings(request.chat, services.facts)
+                check_settings(request.chat, services)
                 ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 

@@ -103,7 +103,7 @@ def openapi_router(services: Services) -> APIRouter:
     @router.get("/openapi.json", response_model=replies.Document)
     async def openapi(http: Request) -> Response:
         nonlocal last
-        ready = services.facts.ready
+        ready = services.client.ready
         if last is None or last[0] is not ready:
             last = (ready, bytes(JSONResponse(document(http.app, services)).body))
         return Response(last[1], media_type="application/json")
@@ -114,7 +114,7 @@ def openapi_router(services: Services) -> APIRouter:
 def document(app: FastAPI, services: Services) -> dict[str, Any]:
     """What FastAPI says of the routes, with what it cannot know: the names of the model, the keys,
     and the bounds of the engine, once it was ready."""
-    ready, keyed = services.facts.ready, services.config.server.api_key is not None
+    ready, keyed = services.client.ready, services.config.server.api_key is not None
     found = get_openapi(
         title=app.title, version=services.version, openapi_version="3.1.0", routes=app.routes
     )

@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 
 from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
-from server.api.fields import Facts
 from server.config import Config
 from server.engine.client import Admission, EngineClient
 from server.engine.lifecycle import NOT_READY
@@ -56,11 +55,6 @@ class Services:
                 param="model",
                 code="model_not_found",
             )
-
-    @property
-    def facts(self) -> Facts:
-        """What the status of fields depends on."""
-        return Facts(self.config, self.tokenizer, self.client.ready)
 
     def fingerprint(self, ready: Ready) -> str:
         """Changes with whatever may change a reply to the same request: code, model, numerics.

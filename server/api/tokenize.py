@@ -73,7 +73,7 @@ def tokenize_router(services: Services) -> APIRouter:
         ready, special = services.known(), request.add_special_tokens
         with services.admission.reserve(1):
             if request.chat is not None:
-                check_settings(request.chat, services.facts)
+                check_settings(request.chat, services)
                 ids = await chat_ids(
                     services, request.chat, ready, add_special_tokens=bool(special)
                 )

@@ -45,11 +45,9 @@ class Tool(Part):
 
     def as_template_sees(self) -> dict[str, Any]:
         """In the key order of transformers' own."""
-        function: dict[str, Any] = {"name": self.function.name}
-        if self.function.description is not None:
-            function["description"] = self.function.description
-        given = self.function.parameters
-        function["parameters"] = NO_PARAMETERS if given is None else given
+        given = self.function.model_dump(include={"name", "description"}, exclude_none=True)
+        parameters = self.function.parameters
+        function = {**given, "parameters": NO_PARAMETERS if parameters is None else parameters}
         return {"type": "function", "function": function}
 
 
