@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import uvicorn
+import uvloop
 
 from engine.config import check_folders, model_folder
 from engine.errors import ConfigError, EngineError
@@ -267,18 +268,10 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run."""
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main)
     finally:
         main.close()  # it has ended, or was interrupted before it began
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def welcome(config: Config, port: int) -> str:

@@ -18,8 +18,8 @@ from pydantic_core import from_json
 from engine.messages import Grammar, GrammarKind
 from server.api.body import duplicate_key, num_values
 from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME, MAX_VALUES
+from server.api.messages import Description
 from server.api.request import Absent, AnyObject, Part, Source, Text, fault
-from server.api.tools import Description
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,15 @@ from engine.messages import MAX_LOGPROBS, PROPOSERS, Grammar
 from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
 from server.api.errors import invalid
-from server.api.messages import Message, TextPart, as_template_sees
+from server.api.messages import (
+    Message,
+    TextPart,
+    ToolChoiceBody,
+    Tools,
+    as_template_sees,
+    check_tools,
+)
 from server.api.request import Label, Part, RequestBody, Source, Text, fault, must_be
-from server.api.tools import ToolChoiceBody, Tools, check_tools
 
 
 def at_most(count: int) -> BeforeValidator:

@@ -1,11 +1,11 @@
-"""Services: what all handlers share; one per app."""
+"""Services: what all handlers share."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
@@ -60,15 +60,10 @@ class Services:
         """Changes with whatever may change a reply to the same request: code, model, numerics.
         Speculation does not."""
         facts = (self.version, ready.target, ready.dtype, ready.device, ready.attention)
-        return _fingerprint(facts)
+        return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @cached_property
     def longest_token(self) -> int:
         """Bytes of the longest token; a text of more than that times the context cannot fit."""
         tokenizer = self.tokenizer
         return max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)
-
-
-@lru_cache(maxsize=1)
-def _fingerprint(facts: tuple[str, ...]) -> str:
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -182,7 +182,14 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
         "num_sequences": last.num_sequences,
         "speedup": _figure(gain.speedup),
         "tokens_per_round": _figure(gain.tokens_per_round),
-        "by_proposer": _shares(gain),
+        "by_proposer": {
+            name: {
+                "proposed": _figure(share.proposed),
+                "accepted": _figure(share.accepted),
+                "share": _figure(share.tokens),
+            }
+            for name, share in gain.shares.items()
+        },
         "acceptance": _figure(last.acceptance) if estimated else None,
         "kept": [_figure(share) for share in services.metrics.acceptance.shares],
         "survival": [_figure(chance) for chance in last.survival],
@@ -191,17 +198,6 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
         if estimated
         else None,
         "regret": _figure(services.metrics.regret.value) if estimated else None,
-    }
-
-
-def _shares(gain: Gain) -> dict[str, replies.Share]:
-    return {
-        name: {
-            "proposed": _figure(share.proposed),
-            "accepted": _figure(share.accepted),
-            "share": _figure(share.tokens),
-        }
-        for name, share in gain.shares.items()
     }
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from engine.messages import Grammar
 from server.api.errors import invalid
+from server.api.messages import ToolFunction, tool_choice
 from server.api.schema import ChatRequest
 from server.api.services import Services
-from server.api.tools import ToolFunction, tool_choice
 from server.errors import GrammarRefused
 from server.generation.choice import Finish
 from server.text.tools.calls import Piece, ToolCallParser
