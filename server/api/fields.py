@@ -22,7 +22,7 @@ from typing import Literal, get_args
 from engine.messages import MAX_LOGPROBS
 from server.api import limits
 from server.api.services import Services
-from server.text.tools.formats import tool_format
+from server.text.tool_format import tool_format
 
 Endpoint = Literal["completions", "chat", "responses", "tokenize", "detokenize", "speculation"]
 Status = Literal["supported", "no-op", "refused"]

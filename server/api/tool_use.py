@@ -26,9 +26,14 @@ from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.errors import GrammarRefused
 from server.generation.choice import Finish
-from server.text.tools.calls import Piece, ToolCallParser
-from server.text.tools.formats import ToolFormat, tool_format
-from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from server.text.tool_calls import Piece, ToolCallParser
+from server.text.tool_format import (
+    ANY_OBJECT,
+    NO_ARGUMENTS,
+    ToolFormat,
+    call_grammar,
+    tool_format,
+)
 
 
 class CallReader:
@@ -118,7 +123,7 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
     def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
         names = [tool.name for tool in use.offered]
         functions = list(zip(names, schemas, strict=True))
-        return call_grammar(use.format, CallRules(functions, required, many, content))
+        return call_grammar(use.format, functions, required=required, many=many, content=content)
 
     held = rules([_schema(tool) for tool in use.offered])
     try:

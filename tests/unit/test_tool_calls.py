@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from server.text.tools.calls import HermesParser, LlamaParser, Piece, ToolCallParser
+from server.text.tool_calls import HermesParser, LlamaParser, Piece, ToolCallParser
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 OFFERED = ("add", "get_time")
