@@ -28,6 +28,7 @@ import uvloop
 from engine.config import check_folders, model_folder
 from engine.errors import ConfigError, EngineError
 from engine.messages import StepMetrics
+from server.api.services import Services
 from server.app import create_app
 from server.config import Config
 from server.connection import Connection
@@ -120,14 +121,14 @@ class Service:
         # What the tokenizer's libraries made stays: a collection that walks it holds every stream.
         gc.collect()
         gc.freeze()
-        app = create_app(
-            self._config,
+        services = Services(
+            config=self._config,
             tokenizer=tokenizer,
             client=self._client,
             metrics=self._metrics,
             grammars=self._grammars,
         )
-        self._http = http = _Http(app)
+        self._http = http = _Http(create_app(services))
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         over = asyncio.create_task(self._over.wait())
         announcing = asyncio.create_task(self._say_ready(http))

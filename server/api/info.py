@@ -10,6 +10,7 @@ good, so that the platform replaces the container. /ready is green in the state 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from engine.messages import Ready
 from server.api import limits, replies
 from server.api.fields import ROWS, Endpoint, FieldRow
 from server.api.routes import refusals
-from server.api.services import Services
+from server.api.services import VERSION, Services
 from server.observe.metrics import CONTENT_TYPE
 
 # Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
@@ -39,7 +40,7 @@ VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_ma
 
 def info_router(services: Services) -> APIRouter:
     router = APIRouter()
-    created = int(services.wall())
+    created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
         return {
@@ -70,7 +71,7 @@ def info_router(services: Services) -> APIRouter:
         ready = services.client.ready
         reply = {
             "object": "capabilities",
-            "version": services.version,
+            "version": VERSION,
             "models": list(services.config.model_names),
             "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
             "limits": _limits(services, ready),
@@ -108,7 +109,7 @@ def info_router(services: Services) -> APIRouter:
     async def version() -> Response:
         ready = services.client.ready
         facts = {} if ready is None else {name: getattr(ready, name) for name in VERSION_FACTS}
-        return JSONResponse({"name": "foredraft", "version": services.version, **facts})
+        return JSONResponse({"name": "foredraft", "version": VERSION, **facts})
 
     return router
 

@@ -8,6 +8,8 @@ shapes to the endpoints.
 
 from __future__ import annotations
 
+import secrets
+import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from server.generation.generation import Generation
 from server.generation.generation_spec import MASK, GenerationSpec, Guessing
 
 GREEDY_BELOW = 1e-4  # of temperatures
+SEED_BITS = 53  # of a drawn seed, which survives clients whose numbers are doubles (JavaScript)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +69,15 @@ async def start(
         if (asked := request.constraint) is not None:
             await services.grammars.check(asked.grammar, param=asked.param)
         prompts.prediction = await of_prediction(services, request, ready)
-        seed = request.seed if request.seed is not None else services.draw_seed()
+        seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
         id = prefix + uuid.uuid4().hex
         generation = Generation(
             _spec(request, prompts, ready, id=id, seed=seed),
             client=services.client,
             tokenizer=services.tokenizer,
             metrics=services.metrics,
-            clock=services.monotonic,
         )
-        now = services.wall()
+        now = time.time()
         generation.start(arrival=now)
     return Call(
         id=id,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -25,7 +25,6 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from server.api.body import parse_json
 from server.api.errors import ApiError, invalid, missing, unknown_field, unsupported
 from server.api.fields import FIELDS, ROWS, Endpoint
 from server.api.limits import MAX_LABEL_LENGTH, MAX_LENGTH_FIELD, MAX_STOP_LENGTH
@@ -98,14 +97,6 @@ class RequestBody(Part):
                 described[name] = (Annotated[*hints, OrNull], Field(None, description=about))
         model = create_model(cls.__name__, __base__=Part, **described)
         return handler.resolve_ref_schema(handler(model.__pydantic_core_schema__))
-
-
-Request = TypeVar("Request", bound=RequestBody)
-
-
-def parse(body: bytes, kind: type[Request]) -> Request:
-    """A request from the bytes of its body. Raises ApiError, always a 400."""
-    return kind.read(parse_json(body))
 
 
 def split(data: dict[str, Any], endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:

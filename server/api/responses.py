@@ -6,6 +6,7 @@ choices into items): the same template, tools, grammars and sampling.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
@@ -46,7 +47,7 @@ def responses_router(services: Services) -> APIRouter:
             with_logprobs=LOGPROBS in request.include,
             with_calls=call.use is not None,
         )
-        events = _events(services, call, ChatShape(call.id, call.use), writer)
+        events = _events(call, ChatShape(call.id, call.use), writer)
         if request.chat.stream:
             return EventStream(call, _stream(call, events, writer))
         with request.renamed():
@@ -76,7 +77,7 @@ def responses_router(services: Services) -> APIRouter:
 
 
 async def _events(
-    services: Services, call: Call, shape: ChatShape, writer: ResponseEvents
+    call: Call, shape: ChatShape, writer: ResponseEvents
 ) -> AsyncGenerator[Event, None]:
     """From created to completed or incomplete; raises as the generation does."""
     for event in writer.begin():
@@ -86,7 +87,7 @@ async def _events(
             for choice in shape.choices(delta):
                 for event in writer.feed(choice):
                     yield event
-    for event in writer.end(_usage(call), now=int(services.wall())):
+    for event in writer.end(_usage(call), now=int(time.time())):
         yield event
 
 

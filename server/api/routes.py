@@ -18,9 +18,9 @@ from starlette.routing import request_response
 
 from engine.messages import Ready
 from server.api import replies
-from server.api.body import read_body
-from server.api.request import RequestBody, parse
-from server.api.services import Services
+from server.api.body import parse_json, read_body
+from server.api.request import RequestBody
+from server.api.services import VERSION, Services
 
 EVENT = {
     "type": "object",
@@ -87,7 +87,7 @@ class BodyRouter(APIRouter):
                 async def handle(http: Request) -> Response:
                     if guard is not None:
                         guard(http)
-                    request = parse(await read_body(http, limit), kind)
+                    request = kind.read(parse_json(await read_body(http, limit)))
                     response: Response = await endpoint(http=http, **{name: request})
                     return response
 
@@ -116,7 +116,7 @@ def document(app: FastAPI, services: Services) -> dict[str, Any]:
     and the bounds of the engine, once it was ready."""
     ready, keyed = services.client.ready, services.config.server.api_key is not None
     found = get_openapi(
-        title=app.title, version=services.version, openapi_version="3.1.0", routes=app.routes
+        title=app.title, version=VERSION, openapi_version="3.1.0", routes=app.routes
     )
     for methods in found["paths"].values():
         for operation in methods.values():

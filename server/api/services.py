@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 
 from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
@@ -16,6 +16,8 @@ from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
+VERSION = version("foredraft")
+
 
 @dataclass(kw_only=True)
 class Services:
@@ -25,12 +27,11 @@ class Services:
     tokenizer: Tokenizer
     client: EngineClient
     metrics: Metrics
-    admission: Admission
     grammars: GrammarChecker
-    version: str
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
-    draw_seed: Callable[[], int]
+
+    @cached_property
+    def admission(self) -> Admission:
+        return Admission(self.client, self.config.max_inflight)
 
     def require_ready(self) -> Ready:
         """The engine's facts. Raises NotReady (503) when it takes no requests."""
@@ -59,7 +60,7 @@ class Services:
     def fingerprint(self, ready: Ready) -> str:
         """Changes with whatever may change a reply to the same request: code, model, numerics.
         Speculation does not."""
-        facts = (self.version, ready.target, ready.dtype, ready.device, ready.attention)
+        facts = (VERSION, ready.target, ready.dtype, ready.device, ready.attention)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @cached_property

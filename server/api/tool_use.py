@@ -5,7 +5,7 @@ A grammar binds the reply wherever a promise was asked for that a model alone wo
 call that is required or named, one call at most, a choice among the tools, strict tools, or a
 format for the replies without calls. Else the model is free, and pays nothing.
 
-A reply's text is read while it comes (`text.tools.calls`), so the deltas of a stream put together
+A reply's text is read while it comes (`text.tool_calls`), so the deltas of a stream put together
 are the message of the same reply unstreamed.
 """
 
