@@ -62,29 +62,24 @@ class RecentAcceptance:
     """Of the last `memory_steps` steps that had guesses."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
-        self._proposed, self._accepted = FadingSums(memory_steps), FadingSums(memory_steps)
-        self._depth = 0
+        self._sums = FadingSums(memory_steps)
 
     def observe(self, proposed_at: Sequence[int], accepted_at: Sequence[int]) -> None:
         """One step; see messages.StepMetrics."""
         if not proposed_at:
             return
-        self._depth = max(self._depth, len(proposed_at))
-        for sums, counts in ((self._proposed, proposed_at), (self._accepted, accepted_at)):
-            sums.begin_step()
+        self._sums.begin_step()
+        for name, counts in (("proposed", proposed_at), ("accepted", accepted_at)):
             for position, count in enumerate(counts):
-                sums[position] += count
+                self._sums[name, position] += count
 
     @property
     def shares(self) -> list[float]:
         """[position]: of the guesses that were verified there, the share that was accepted. Ends
         where hardly any were verified."""
-        found = []
-        for position in range(self._depth):
-            proposed = self._proposed[position]
-            if proposed < 1.0:
-                break
-            found.append(self._accepted[position] / proposed)
+        sums, found = self._sums, list[float]()
+        while (proposed := sums["proposed", len(found)]) >= 1.0:
+            found.append(sums["accepted", len(found)] / proposed)
         return found
 
 
