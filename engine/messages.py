@@ -15,7 +15,6 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 
-PROPOSERS = ("draft_model", "ngram", "grammar", "prediction")
 TARGET = "target"  # in `Output.sources`: the target drew the token itself, nobody had guessed it
 
 Mode = Literal["auto", "fixed", "off"]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
-from engine.messages import PROPOSERS, CheckOutcome, Mode, Reason
+from engine.config import PROPOSERS
+from engine.messages import CheckOutcome, Mode, Reason
 from server.engine.lifecycle import EngineState
 
 Finish = Literal["stop", "length", "abort", "error"]

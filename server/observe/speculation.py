@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from engine.messages import PROPOSERS, Estimates, StepMetrics, StepSeconds
+from engine.config import PROPOSERS
+from engine.messages import Estimates, StepMetrics, StepSeconds
 from server.observe.metrics_table import PARTS
 
 MEMORY_STEPS = 512
@@ -168,7 +169,7 @@ class Gain:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """By proposer, of those who guessed lately, in the order of messages.PROPOSERS."""
+        """By proposer, of those who guessed lately, in the order of config.PROPOSERS."""
         rounds, tokens = self._sums["rounds"], max(self._sums["tokens"], 1e-9)
         found = {}
         for name in PROPOSERS:
