@@ -7,8 +7,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
-from engine.messages import PROPOSERS, Estimates, Mode, StepMetrics, StepSeconds
+from engine.config import PROPOSERS
+from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
 from server.observe.metrics_table import PARTS
 
 logger = logging.getLogger(__name__)
@@ -17,6 +19,7 @@ MEMORY_STEPS = 512
 QUIET_SECONDS = 10.0  # between two log lines of on and off; the switch of a mode is always logged
 NO_EXPERIMENTS = frozenset({"pays", "off", "fixed"})
 FORGOTTEN = 0.01  # faded guesses below which a proposer is not shown
+_parts = attrgetter(*PARTS)
 
 
 class FadingSums(defaultdict[object, float]):
@@ -95,7 +98,7 @@ class Share:
 
 def seconds_of(seconds: StepSeconds) -> float:
     """All of a step, and what passed between the one before and it."""
-    return sum(float(getattr(seconds, part)) for part in PARTS)
+    return float(sum(_parts(seconds)))
 
 
 def compared(step: StepMetrics) -> tuple[float, float]:
@@ -149,7 +152,7 @@ class Gain:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """By proposer, of those who guessed lately, in the order of messages.PROPOSERS."""
+        """By proposer, of those who guessed lately, in the order of config.PROPOSERS."""
         rounds, tokens = self._sums["rounds"], max(self._sums["tokens"], 1e-9)
         found = {}
         for name in PROPOSERS:
