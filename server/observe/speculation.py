@@ -23,16 +23,19 @@ _parts = attrgetter(*PARTS)
 
 
 class FadingSums(defaultdict[object, float]):
-    """Sums by key, in which a step weighs less the longer ago it was. An amount of the present step
-    counts as it is."""
+    """Sums by key, in which a step weighs less the longer ago it was. A long memory fades at every
+    few steps: fading at each takes longer than all else that is done about it."""
 
     def __init__(self, memory_steps: int) -> None:
         super().__init__(float)
-        self._kept = 1.0 - 1.0 / memory_steps
+        self._steps, self._every = 0, max(1, memory_steps // 32)
+        self._kept = (1.0 - 1.0 / memory_steps) ** self._every
 
     def begin_step(self) -> None:
-        for key in self:
-            self[key] *= self._kept
+        self._steps += 1
+        if self._steps % self._every == 0:
+            for key in self:
+                self[key] *= self._kept
 
 
 class Regret:
