@@ -10,13 +10,12 @@ from fastapi.responses import JSONResponse, Response
 from server.api import replies
 from server.api.gather import gather
 from server.api.intake import start
-from server.api.replies import chat_logprobs, prompt_logprobs, provenance_body, usage_body
+from server.api.replies import prompt_logprobs, usage_body
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema import ChatRequest
 from server.api.services import Services
+from server.api.shapes import ChatShape
 from server.api.sse import EventStream, chunks
-from server.api.tool_use import CallReader, ToolUse, message_of
-from server.generation.choice import Delta
 
 CHUNK = "chat.completion.chunk"
 
@@ -47,59 +46,3 @@ def chat_router(services: Services) -> APIRouter:
         return JSONResponse({**reply, "seed": call.seed}, headers={"x-request-id": call.id})
 
     return router
-
-
-class ChatShape:
-    """How chat writes its choices, whole or in chunks. With tools a step may say several things
-    (content, a call, its arguments): each is a chunk of its own, the logprobs and provenance of all
-    of it on the first, the finish on the last."""
-
-    def __init__(self, id: str, use: ToolUse | None = None) -> None:
-        self._id = id
-        self._use = use
-        self._readers: dict[int, CallReader] = {}
-
-    def opening(self, index: int) -> dict[str, Any]:
-        content = "" if self._use is None else None
-        start = {"role": "assistant", "content": content, "refusal": None}
-        return {"index": index, "delta": start, "logprobs": None, "finish_reason": None}
-
-    def choices(self, delta: Delta) -> list[dict[str, Any]]:
-        """One chunk's choice each; at least one when the delta has a finish."""
-        deltas, finish = self._read(delta)
-        beside: dict[str, Any] = {
-            "logprobs": chat_logprobs(delta.logprobs),
-            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
-            **provenance_body(delta.provenance),
-        }
-        if not deltas and (finish is not None or any(beside.values())):
-            deltas = [{}]
-        choices: list[dict[str, Any]] = [
-            {"index": delta.index, "delta": one, "logprobs": None, "finish_reason": None}
-            for one in deltas
-        ]
-        if choices:
-            choices[0] |= beside
-            choices[-1]["finish_reason"] = finish
-        return choices
-
-    def whole(self, delta: Delta) -> dict[str, Any]:
-        """Of a delta that is all of its choice."""
-        deltas, finish = self._read(delta)
-        return {
-            "index": delta.index,
-            "message": message_of(deltas),
-            "logprobs": chat_logprobs(delta.logprobs),
-            "finish_reason": finish,
-            **provenance_body(delta.provenance),
-            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
-        }
-
-    def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
-        """The deltas of the message, and the reason of its end."""
-        if self._use is None:
-            return [{"content": delta.text} if delta.text else {}], delta.finish
-        reader = self._readers.get(delta.index)
-        if reader is None:
-            reader = self._readers[delta.index] = self._use.reader(self._id, delta.index)
-        return reader.push(delta.text, delta.finish), reader.finish(delta.finish)

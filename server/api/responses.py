@@ -18,7 +18,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from server.api import replies
-from server.api.chat import ChatShape
 from server.api.errors import ApiError
 from server.api.fields import LOGPROBS, NOT_STORED
 from server.api.gather import while_connected
@@ -29,6 +28,7 @@ from server.api.request import check_settings
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema_responses import InputTokensRequest, ResponsesRequest
 from server.api.services import Services
+from server.api.shapes import ChatShape
 from server.api.sse import EventStream, as_event, as_logged_error
 
 Event = dict[str, Any]

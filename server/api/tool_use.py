@@ -1,20 +1,15 @@
-"""ToolUse: what one chat request may call, the grammar that holds its reply to that, and the calls
-read out of the reply.
+"""ToolUse: what one chat request may call, and the grammar that holds its reply to that.
 
 A grammar binds the reply wherever a promise was asked for that a model alone would not keep: a
 call that is required or named, one call at most, a choice among the tools, strict tools, or a
 format for the replies without calls. Else the model is free, and pays nothing.
-
-A reply's text is read while it comes (`text.tool_calls`), so the deltas of a stream put together
-are the message of the same reply unstreamed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +20,7 @@ from server.api.messages import ToolFunction, tool_choice
 from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.errors import GrammarRefused
-from server.generation.choice import Finish
-from server.text.tool_calls import Piece, ToolCallParser
+from server.text.tool_calls import ToolCallParser
 from server.text.tool_format import (
     ANY_OBJECT,
     NO_ARGUMENTS,
@@ -34,50 +28,6 @@ from server.text.tool_format import (
     call_grammar,
     tool_format,
 )
-
-
-class CallReader:
-    """The text of one choice -> deltas of its message, each of content or of one call."""
-
-    def __init__(self, parser: ToolCallParser, name: str) -> None:
-        self._parser = parser
-        self._name = name
-
-    def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        return [self._delta(piece) for piece in self._parser.push(text, last=finish is not None)]
-
-    def finish(self, finish: Finish | None) -> str | None:
-        """The reason that clients get: a reply that came to its end with calls in it ended for
-        them."""
-        return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
-
-    def _delta(self, piece: Piece) -> dict[str, Any]:
-        if piece.call is None:
-            return {"content": piece.text}
-        call: dict[str, Any] = {"index": piece.call, "function": {"arguments": piece.text}}
-        if piece.name is not None:
-            digest = hashlib.sha256(f"{self._name}-{piece.call}".encode()).hexdigest()
-            call = {"index": piece.call, "id": f"call_{digest[:24]}", "type": "function"}
-            call["function"] = {"name": piece.name, "arguments": ""}
-        return {"tool_calls": [call]}
-
-
-def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """An assistant's message, put together of its deltas."""
-    content: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        content.append(delta.get("content", ""))
-        for piece in delta.get("tool_calls", ()):
-            if "id" in piece:
-                function = {"name": piece["function"]["name"], "arguments": ""}
-                calls.append({"id": piece["id"], "type": "function", "function": function})
-            else:
-                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
-    text = "".join(content)
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {**message, "content": text or None, "tool_calls": calls} if calls else message
-
 
 BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
@@ -90,10 +40,10 @@ class ToolUse:
     offered: tuple[ToolFunction, ...]
     skip_special_tokens: bool
 
-    def reader(self, request_id: str, choice: int) -> CallReader:
+    def parser(self) -> ToolCallParser:
+        """For the text of one choice."""
         names = [tool.name for tool in self.offered]
-        parser = self.format.parser(names, skip_special_tokens=self.skip_special_tokens)
-        return CallReader(parser, f"{request_id}-{choice}")
+        return self.format.parser(names, skip_special_tokens=self.skip_special_tokens)
 
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
