@@ -25,9 +25,10 @@ from engine.messages import (
     Submit,
     proposers_of,
 )
-from engine.model.draws import build_draws, exact_draws
+from engine.model.draws import build_draws
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.scheduler import Scheduler
@@ -93,7 +94,7 @@ class Engine:
             own=self._cache.own,
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        exact = exact_draws(draws, processor, target.vocab_size, target.device)
+        exact = DeviceDraws(processor, target.vocab_size, target.device)
         acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._max_sequences = config.schedule.max_sequences
         free = build_free()

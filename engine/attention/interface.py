@@ -11,6 +11,7 @@ found by running one token through the model (`LayerProbe`), not by reading its 
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from engine.attention.torchao_warnings import mute
 from engine.errors import ModelError
 
 NAME = "foredraft"
@@ -86,29 +86,14 @@ class Variation(NamedTuple):
     many keys are visible, itself included (None: all), a soft cap (Gemma 2, arXiv:2408.00118), and
     learned sinks per head (gpt-oss: one more column of the softmax, which adds nothing)."""
 
-    scaling: float | None
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class PreparedAttention(ABC):
     """Valid for one forward of one model."""
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float | None,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """What a layer calls, see `run`."""
-        return self.run(layer, query, key, value, Variation(scaling, window, softcap, sinks))
 
     @abstractmethod
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
@@ -215,7 +200,10 @@ def attention_forward(
 
 def register() -> None:
     """Make `attn_implementation="foredraft"` known to transformers. May be called again."""
-    mute()
+    # Where torchao is installed transformers imports it, asked for or not, and both it and torch
+    # warn of what is its own affair: extensions for other devices, how it registers its types.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)

@@ -23,7 +23,6 @@ from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Ro
 from engine.cpu.decoder import compiled_decoder
 from engine.cpu.fused import packed_decoder
 from engine.errors import ModelError
-from engine.model.call import choose_call
 from engine.model.checkpoint import (
     length_limit,
     quietly,
@@ -32,7 +31,7 @@ from engine.model.checkpoint import (
     refuse_unservable,
 )
 from engine.model.llama import read_llama
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, choose_call
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
 from engine.model.proof import (
     forward_of,

@@ -143,7 +143,7 @@ def together(tokens: Tensor, leads: Tensor) -> Tensor:
     return torch.stack([tokens.double(), leads.double()])
 
 
-def told_together(parts: Seq[Tensor]) -> list[list[float]]:
+def read_together(parts: Seq[Tensor]) -> list[list[float]]:
     """The numbers of each of these float64 tensors, in one copy from the device."""
     numbers: list[float] = torch.cat([part.reshape(-1) for part in parts]).tolist()
     found, at = [], 0

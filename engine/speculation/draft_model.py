@@ -41,19 +41,19 @@ from engine.speculation.proposer import Proposer
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Proposals of `steps` tokens each that nobody has seen yet. `told`: float64 tensors on the
-    device, whose numbers say what was judged (if anything was), and then the proposals: tokens and
-    leads by step and sequence."""
+    """Proposals of `steps` tokens each that the host has not seen yet. `sent`: float64 tensors on
+    the device, whose numbers say what was judged (if anything was), and then the proposals: tokens
+    and leads by step and sequence."""
 
     drafts: list[Draft]
     steps: int
     judged: list[Rows]
-    told: list[Tensor]
+    sent: list[Tensor]
 
     @property
     def ids(self) -> Tensor:
         """Int64 `[sequences * steps]`, sequence by sequence, on the device; 0 for none."""
-        return self.told[-1][0].T.reshape(-1).clamp(min=0).long()
+        return self.sent[-1][0].T.reshape(-1).clamp(min=0).long()
 
 
 class DraftModelProposer(Proposer):
@@ -114,26 +114,26 @@ class DraftModelProposer(Proposer):
         ]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
-        """`propose` without a word to the host: what `finish` makes proposals of, once it was told.
-        None, with nothing done, where one graph of the drafter cannot do all of it."""
+        """`propose` on the device alone: what `finish` makes proposals of once the host has the
+        numbers. None, with nothing done, where one graph of the drafter cannot do all of it."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
         if not drafts or not isinstance(draws, DeviceDraws) or not self._fits_one_call(drafts):
             return None
         self._forwards.seconds = 0.0
         output, counts = self._forwards.catch_up(drafts)
         judged, last = judged_rows([draft.seq for draft in drafts], counts)
-        told = [draws.enqueue(output.logits, judged)] if judged else []
+        sent = [draws.enqueue(output.logits, judged)] if judged else []
         found = self._unseen_chain(drafts, _of_rows(output, last))
-        return InFlight(drafts, drafts[0].k, judged, [*told, found])
+        return InFlight(drafts, drafts[0].k, judged, [*sent, found])
 
-    def finish(self, flight: InFlight, told: Seq[list[float]]) -> list[Proposal]:
-        """Of each sequence that `begin` drafted for, in order. `told`: the numbers of the tensors
-        in `flight.told`."""
+    def finish(self, flight: InFlight, numbers: Seq[list[float]]) -> list[Proposal]:
+        """Of each sequence that `begin` drafted for, in order. `numbers`: those of the tensors in
+        `flight.sent`."""
         self.agreements = ()
         if flight.judged:
-            count = len(told[0]) // 2
-            self.agreements = agreements(flight.judged, told[0][:count], told[0][count:])
-        table = np.array(told[-1]).reshape(2, flight.steps, len(flight.drafts))
+            count = len(numbers[0]) // 2
+            self.agreements = agreements(flight.judged, numbers[0][:count], numbers[0][count:])
+        table = np.array(numbers[-1]).reshape(2, flight.steps, len(flight.drafts))
         self._take_chains(flight.drafts, read_chains(table.tolist()))
         self.forward_seconds = self._forwards.seconds
         self.catch_up_rows = self._forwards.catch_up_rows
@@ -142,11 +142,11 @@ class DraftModelProposer(Proposer):
     def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:
         draws = self._draws
         if isinstance(draws, DeviceDraws):
-            told = draws.guess(output.logits, asked)
+            found = draws.guess(output.logits, asked)
         else:
-            told = draws.guess(output.table, asked)
-        assert told is not None  # only rows that are merely scaled are judged
-        return agreements(asked, *told)
+            found = draws.guess(output.table, asked)
+        assert found is not None  # only rows that are merely scaled are judged
+        return agreements(asked, *found)
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
         """One more token for each; a row that nothing can be drawn from ends its chain."""
@@ -165,8 +165,8 @@ class DraftModelProposer(Proposer):
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
             left, rows = self._draw_plain(drafts, output, last)
         elif self._fits_one_call(drafts):
-            told = self._unseen_chain(drafts, _of_rows(output, last))
-            self._take_chains(drafts, read_chains(told.tolist()))
+            found = self._unseen_chain(drafts, _of_rows(output, last))
+            self._take_chains(drafts, read_chains(found.tolist()))
             left = []
         return left, _of_rows(output, rows) if left else output
 

@@ -40,7 +40,7 @@ def test_a_chain_is_followed_to_the_first_difference(
 ) -> None:
     result = walk(chain([1, 2, 3], "test"), drawn)
     assert (result.path, result.tokens) == (path, tokens)
-    assert (result.num_proposed, result.num_accepted, result.finite) == (3, len(path), True)
+    assert result.finite
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,7 @@ def test_a_tree_is_followed_along_its_branches(
 ) -> None:
     result = walk(TREE, drawn)
     assert (result.path, result.tokens) == (path, tokens)
-    assert result.num_proposed == 5
-    assert len(result.tokens) == result.num_accepted + 1
+    assert len(result.tokens) == len(result.path) + 1
 
 
 def test_twin_siblings_are_one_choice() -> None:

@@ -385,7 +385,7 @@ class Walk:
     def step(self) -> None:
         k = self.random.choice([0, 0, 1, 3, 8])
         had_work = bool(self.scheduler.running or self.scheduler.waiting)
-        decoding = [s for s in self.scheduler.running if s.num_uncomputed == 1]
+        decoding = [s for s in self.scheduler.running if s.num_tokens - s.num_computed == 1]
         plan = self.scheduler.schedule(lambda _seq: k)
         assert bool(plan.chunks) == had_work, "no step passes without progress"
         self.check(plan, decoding)
