@@ -11,7 +11,6 @@ found by running one token through the model (`LayerProbe`), not by reading its 
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from engine.attention.torchao_warnings import mute
 from engine.errors import ModelError
 
 NAME = "foredraft"
@@ -200,10 +200,7 @@ def attention_forward(
 
 def register() -> None:
     """Make `attn_implementation="foredraft"` known to transformers. May be called again."""
-    # Where torchao is installed transformers imports it, asked for or not, and both it and torch
-    # warn of what is its own affair: extensions for other devices, how it registers its types.
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    mute()
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)
