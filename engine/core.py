@@ -40,8 +40,7 @@ from engine.speculation.allowance import Allowance
 from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
 from engine.speculation.prediction import NAME as PREDICTION
-from engine.speculation.proposal import GRAMMAR
-from engine.speculation.proposer import Proposer
+from engine.speculation.proposal import GRAMMAR, Proposer
 from engine.step.acceptance import Acceptor, Sampled
 from engine.step.clock import Overhead, Stopwatch
 from engine.step.observe import measure, observe

@@ -15,7 +15,7 @@ from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.prediction import PredictionProposer
-from engine.speculation.proposer import FreeProposer, NoProposer, Proposer
+from engine.speculation.proposal import FreeProposer, NoProposer, Proposer
 
 
 def build_free() -> list[FreeProposer]:

@@ -35,8 +35,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
 from engine.speculation.drafts import Draft, DraftForwards, chain_keys, drafts_of, starts_of
 from engine.speculation.hindsight import agreements, judged_rows
-from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Proposer
+from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 
 @dataclass(frozen=True, slots=True)

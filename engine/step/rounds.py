@@ -29,8 +29,7 @@ from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
 from engine.speculation.draft_model import DraftModelProposer, InFlight
 from engine.speculation.grammar import within_grammars
-from engine.speculation.proposal import Proposal
-from engine.speculation.proposer import Proposer
+from engine.speculation.proposal import Proposal, Proposer
 from engine.step.acceptance import Acceptor, Sampled, prompt_rows, segments
 from engine.step.clock import Stopwatch
 

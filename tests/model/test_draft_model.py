@@ -23,8 +23,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.speculation.build import build_proposer
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.ngram import NgramProposer
-from engine.speculation.proposal import EMPTY
-from engine.speculation.proposer import NoProposer
+from engine.speculation.proposal import EMPTY, NoProposer
 from tests.support.fake_runner import FakeRunner, Runner
 from tests.support.long_way import finalize, sample
 
