@@ -15,7 +15,7 @@ from engine.model.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_record import Agreement
 from engine.speculation.draft_model import DraftModelProposer
-from engine.speculation.hindsight import MOST_OF_ALL, MOST_ROWS
+from engine.speculation.drafts import MOST_OF_ALL, MOST_ROWS
 from engine.speculation.proposal import Proposal
 from tests.model.test_draft_model import BLOCK, VOCAB, Blocks, decode, proposer_on, sequence
 from tests.support.fake_runner import FakeRunner, Runner
