@@ -84,7 +84,7 @@ class Engine:
             vocab_size=target.vocab_size,
             max_step_tokens=config.schedule.max_step_tokens,
             goes_on=self._controller.goes_on,
-            hears=self._hears,
+            judges=self._judges,
         )
         self._pool = BlockPool(
             self._cache.num_blocks,
@@ -273,7 +273,7 @@ class Engine:
         usual = self._controller.reason in ("pays", "off", "fixed")
         self._overhead.end(lap, usual=usual, more=self.has_work)
 
-    def _hears(self) -> bool:
+    def _judges(self) -> bool:
         """Whether anybody wants to know what the drafter finds out in hindsight."""
         return self._controller.uses_hindsight or self._trace is not None
 

@@ -50,7 +50,7 @@ class LoadedModel:
 
     @property
     def exact(self) -> bool:
-        """Whether a token's logits are promised to be the same in any company: to all digits that
+        """Whether a token's logits are promised to be the same in any batch: to all digits that
         matter in float32, to the bit where compiled code runs every row."""
         return self.dtype == torch.float32 or (
             self.compiled is not None and self.compiled.takes_all_rows

@@ -72,7 +72,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What `load_model` was told; `hub` are arguments of `from_pretrained`."""
+    """What `load_model` was given; `hub` are arguments of `from_pretrained`."""
 
     path: str
     role: Role
@@ -155,7 +155,7 @@ def _proven(
 def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedModel:
     """With compiled code, where there is some and the same proof holds for it."""
     model, layers = loaded.model, loaded.layers
-    every_row = loaded.role == "target"  # whose texts are to be the same in any company
+    every_row = loaded.role == "target"  # whose texts must not depend on the batch
     for bits in (True, False) if eight else (False,):
         compiled = compiled_decoder(
             model, positions=loaded.max_model_len, every_row=every_row, eight=bits

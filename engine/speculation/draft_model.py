@@ -67,8 +67,8 @@ class InFlight:
 class DraftModelProposer(Proposer):
     """`vocab_size` is the target's; ids that the draft lacks are never guessed, rows of the draft
     beyond it are cut off. No forward takes more than `max_step_tokens` tokens. Between two draft
-    steps `goes_on` is asked, see controller.KController; not where all are one call. `hears`:
-    whether anybody is told of this step's `agreements` (None: always); else there are none."""
+    steps `goes_on` is asked, see controller.KController; not where all are one call.
+    `judges`: whether `agreements` of this step are wanted (None: always); else there are none."""
 
     name = "draft_model"
     follows_grammar = True
@@ -82,7 +82,7 @@ class DraftModelProposer(Proposer):
         vocab_size: int,
         max_step_tokens: int,
         goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
-        hears: Callable[[], bool] | None = None,
+        judges: Callable[[], bool] | None = None,
     ) -> None:
         self._runner = runner
         self._processor = processor
@@ -90,7 +90,7 @@ class DraftModelProposer(Proposer):
         self._vocab_size = vocab_size
         assert max_step_tokens > 0
         self._max_step_tokens = max_step_tokens
-        self._goes_on, self._hears = goes_on, hears
+        self._goes_on, self._judges = goes_on, judges
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """One chain per sampling chunk with k > 0; shorter than k where it ends in a token that
@@ -175,18 +175,18 @@ class DraftModelProposer(Proposer):
     def _draw_plain(
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
     ) -> tuple[list[Draft], list[int]]:
-        """On the host, of those that have no other wishes than penalties; the others are left."""
+        """On the host, of those that ask for nothing but penalties; the others are left."""
         mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
         asked: list[tuple[Plain, Penalties | None]] = []
         for draft, row in zip(drafts, last, strict=True):
-            wishes = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
-            if wishes is None:
+            fields = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
+            if fields is None:
                 left.append(draft)
                 after.append(row)
             else:
                 mine.append(draft)
                 rows.append(row)
-                asked.append(wishes)
+                asked.append(fields)
         if mine:
             steps = [draft.k for draft in mine]
             found = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=asked)
@@ -224,7 +224,7 @@ class DraftModelProposer(Proposer):
         are to be judged."""
         segments: list[Segment] = []
         counts: list[int] = []
-        judges = self._hears is None or self._hears()
+        judges = self._judges is None or self._judges()
         self.catch_up_rows = 0
         for draft in drafts:
             seq = draft.seq

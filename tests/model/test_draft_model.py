@@ -38,7 +38,7 @@ def proposer_on(
     vocab_size: int = VOCAB,
     max_step_tokens: int = 512,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
-    hears: Callable[[], bool] | None = None,
+    judges: Callable[[], bool] | None = None,
 ) -> DraftModelProposer:
     processor = LogitsProcessor(EOS)
     return DraftModelProposer(
@@ -48,7 +48,7 @@ def proposer_on(
         vocab_size=vocab_size,
         max_step_tokens=max_step_tokens,
         goes_on=goes_on,
-        hears=hears,
+        judges=judges,
     )
 
 
