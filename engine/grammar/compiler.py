@@ -115,7 +115,7 @@ class Compiling:
         try:
             if self._vocabulary is None:
                 self._vocabulary = self._load()
-                self._eos = _bits(self._vocabulary.eos_tokens, self._vocabulary.vocab_size)
+                self._eos = eos_bits(self._vocabulary)
             matcher = compile_grammar(grammar, self._vocabulary)
             matcher.compute_bitmask()  # the first one is the slowest; copies have what it found
         except (GrammarRefused, ModelError):
@@ -252,7 +252,9 @@ class GrammarState:
         return self._walker, taken == len(missing)
 
 
-def _bits(ids: Seq[int], size: int) -> Bits:
+def eos_bits(vocabulary: LLTokenizer) -> Bits:
+    """Those of the ids that end a text."""
+    size = vocabulary.vocab_size
     flags = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
-    flags[[i for i in ids if i < size]] = 1
+    flags[[i for i in vocabulary.eos_tokens if i < size]] = 1
     return np.packbits(flags, bitorder="little")
