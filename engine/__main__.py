@@ -16,8 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from engine.arguments import Parser
-from engine.child.parent import follow_parent
-from engine.child.threads import limit_threads
+from engine.child import follow_parent, limit_threads
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.process import EngineProcess, StepEngine

@@ -25,9 +25,10 @@ from engine.messages import (
     Submit,
     proposers_of,
 )
-from engine.model.draws import build_draws, exact_draws
+from engine.model.draws import build_draws
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
+from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.scheduler import Scheduler
@@ -39,8 +40,7 @@ from engine.speculation.allowance import Allowance
 from engine.speculation.build import build_free, build_proposer
 from engine.speculation.cascade import Cascade
 from engine.speculation.prediction import NAME as PREDICTION
-from engine.speculation.proposal import GRAMMAR
-from engine.speculation.proposer import Proposer
+from engine.speculation.proposal import GRAMMAR, Proposer
 from engine.step.acceptance import Acceptor, Sampled
 from engine.step.clock import Overhead, Stopwatch
 from engine.step.observe import measure, observe
@@ -84,7 +84,7 @@ class Engine:
             vocab_size=target.vocab_size,
             max_step_tokens=config.schedule.max_step_tokens,
             goes_on=self._controller.goes_on,
-            hears=self._hears,
+            judges=self._judges,
         )
         self._pool = BlockPool(
             self._cache.num_blocks,
@@ -93,7 +93,7 @@ class Engine:
             own=self._cache.own,
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        exact = exact_draws(draws, processor, target.vocab_size, target.device)
+        exact = DeviceDraws(processor, target.vocab_size, target.device)
         acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._max_sequences = config.schedule.max_sequences
         free = build_free()
@@ -273,7 +273,7 @@ class Engine:
         usual = self._controller.reason in ("pays", "off", "fixed")
         self._overhead.end(lap, usual=usual, more=self.has_work)
 
-    def _hears(self) -> bool:
+    def _judges(self) -> bool:
         """Whether anybody wants to know what the drafter finds out in hindsight."""
         return self._controller.uses_hindsight or self._trace is not None
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from engine.child.freeze import freeze_memory
+from engine.child import freeze_memory
 from engine.errors import EXIT_CANNOT_START, EngineError
 from engine.messages import (
     Abort,

@@ -86,29 +86,14 @@ class Variation(NamedTuple):
     many keys are visible, itself included (None: all), a soft cap (Gemma 2, arXiv:2408.00118), and
     learned sinks per head (gpt-oss: one more column of the softmax, which adds nothing)."""
 
-    scaling: float | None
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class PreparedAttention(ABC):
     """Valid for one forward of one model."""
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float | None,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """What a layer calls, see `run`."""
-        return self.run(layer, query, key, value, Variation(scaling, window, softcap, sinks))
 
     @abstractmethod
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:

@@ -9,8 +9,8 @@ In bfloat16 it runs every row, whose bits depend on no other row: large targets 
 the reading of their weights, on the few threads on which torch is no faster with prompts.
 
 Only for what is plainly Llama-shaped and exact in bfloat16; everything else, every forward of a
-tree, and in float32 or on more threads those of many rows, go the other way (`engine.model.call`).
-Both write the same KV.
+tree, and in float32 or on more threads those of many rows, go the other way
+(`engine.model.loaded`). Both write the same KV.
 """
 
 from __future__ import annotations

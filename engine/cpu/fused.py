@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from engine.attention.interface import PreparedAttention
+from engine.attention.interface import PreparedAttention, Variation
 from engine.cpu import kernels_rows
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_products import product
@@ -83,7 +83,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """Callable as `engine.model.call.Call`. The model's parameters become views of the joined
+    """Callable as `engine.model.loaded.Call`. The model's parameters become views of the joined
     ones. `packed`: hold the weights packed as well, for few rows."""
 
     def __init__(self, model: Any, *, packed: bool = False) -> None:
@@ -162,10 +162,8 @@ class FusedDecoder:
         query, key, value = heads.transpose(0, 1)[None].split(  # type: ignore[no-untyped-call]
             [self._heads, self._kv_heads, self._kv_heads], dim=1
         )
-        attended = prepared.attend(  # float32; whoever keeps bfloat16 rounds
-            layer.index, query, key, value,
-            scaling=layer.scaling, window=None, softcap=None, sinks=None,
-        )  # fmt: skip
+        how = Variation(layer.scaling)
+        attended = prepared.run(layer.index, query, key, value, how)  # float32, maybe rounded there
         return layer.output(attended.reshape(count, -1).contiguous().numpy())
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.arguments import Parser, number
-from engine.child.parent import die_with_parent
+from engine.child import die_with_parent
 from engine.errors import ModelError
 from engine.grammar.source import GrammarRefused, compile_grammar, require_sound
 from engine.grammar.vocabulary import load_vocabulary

@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
@@ -41,22 +40,6 @@ SLOW_SECONDS = 0.004  # of the text's last token and mask: one at a time, from t
 NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A grammar ready for use: `state` makes what one sequence needs."""
-
-    matcher: LLMatcher  # at the start of the text, never moved
-    vocabulary: LLTokenizer
-
-    def state(self, seq: Sequence, *, can_end: bool) -> GrammarState:
-        """`can_end`: whether the target has an EOS at all, by which a text may end."""
-        return GrammarState(
-            self.matcher,
-            eos=_bits(self.vocabulary.eos_tokens, self.vocabulary.vocab_size),
-            may_end=can_end and not seq.params.ignore_eos,
-        )
-
-
 class Compiling:
     """Sequences that may not run yet, since their grammar is still being compiled. They wait
     outside of the scheduler, and nobody waits for them. The same grammar is compiled once, by one
@@ -69,9 +52,11 @@ class Compiling:
         self._load = load
         self._can_end = can_end
         self._vocabulary: LLTokenizer | None = None  # the thread's own
+        self._eos: Bits  # of the vocabulary; read once a grammar is compiled
         self._thread: ThreadPoolExecutor | None = None
-        self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
-        self._held: dict[str, tuple[Sequence, Future[Compiled]]] = {}
+        # Matchers at the start of the text, which never move.
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._held: dict[str, tuple[Sequence, Future[LLMatcher]]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -93,7 +78,8 @@ class Compiling:
         for seq, compiled in [held for held in self._held.values() if held[1].done()]:
             del self._held[seq.id]
             try:
-                seq.constraint = compiled.result().state(seq, can_end=self._can_end)
+                matcher, may_end = compiled.result(), self._can_end and not seq.params.ignore_eos
+                seq.constraint = GrammarState(matcher, eos=self._eos, may_end=may_end)
                 ready.append(seq)
             except (GrammarRefused, ModelError) as error:
                 reason = f"the grammar cannot be honoured: {error}"
@@ -116,7 +102,7 @@ class Compiling:
         futures = [compiled for _, compiled in self._held.values()]
         concurrent.futures.wait(futures, WAIT_SECONDS, concurrent.futures.FIRST_COMPLETED)
 
-    def _submit(self, grammar: Grammar) -> Future[Compiled]:
+    def _submit(self, grammar: Grammar) -> Future[LLMatcher]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         before = threading.stack_size(STACK_BYTES)
@@ -125,17 +111,18 @@ class Compiling:
         finally:
             threading.stack_size(before)
 
-    def _work(self, grammar: Grammar) -> Compiled:
+    def _work(self, grammar: Grammar) -> LLMatcher:
         try:
             if self._vocabulary is None:
                 self._vocabulary = self._load()
+                self._eos = eos_bits(self._vocabulary)
             matcher = compile_grammar(grammar, self._vocabulary)
             matcher.compute_bitmask()  # the first one is the slowest; copies have what it found
         except (GrammarRefused, ModelError):
             raise
         except BaseException as error:  # a panic of the library derives from nothing better
             raise GrammarRefused(f"the compiler failed on it: {sentence(str(error))}") from None
-        return Compiled(matcher, self._vocabulary)
+        return matcher
 
 
 class GrammarState:
@@ -265,7 +252,9 @@ class GrammarState:
         return self._walker, taken == len(missing)
 
 
-def _bits(ids: Seq[int], size: int) -> Bits:
+def eos_bits(vocabulary: LLTokenizer) -> Bits:
+    """Those of the ids that end a text."""
+    size = vocabulary.vocab_size
     flags = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
-    flags[[i for i in ids if i < size]] = 1
+    flags[[i for i in vocabulary.eos_tokens if i < size]] = 1
     return np.packbits(flags, bitorder="little")

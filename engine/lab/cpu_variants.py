@@ -21,7 +21,7 @@ import torch
 
 from engine import demo
 from engine.arguments import Parser, whole
-from engine.attention.interface import LayerShape, Span
+from engine.attention.interface import LayerShape, Span, Variation
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu import kernels_products, kernels_tiles, weights
 from engine.cpu.attention import CompiledBackend
@@ -32,9 +32,9 @@ from engine.cpu.jit import HAS_TILES
 from engine.cpu.vectors import multiplies_pairs
 from engine.lab.synthetic.pair import random_target, shape_of
 from engine.messages import SamplingParams
-from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.llama import read_llama
+from engine.model.loaded import front_door
 from engine.model.loader import adopt
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
@@ -90,8 +90,7 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
     def attend(backend: Any, rows: int) -> Run:
         query, key = torch.randn(1, heads, rows, dim), torch.randn(1, kv_heads, rows, dim)
         spans = [Span(0, rows, CONTEXT, blocks)]
-        plain = dict.fromkeys(("scaling", "window", "softcap", "sinks"))
-        return lambda: backend.prepare(plane, spans).attend(0, query, key, key, **plain)
+        return lambda: backend.prepare(plane, spans).run(0, query, key, key, Variation())
 
     for rows in ROWS:
         cell, once = f"{name}, {rows} rows", call(fused, rows)

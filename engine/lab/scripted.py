@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from engine.__main__ import build_parser, read_config
 from engine.arguments import number, whole
-from engine.child.parent import follow_parent
+from engine.child import follow_parent
 from engine.messages import (
     Estimates,
     FinishReason,

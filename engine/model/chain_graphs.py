@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import Span
-from engine.model.call import Call
 from engine.model.graphs import GraphPool, Recorder, Site
+from engine.model.loaded import Call
 from engine.sampling.device_draws import best_and_lead
 from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
 from engine.scheduling.memory import buckets

@@ -19,12 +19,3 @@ def build_draws(processor: LogitsProcessor, vocab_size: int, device: torch.devic
     draws = QuickDraws(processor, vocab_size)
     draws.warm()
     return draws
-
-
-def exact_draws(
-    draws: Draws, processor: LogitsProcessor, vocab_size: int, device: torch.device
-) -> DeviceDraws:
-    """Those that are never unsure of a row."""
-    if isinstance(draws, DeviceDraws):
-        return draws
-    return DeviceDraws(processor, vocab_size, device)

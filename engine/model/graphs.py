@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBackend, scrap_span
 from engine.model.batch import Batch
-from engine.model.call import Call
+from engine.model.loaded import Call
 from engine.scheduling.memory import buckets
 
 MOST_GRAPHS = 64  # of one pool; the one that was used longest ago makes room

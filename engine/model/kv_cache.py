@@ -4,21 +4,30 @@ Owns the memory of keys and values; how many blocks fit is `scheduling.memory`'s
 `block * block_size + offset` and means the same position in every plane, so one allocator, one
 prefix cache and one preemption serve target and drafter. Who holds which block is the block
 pool's business; writing and reading during a forward is the attention backend's.
+
+On a CPU it lies in huge pages. A page's place has to be looked up, on a virtual machine twice, and
+what a forward reads is more pages of 4 KiB than processors know the places of.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.attention.interface import LayerShape
 from engine.errors import MemoryPlanError
-from engine.model.huge_pages import space
 from engine.scheduling.memory import gib
+
+HUGE_PAGE = 1 << 21  # bytes
+_LINE = 64  # of a cache: no vector is to lie across two
 
 
 class Plane:
@@ -149,3 +158,21 @@ def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
     """KV bytes of one token in one model's plane."""
     elements = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     return elements * dtype.itemsize
+
+
+def space(size: int) -> npt.NDArray[np.uint8]:
+    """So many bytes of zeros, in huge pages where Linux has some for who asks: from the border of
+    one on, or none would be whole. What is smaller than half of one begins where a line of a cache
+    does."""
+    if 2 * size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return _from_border(np.zeros(size + _LINE, np.uint8), _LINE, size)
+    pages = -(-size // HUGE_PAGE)
+    whole = mmap.mmap(-1, (pages + 1) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel that has none
+        whole.madvise(mmap.MADV_HUGEPAGE)
+    return _from_border(np.frombuffer(whole, np.uint8), HUGE_PAGE, size)
+
+
+def _from_border(memory: npt.NDArray[np.uint8], of: int, size: int) -> npt.NDArray[np.uint8]:
+    first = -memory.ctypes.data % of
+    return memory[first : first + size]

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
-from engine.attention.interface import PreparedAttention
+from engine.attention.interface import PreparedAttention, Variation
 
 Angles = tuple[Tensor, Tensor]
 
@@ -160,7 +160,7 @@ class LlamaAttention(nn.Module):
         if prepared is None:
             attended = self._plainly(query, key, value)
         else:
-            attended = prepared.attend(self.layer_idx, query, key, value, scaling=self.scaling)
+            attended = prepared.run(self.layer_idx, query, key, value, Variation(self.scaling))
         output: Tensor = self.o_proj(attended.reshape(*rows.shape[:-1], -1).contiguous())
         return output
 

@@ -23,7 +23,6 @@ from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Ro
 from engine.cpu.decoder import compiled_decoder
 from engine.cpu.fused import packed_decoder
 from engine.errors import ModelError
-from engine.model.call import choose_call
 from engine.model.checkpoint import (
     length_limit,
     quietly,
@@ -32,7 +31,7 @@ from engine.model.checkpoint import (
     refuse_unservable,
 )
 from engine.model.llama import read_llama
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, choose_call
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
 from engine.model.proof import (
     forward_of,
@@ -73,7 +72,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What `load_model` was told; `hub` are arguments of `from_pretrained`."""
+    """What `load_model` was given; `hub` are arguments of `from_pretrained`."""
 
     path: str
     role: Role
@@ -156,7 +155,7 @@ def _proven(
 def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedModel:
     """With compiled code, where there is some and the same proof holds for it."""
     model, layers = loaded.model, loaded.layers
-    every_row = loaded.role == "target"  # whose texts are to be the same in any company
+    every_row = loaded.role == "target"  # whose texts must not depend on the batch
     for bits in (True, False) if eight else (False,):
         compiled = compiled_decoder(
             model, positions=loaded.max_model_len, every_row=every_row, eight=bits

@@ -2,14 +2,14 @@
 
 Where nobody said: on CUDA bfloat16. On a CPU bfloat16, too, for a model that is stored so, where
 compiled code runs it: half the bytes of every step, and for a target, all of whose rows it must
-run, the same bits in any company. Else float32, since torch's products in bfloat16 depend on how
+run, the same bits in any batch. Else float32, since torch's products in bfloat16 depend on how
 many rows share them, and the same seed would not give the same text. What decides is what model and
 machine are, never a measurement at start, so that a text is the same after a restart.
 
 Weights in fewer bits are transformers' own loading with torchao. Only the linear layers inside of
 the model change; embedding and head stay as they are. Scales belong to rows of weights (int8, fp8),
 to groups of 128 (int4), and to rows of activations (fp8), so a row of a forward is still the same
-in any company.
+in any batch.
 """
 
 from __future__ import annotations

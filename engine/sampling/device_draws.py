@@ -3,7 +3,7 @@
 A draw is a function of (the row's logits and context, seed, absolute position) alone: the argmax of
 log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
 Filters leave few ids, and only these are given noise: it is a function of (seed, position, id), so
-each has the number that it has in a whole row. Who asks decides when the host hears of it.
+each has the number that it has in a whole row. The caller decides when the host reads them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def together(tokens: Tensor, leads: Tensor) -> Tensor:
     return torch.stack([tokens.double(), leads.double()])
 
 
-def told_together(parts: Seq[Tensor]) -> list[list[float]]:
+def read_together(parts: Seq[Tensor]) -> list[list[float]]:
     """The numbers of each of these float64 tensors, in one copy from the device."""
     numbers: list[float] = torch.cat([part.reshape(-1) for part in parts]).tolist()
     found, at = [], 0

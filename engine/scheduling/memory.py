@@ -1,4 +1,4 @@
-"""The memory plan: what will lie where, decided before anything is allotted, told at start.
+"""The memory plan: what will lie where, decided before anything is allotted, logged at start.
 
 Pure arithmetic over bytes, and two facts of the machine: how much memory this process may still
 take (the container's limit counts), and how many parameters a folder of safetensors holds (so that
@@ -200,7 +200,7 @@ def _tensors_in(folder: Path) -> list[tuple[int, str]]:
 
 def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
     """What this process may still take: the machine's free and reclaimable memory, and no more than
-    the control group's limit leaves (v2 or v1). None where neither is told."""
+    the control group's limit leaves (v2 or v1). None where neither is known."""
     found = [size for size in (_machine(meminfo), _group(cgroup)) if size is not None]
     return max(0, min(found)) if found else None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort_left, insort_right
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from engine.config import ScheduleConfig
 from engine.messages import FinishReason
@@ -71,18 +71,14 @@ class Scheduler:
 
     # -- planning ----------------------------------------------------------------------------
 
-    def schedule(
-        self,
-        ks: Callable[[Sequence], int] | Mapping[str, int],
-    ) -> StepPlan:
+    def schedule(self, want: Callable[[Sequence], int]) -> StepPlan:
         """Plan one step: decoding sequences, then those amid their prompt, then waiting ones.
 
-        `ks` says how many guesses pay for a sequence, and is asked once for each that will sample;
-        they are clipped by what may be kept, by the budget and by the free blocks. Preempted
-        sequences are queued again, at the head.
+        `want` says how many guesses pay for a sequence, and is asked once for each that will
+        sample; they are clipped by what may be kept, by the budget and by the free blocks.
+        Preempted sequences are queued again, at the head.
         """
         plan = StepPlan()
-        want = ks if callable(ks) else lambda seq: ks.get(seq.id, 0)
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for seq in self.running:

@@ -55,10 +55,6 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def num_uncomputed(self) -> int:
-        return len(self.tokens) - self.num_computed
-
-    @property
     def max_draft(self) -> int | None:
         """Guesses in a step that the request allows; None: no bound of its own."""
         said = self.params.speculation

@@ -38,9 +38,3 @@ class StepPlan(msgspec.Struct, frozen=True):
     def num_tokens(self) -> int:
         """Rows of the target's forward if every proposal comes out full."""
         return sum(c.length + c.k for c in self.chunks)
-
-    @property
-    def num_positions(self) -> int:
-        """Of tokens that are committed already: as many as there are sequences where each has but
-        its last one to compute."""
-        return sum([c.length for c in self.chunks])

@@ -13,8 +13,7 @@ from collections.abc import Sequence as Seq
 from engine.control.controller import KController, Load
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import FreeProposer
+from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
 
 _FIRST_PAUSE = 4  # tokens that go by after the first look-up that found nothing
 

@@ -15,7 +15,7 @@ from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.prediction import PredictionProposer
-from engine.speculation.proposer import FreeProposer, NoProposer, Proposer
+from engine.speculation.proposal import FreeProposer, NoProposer, Proposer
 
 
 def build_free() -> list[FreeProposer]:
@@ -37,7 +37,7 @@ def build_proposer(
     vocab_size: int,
     max_step_tokens: int,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
-    hears: Callable[[], bool] | None = None,
+    judges: Callable[[], bool] | None = None,
 ) -> Proposer:
     """`draft_runner` is needed by the draft model only; `vocab_size` is the target's."""
     match config:
@@ -54,5 +54,5 @@ def build_proposer(
                 vocab_size=vocab_size,
                 max_step_tokens=max_step_tokens,
                 goes_on=goes_on,
-                hears=hears,
+                judges=judges,
             )

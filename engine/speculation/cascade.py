@@ -17,8 +17,7 @@ from collections.abc import Sequence as Seq
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.grammar import trimmed
-from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Proposer
+from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 Limits = Callable[[Sequence], Mapping[str, int] | None]
 
@@ -40,7 +39,7 @@ class Cascade(Proposer):
         return (*self._free, self._main.name)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """As proposer.Proposer."""
+        """As proposal.Proposer."""
         self.forward_seconds, self.catch_up_rows, self.agreements = 0.0, 0, ()
         if not any(chunk.k for chunk in chunks):
             return [EMPTY] * len(chunks)
@@ -49,7 +48,7 @@ class Cascade(Proposer):
         return self._ask(chunks)
 
     def take_over(self) -> None:
-        """Take over what the main proposer found out when it was asked past this."""
+        """Take over what the main proposer says of proposals that it was asked for past this."""
         main = self._main
         self.forward_seconds, self.catch_up_rows = main.forward_seconds, main.catch_up_rows
         self.agreements = main.agreements

@@ -22,6 +22,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.model.chain_graphs import Found, read_chains
@@ -31,36 +32,43 @@ from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain, Rows
+from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
-from engine.speculation.drafts import Draft, DraftForwards, chain_keys, drafts_of, starts_of
-from engine.speculation.hindsight import agreements, judged_rows
-from engine.speculation.proposal import EMPTY, Proposal
-from engine.speculation.proposer import Proposer
+from engine.speculation.drafts import (
+    Draft,
+    agreements,
+    chain_keys,
+    drafts_of,
+    judged_rows,
+    rows_to_judge,
+    starts_of,
+)
+from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Proposals of `steps` tokens each that nobody has seen yet. `told`: float64 tensors on the
-    device, whose numbers say what was judged (if anything was), and then the proposals: tokens and
-    leads by step and sequence."""
+    """Proposals of `steps` tokens each that the host has not seen yet. `sent`: float64 tensors on
+    the device, whose numbers say what was judged (if anything was), and then the proposals: tokens
+    and leads by step and sequence."""
 
     drafts: list[Draft]
     steps: int
     judged: list[Rows]
-    told: list[Tensor]
+    sent: list[Tensor]
 
     @property
     def ids(self) -> Tensor:
         """Int64 `[sequences * steps]`, sequence by sequence, on the device; 0 for none."""
-        return self.told[-1][0].T.reshape(-1).clamp(min=0).long()
+        return self.sent[-1][0].T.reshape(-1).clamp(min=0).long()
 
 
 class DraftModelProposer(Proposer):
     """`vocab_size` is the target's; ids that the draft lacks are never guessed, rows of the draft
     beyond it are cut off. No forward takes more than `max_step_tokens` tokens. Between two draft
-    steps `goes_on` is asked, see controller.KController; not where all are one call. `hears`:
-    whether anybody is told of this step's `agreements` (None: always); else there are none."""
+    steps `goes_on` is asked, see controller.KController; not where all are one call.
+    `judges`: whether `agreements` of this step are wanted (None: always); else there are none."""
 
     name = "draft_model"
     follows_grammar = True
@@ -74,29 +82,27 @@ class DraftModelProposer(Proposer):
         vocab_size: int,
         max_step_tokens: int,
         goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
-        hears: Callable[[], bool] | None = None,
+        judges: Callable[[], bool] | None = None,
     ) -> None:
         self._runner = runner
         self._processor = processor
         self._draws = draws
         self._vocab_size = vocab_size
-        self._forwards = DraftForwards(
-            runner, vocab_size=vocab_size, max_step_tokens=max_step_tokens, hears=hears
-        )
-        self._goes_on = goes_on
+        assert max_step_tokens > 0
+        self._max_step_tokens = max_step_tokens
+        self._goes_on, self._judges = goes_on, judges
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """One chain per sampling chunk with k > 0; shorter than k where it ends in a token that
         would stop the sequence, where nothing could be drawn, and where `goes_on` says that more
         do not pay. Blocks for `num_tokens + k` positions must be reserved."""
-        forwards = self._forwards
-        self.agreements, forwards.seconds, forwards.catch_up_rows = (), 0.0, 0
+        self.agreements, self.forward_seconds, self.catch_up_rows = (), 0.0, 0
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
             draft.follow_grammar()
         live = [draft for draft in drafts.values() if draft.wants_more]
         if live:
-            output, counts = self._forwards.catch_up(live)
+            output, counts = self._catch_up(live)
             asked, last = judged_rows([draft.seq for draft in live], counts)
             if asked:
                 self.agreements = self._judge(output, asked)
@@ -106,47 +112,43 @@ class DraftModelProposer(Proposer):
         while live := [draft for draft in live if draft.wants_more]:
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
                 break
-            self._draw(live, self._forwards.extend(live))
-        self.forward_seconds, self.catch_up_rows = forwards.seconds, forwards.catch_up_rows
+            self._draw(live, self._extend(live))
         return [
             drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
         ]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
-        """`propose` without a word to the host: what `finish` makes proposals of, once it was told.
-        None, with nothing done, where one graph of the drafter cannot do all of it."""
+        """`propose` on the device alone: what `finish` makes proposals of once the host has the
+        numbers. None, with nothing done, where one graph of the drafter cannot do all of it."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
         if not drafts or not isinstance(draws, DeviceDraws) or not self._fits_one_call(drafts):
             return None
-        self._forwards.seconds = 0.0
-        output, counts = self._forwards.catch_up(drafts)
+        self.agreements, self.forward_seconds = (), 0.0
+        output, counts = self._catch_up(drafts)
         judged, last = judged_rows([draft.seq for draft in drafts], counts)
-        told = [draws.enqueue(output.logits, judged)] if judged else []
+        sent = [draws.enqueue(output.logits, judged)] if judged else []
         found = self._unseen_chain(drafts, _of_rows(output, last))
-        return InFlight(drafts, drafts[0].k, judged, [*told, found])
+        return InFlight(drafts, drafts[0].k, judged, [*sent, found])
 
-    def finish(self, flight: InFlight, told: Seq[list[float]]) -> list[Proposal]:
-        """Of each sequence that `begin` drafted for, in order. `told`: the numbers of the tensors
-        in `flight.told`."""
-        self.agreements = ()
+    def finish(self, flight: InFlight, numbers: Seq[list[float]]) -> list[Proposal]:
+        """Of each sequence that `begin` drafted for, in order. `numbers`: those of the tensors in
+        `flight.sent`."""
         if flight.judged:
-            count = len(told[0]) // 2
-            self.agreements = agreements(flight.judged, told[0][:count], told[0][count:])
-        table = np.array(told[-1]).reshape(2, flight.steps, len(flight.drafts))
+            count = len(numbers[0]) // 2
+            self.agreements = agreements(flight.judged, numbers[0][:count], numbers[0][count:])
+        table = np.array(numbers[-1]).reshape(2, flight.steps, len(flight.drafts))
         self._take_chains(flight.drafts, read_chains(table.tolist()))
-        self.forward_seconds = self._forwards.seconds
-        self.catch_up_rows = self._forwards.catch_up_rows
         return [draft.proposal(self.name) for draft in flight.drafts]
 
     def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:
         draws = self._draws
         if isinstance(draws, DeviceDraws):
-            told = draws.guess(output.logits, asked)
+            found = draws.guess(output.logits, asked)
         else:
-            told = draws.guess(output.table, asked)
-        assert told is not None  # only rows that are merely scaled are judged
-        return agreements(asked, *told)
+            found = draws.guess(output.table, asked)
+        assert found is not None  # only rows that are merely scaled are judged
+        return agreements(asked, *found)
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
         """One more token for each; a row that nothing can be drawn from ends its chain."""
@@ -165,26 +167,26 @@ class DraftModelProposer(Proposer):
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
             left, rows = self._draw_plain(drafts, output, last)
         elif self._fits_one_call(drafts):
-            told = self._unseen_chain(drafts, _of_rows(output, last))
-            self._take_chains(drafts, read_chains(told.tolist()))
+            found = self._unseen_chain(drafts, _of_rows(output, last))
+            self._take_chains(drafts, read_chains(found.tolist()))
             left = []
         return left, _of_rows(output, rows) if left else output
 
     def _draw_plain(
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
     ) -> tuple[list[Draft], list[int]]:
-        """On the host, of those that have no other wishes than penalties; the others are left."""
+        """On the host, of those that ask for nothing but penalties; the others are left."""
         mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
         asked: list[tuple[Plain, Penalties | None]] = []
         for draft, row in zip(drafts, last, strict=True):
-            wishes = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
-            if wishes is None:
+            fields = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
+            if fields is None:
                 left.append(draft)
                 after.append(row)
             else:
                 mine.append(draft)
                 rows.append(row)
-                asked.append(wishes)
+                asked.append(fields)
         if mine:
             steps = [draft.k for draft in mine]
             found = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=asked)
@@ -210,9 +212,83 @@ class DraftModelProposer(Proposer):
         )
 
     def _take_chains(self, drafts: list[Draft], found: Found) -> None:
-        self._forwards.seconds += self._runner.seconds
+        self.forward_seconds += self._runner.seconds
         for draft, tokens, leads in zip(drafts, *found, strict=True):
             draft.take_chain(tokens, leads, self._processor.eos_ids)
+
+    # -- forwards over the drafter's plane -------------------------------------------------------
+
+    def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
+        """Run every committed position that the plane lacks, and the guesses there are; of each one
+        [rows to judge, and one more, vocab] logits, the last after its last token, and how many
+        are to be judged."""
+        segments: list[Segment] = []
+        counts: list[int] = []
+        judges = self._judges is None or self._judges()
+        self.catch_up_rows = 0
+        for draft in drafts:
+            seq = draft.seq
+            start = min(seq.num_draft_computed, len(seq.tokens) - 1)
+            self.catch_up_rows += len(seq.tokens) - 1 - start
+            count = 0
+            if judges and not draft.tokens:
+                count = rows_to_judge(seq, start, draft.plain, self._vocab_size, len(drafts))
+            counts.append(count)
+            segments.append(
+                Segment(seq.tokens[start:] + draft.tokens, start, seq.blocks, 1 + count)
+            )
+            draft.run = len(draft.tokens)
+            seq.num_draft_computed = len(seq.tokens) + draft.run
+        return self._run(segments), counts
+
+    def _extend(self, drafts: list[Draft]) -> ModelOutput:
+        """Run the new guesses of each; [drafts, vocab] logits after the last of them."""
+        segments = []
+        for draft in drafts:
+            seq, tokens = draft.seq, draft.tokens[draft.run :]
+            segments.append(Segment(tokens, seq.num_draft_computed, seq.blocks, 1))
+            draft.run += len(tokens)
+            seq.num_draft_computed += len(tokens)
+        return self._run(segments)
+
+    def _run(self, segments: list[Segment]) -> ModelOutput:
+        """The rows they ask for, as wide as the target's vocabulary. Long ones go in several
+        forwards."""
+        found: list[ModelOutput] = []
+        batch: list[Segment] = []
+        room = self._max_step_tokens
+        for tokens, start, blocks, num_logits, _ in segments:
+            first, silent = 0, len(tokens) - num_logits  # rows before it are not asked for
+            while first < len(tokens):
+                last = min(first + room, len(tokens))
+                asked = max(last - max(first, silent), 0)
+                batch.append(Segment(self._known(tokens[first:last]), start + first, blocks, asked))
+                room -= last - first
+                first = last
+                if room == 0:
+                    found.append(self._forward(batch))
+                    batch, room = [], self._max_step_tokens
+        if batch:
+            found.append(self._forward(batch))
+        missing = self._vocab_size - self._runner.vocab_size
+        if len(found) == 1 and not missing:
+            return found[0]
+        logits = torch.cat([output.logits for output in found])
+        if missing > 0:
+            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        return ModelOutput(logits[:, : self._vocab_size])
+
+    def _forward(self, segments: list[Segment]) -> ModelOutput:
+        output = self._runner.forward(segments)
+        self.forward_seconds += self._runner.seconds
+        return output
+
+    def _known(self, tokens: Seq[int]) -> Seq[int]:
+        """The draft's embedding ends before the target's where only the target's is padded; a
+        prompt given as ids may hold such an id all the same."""
+        if self._runner.vocab_size >= self._vocab_size:
+            return tokens
+        return [token if token < self._runner.vocab_size else 0 for token in tokens]
 
 
 def _of_rows(output: ModelOutput, rows: list[int]) -> ModelOutput:

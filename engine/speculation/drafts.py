@@ -1,6 +1,11 @@
-"""Proposals of a draft model in the making, and the draft's forwards over its own plane.
+"""Proposals of a draft model in the making, and what the drafter would have guessed at positions
+that are committed by now.
 
-Moves `Sequence.num_draft_computed`, see `speculation.draft_model`.
+Under sample-and-match a guess is right if it equals the committed token, verified or not. The
+drafter runs every committed position sooner or later (the one behind a fully accepted proposal,
+those of steps at K = 0): the rows of that catch-up, drawn from as a guess would be, say how often
+it agrees without anything being risked, and without the censoring of what a rejection hides. Only
+for requests whose logits are merely scaled; what depends on the history would have to be redone.
 """
 
 from __future__ import annotations
@@ -9,16 +14,16 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
 import msgspec
-import torch
 
-from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.noise import Key
-from engine.sampling.plain import MOST_SURE, NOT_FINITE, Plain
-from engine.scheduling.segment import Segment, Start
+from engine.sampling.plain import MOST_SURE, NOT_FINITE, Plain, Rows
+from engine.scheduling.segment import Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.hindsight import rows_to_judge
+from engine.scheduling.step_record import Agreement
 from engine.speculation.proposal import Proposal, chain
+
+MOST_ROWS, MOST_OF_ALL = 32, 96  # of a sequence, and of all; so many tell enough
 
 
 class Draft(msgspec.Struct):
@@ -97,93 +102,38 @@ def chain_keys(drafts: list[Draft]) -> list[Key | None]:
     ]
 
 
-class DraftForwards:
-    """`vocab_size` is the target's; rows of the draft beyond it are cut off. `seconds` since they
-    were last set to 0; `catch_up_rows` of the last `catch_up`. `hears`: as DraftModelProposer's."""
+def rows_to_judge(
+    seq: Sequence, start: int, plain: Plain | None, vocab_size: int, sequences: int
+) -> int:
+    """Of the positions from `start` to the last but one, how many predict a generated token: the
+    latest of them, and of many `sequences` at once fewer each."""
+    if plain is None or plain.is_filtered(vocab_size):
+        return 0
+    missed = seq.num_tokens - 1 - max(start, seq.num_prompt - 1)
+    return min(max(missed, 0), MOST_ROWS, max(MOST_OF_ALL // sequences, 1))
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        *,
-        vocab_size: int,
-        max_step_tokens: int,
-        hears: Callable[[], bool] | None = None,
-    ) -> None:
-        assert max_step_tokens > 0
-        self._hears = hears
-        self.seconds, self.catch_up_rows = 0.0, 0
-        self._runner = runner
-        self._vocab_size = vocab_size
-        self._max_step_tokens = max_step_tokens
 
-    def catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
-        """Run every committed position that the plane lacks, and the guesses there are; of each one
-        [rows to judge, and one more, vocab] logits, the last after its last token, and how many
-        are to be judged."""
-        segments: list[Segment] = []
-        counts: list[int] = []
-        judges = self._hears is None or self._hears()
-        self.catch_up_rows = 0
-        for draft in drafts:
-            seq = draft.seq
-            start = min(seq.num_draft_computed, len(seq.tokens) - 1)
-            self.catch_up_rows += len(seq.tokens) - 1 - start
-            count = 0
-            if judges and not draft.tokens:
-                count = rows_to_judge(seq, start, draft.plain, self._vocab_size, len(drafts))
-            counts.append(count)
-            segments.append(
-                Segment(seq.tokens[start:] + draft.tokens, start, seq.blocks, 1 + count)
-            )
-            draft.run = len(draft.tokens)
-            seq.num_draft_computed = len(seq.tokens) + draft.run
-        return self._run(segments), counts
+def judged_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:
+    """Of `[sum(counts) + sequences]` rows: those to judge, and the one behind each one's last
+    token."""
+    asked: list[Rows] = []
+    last: list[int] = []
+    row = 0
+    for seq, count in zip(seqs, counts, strict=True):
+        if count:
+            asked.append(Rows(seq, row, count, seq.num_tokens - count))
+        row += count + 1
+        last.append(row - 1)
+    return asked, last
 
-    def extend(self, drafts: list[Draft]) -> ModelOutput:
-        """Run the new guesses of each; [drafts, vocab] logits after the last of them."""
-        segments = []
-        for draft in drafts:
-            seq, tokens = draft.seq, draft.tokens[draft.run :]
-            segments.append(Segment(tokens, seq.num_draft_computed, seq.blocks, 1))
-            draft.run += len(tokens)
-            seq.num_draft_computed += len(tokens)
-        return self._run(segments)
 
-    def _run(self, segments: list[Segment]) -> ModelOutput:
-        """The rows they ask for, as wide as the target's vocabulary. Long ones go in several
-        forwards."""
-        found: list[ModelOutput] = []
-        batch: list[Segment] = []
-        room = self._max_step_tokens
-        for tokens, start, blocks, num_logits, _ in segments:
-            first, silent = 0, len(tokens) - num_logits  # rows before it are not asked for
-            while first < len(tokens):
-                last = min(first + room, len(tokens))
-                asked = max(last - max(first, silent), 0)
-                batch.append(Segment(self._known(tokens[first:last]), start + first, blocks, asked))
-                room -= last - first
-                first = last
-                if room == 0:
-                    found.append(self._forward(batch))
-                    batch, room = [], self._max_step_tokens
-        if batch:
-            found.append(self._forward(batch))
-        missing = self._vocab_size - self._runner.vocab_size
-        if len(found) == 1 and not missing:
-            return found[0]
-        logits = torch.cat([output.logits for output in found])
-        if missing > 0:
-            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-        return ModelOutput(logits[:, : self._vocab_size])
-
-    def _forward(self, segments: list[Segment]) -> ModelOutput:
-        output = self._runner.forward(segments)
-        self.seconds += self._runner.seconds
-        return output
-
-    def _known(self, tokens: Seq[int]) -> Seq[int]:
-        """The draft's embedding ends before the target's where only the target's is padded; a
-        prompt given as ids may hold such an id all the same."""
-        if self._runner.vocab_size >= self._vocab_size:
-            return tokens
-        return [token if token < self._runner.vocab_size else 0 for token in tokens]
+def agreements(asked: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
+    """What was drawn in these rows against what is committed."""
+    found, at = [], 0
+    for seq, _, count, first, _ in asked:
+        known = seq.tokens[-count:]
+        hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
+        guesses = list(zip(leads[at : at + count], hits, strict=True))
+        found.append(Agreement(seq.number, first - seq.num_prompt, guesses))
+        at += count
+    return found

@@ -98,9 +98,9 @@ class Doubted(Evidence):
         grade = _grade(run)
         accident = self._by_accident[grade]
         if accident < 1.0 and accident < (right := self._rate(grade)):
-            told = right / accident if hit else (1 - right) / (1 - accident)
+            ratio = right / accident if hit else (1 - right) / (1 - accident)
             least, most = _ODDS
-            self._odds = min(max(self._odds * told, least), most)
+            self._odds = min(max(self._odds * ratio, least), most)
         self._add(grade, right=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:

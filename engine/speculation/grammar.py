@@ -12,8 +12,7 @@ from collections.abc import Sequence as Seq
 from engine.scheduling.constraint import Constraint, has_bit
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal, chain
-from engine.speculation.proposer import FreeProposer
+from engine.speculation.proposal import EMPTY, GRAMMAR, FreeProposer, Proposal, chain
 
 
 class GrammarProposer(FreeProposer):

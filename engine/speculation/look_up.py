@@ -11,8 +11,7 @@ from collections.abc import Sequence as Seq
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.evidence import Evidence
-from engine.speculation.proposal import EMPTY, Proposal, chain
-from engine.speculation.proposer import FreeProposer
+from engine.speculation.proposal import EMPTY, FreeProposer, Proposal, chain
 
 
 class Follower(ABC):

@@ -23,12 +23,7 @@ class VerifyResult(msgspec.Struct):
 
     path: list[int] = []
     tokens: list[int] = []
-    num_proposed: int = 0
     finite: bool = True
-
-    @property
-    def num_accepted(self) -> int:
-        return len(self.path)
 
 
 def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
@@ -38,11 +33,11 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
         kept, count = 0, proposal.num_candidates
         while kept < count and drawn[kept] == proposal.tokens[kept]:
             kept += 1
-        return VerifyResult(list(range(kept)), drawn[: kept + 1], count)
+        return VerifyResult(list(range(kept)), drawn[: kept + 1])
     children: dict[tuple[int, int], int] = {}
     for node in range(proposal.num_candidates):
         children.setdefault((proposal.parents[node], proposal.tokens[node]), node)
-    result = VerifyResult(num_proposed=proposal.num_candidates)
+    result = VerifyResult()
     node = -1
     while True:
         token = drawn[1 + node]

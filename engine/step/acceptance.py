@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
+from itertools import islice
 
 import msgspec
 
@@ -143,24 +144,17 @@ class Acceptor:
         return self._draws.draw(output.table, asked)
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
-        walked = self._drawn(sampled, output, self._draws)
-        left = [item for item, result in zip(sampled, walked, strict=True) if result is None]
-        found = iter(self._drawn(left, output, self._exact) if left else ())
-        results = [next(found) if result is None else result for result in walked]
-        return [result for result in results if result is not None]
-
-    def _drawn(
-        self, sampled: list[Sampled], output: ModelOutput, draws: Draws
-    ) -> list[VerifyResult | None]:
-        """Each proposal along the tokens at its rows; None where one of them is UNSURE."""
+        """Each proposal along the tokens drawn at its rows."""
         rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
         contexts = [context for item in sampled for context in _contexts(item)]
-        drawn = iter(draws.draw_adjusted(output.of(rows), contexts))
-        results: list[VerifyResult | None] = []
-        for item in sampled:
-            tokens = [next(drawn) for _ in range(1 + len(item.proposal))]
-            results.append(None if UNSURE in tokens else walk(item.proposal, tokens))
-        return results
+        drawn = self._draws.draw_adjusted(output.of(rows), contexts)
+        if unsure := [i for i, token in enumerate(drawn) if token == UNSURE]:
+            logits = output.of([rows[i] for i in unsure])
+            exact = self._exact.draw_adjusted(logits, [contexts[i] for i in unsure])
+            for i, token in zip(unsure, exact, strict=True):
+                drawn[i] = token
+        left = iter(drawn)
+        return [walk(item.proposal, list(islice(left, 1 + len(item.proposal)))) for item in sampled]
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
         """Cut at the first stop token, where the grammar is complete or cannot go on, and where the

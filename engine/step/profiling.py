@@ -74,15 +74,12 @@ def profile_at_start(
 
 def profile_alone(rehearsal: Rehearsal, k_max: int, schedule: ScheduleConfig) -> Points:
     """(rows, seconds) of one sequence with growing proposals; only what fits the cache."""
-    sizes = [rows for rows in alone(k_max) if rows <= schedule.max_step_tokens]
-    sizes = [rows for rows in sizes if rehearsal.fits(1, rows)]
-    return list(zip(sizes, rehearsal.seconds([(1, rows) for rows in sizes]), strict=True))
+    return rehearsal.points((1, n) for n in alone(k_max) if n <= schedule.max_step_tokens)
 
 
 def profile_plain(rehearsal: Rehearsal, numbers: Iterable[int]) -> Points:
     """(sequences, seconds) of forwards with a row of each."""
-    sizes = [n for n in numbers if rehearsal.fits(n, 1)]
-    return list(zip(sizes, rehearsal.seconds([(n, 1) for n in sizes]), strict=True))
+    return rehearsal.points((n, 1) for n in numbers)
 
 
 def profile_draft(rehearsal: Rehearsal, k_max: int, most: int) -> Points:
@@ -104,16 +101,11 @@ def profile_batches(
     for sequences, lengths in BATCHES:
         if sequences > schedule.max_sequences:
             continue
-        sizes = [
-            (sequences, rows)
-            for rows in telling(lengths, k_max)
-            if sequences * rows <= schedule.max_step_tokens and rehearsal.fits(sequences, rows)
-        ]
-        left = BUDGET_SECONDS - (time.perf_counter() - began)
-        seconds = rehearsal.seconds(sizes, budget=left)
-        if len(seconds) > 1:
-            pairs = zip(sizes, seconds, strict=False)
-            found[sequences] = [(sequences * rows, each) for (_, rows), each in pairs]
+        most = schedule.max_step_tokens // sequences
+        sizes = [(sequences, rows) for rows in telling(lengths, k_max) if rows <= most]
+        points = rehearsal.points(sizes, budget=BUDGET_SECONDS - (time.perf_counter() - began))
+        if len(points) > 1:
+            found[sequences] = points
     return found
 
 
@@ -147,6 +139,12 @@ class Rehearsal:
 
     def fits(self, sequences: int, rows: int, context: int = CONTEXT) -> bool:
         return sequences * self._blocks_each(rows, context) <= len(self._cache.own)
+
+    def points(self, sizes: Iterable[tuple[int, int]], *, budget: float = inf) -> Points:
+        """(rows of all, seconds) of each (sequences, rows) that the cache holds, as `seconds`."""
+        sizes = [size for size in sizes if self.fits(*size)]
+        seconds = self.seconds(sizes, budget=budget)
+        return [(n * rows, each) for (n, rows), each in zip(sizes, seconds, strict=False)]
 
     def seconds(
         self,

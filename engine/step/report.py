@@ -1,4 +1,4 @@
-"""What the front end is told: first of the engine, then of each sequence the Output of a step and
+"""What the front end gets: first the engine's Ready, then of each sequence the Output of a step and
 of an early end."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
 def report(item: Sampled) -> Output:
     """Prompt facts ride on the first Output of a sequence."""
     seq, proposal = item.chunk.seq, item.proposal
-    told = seq.params.provenance or seq.params.prediction or proposal.forced
+    traced = seq.params.provenance or seq.params.prediction or proposal.forced
     first = seq.num_output == len(item.tokens)
     return Output(
         id=seq.id,
@@ -76,7 +76,7 @@ def report(item: Sampled) -> Output:
         predicted=seq.predicted,
         source=proposal.source if proposal.num_candidates else "",
         forced=len(proposal.forced),
-        sources=_sources(item) if told else None,
+        sources=_sources(item) if traced else None,
     )
 
 

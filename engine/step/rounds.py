@@ -1,20 +1,39 @@
-"""Propose, verify and accept: the part of a step that computes, in one of its two ways."""
+"""Propose, verify and accept: the part of a step that computes, in one of its two ways.
+
+Step by step, the host knows every guess before it is verified. Where a draft model guesses on a
+device, the host waits for that once: the draft's catch-up, its whole proposal, the target's forward
+over it and the target's draws are sent to the device one after the other, guesses are put into the
+target's rows there, and one copy brings what the draft would have guessed before, its guesses with
+their confidences, and the tokens drawn. The host walks the proposals afterwards.
+
+So nothing can be left out of that forward by looking at a guess: all K are verified, whatever their
+confidence, and where a draft ended the rows behind its end are of no use. By the trimming law
+(speculation.verify) the text is the same. Requests whose draws need the host in between (penalties,
+bias, grammars, log-probabilities), that bound their guesses, or that filter while they draft, make
+a step go step by step. What a look-up guesses goes into the same forward.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.messages import StepSeconds
+from engine.model.batch import Unseen
 from engine.model.draws import Draws
 from engine.model.runner import ModelRunner
-from engine.sampling.device_draws import DeviceDraws
-from engine.scheduling.step_plan import StepPlan
+from engine.sampling.device_draws import DeviceDraws, read_together, whole
+from engine.sampling.plain import UNSURE, Rows
+from engine.scheduling.segment import Segment
+from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
-from engine.speculation.draft_model import DraftModelProposer
+from engine.speculation.draft_model import DraftModelProposer, InFlight
 from engine.speculation.grammar import within_grammars
-from engine.speculation.proposer import Proposer
-from engine.step.acceptance import Acceptor, Sampled, segments
+from engine.speculation.proposal import Proposal, Proposer
+from engine.step.acceptance import Acceptor, Sampled, prompt_rows, segments
 from engine.step.clock import Stopwatch
-from engine.step.one_wait import OneWait
+
+OneWait = Callable[[StepPlan, StepSeconds, Stopwatch], list[Sampled] | None]
 
 
 class Rounds:
@@ -33,29 +52,89 @@ class Rounds:
         self._allowance = allowance
         self._runner = runner
         self._acceptor = acceptor
-        self._one_wait = None
+        self._one_wait: OneWait | None = None
         if isinstance(main, DraftModelProposer) and isinstance(draws, DeviceDraws):
-            self._one_wait = OneWait(main, proposer, allowance, runner, acceptor, draws)
+            self._draft, self._draws = main, draws
+            self._one_wait = self._with_one_wait
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
         """One for each chunk that samples; `seconds` are filled in for these three."""
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)
+        seconds.propose_forward = self._proposer.forward_seconds
         seconds.accept, seconds.verify_forward = lap(), self._runner.seconds
         settle(seconds)
         return sampled
 
     def _step_by_step(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
-        """The host knows every guess before it is verified."""
         proposals = self._proposer.propose(plan.chunks)
         if any(proposals):
             proposals = within_grammars(plan.chunks, proposals)
             proposals = self._allowance.keep(plan.chunks, proposals)
-        seconds.propose, seconds.propose_forward = lap(), self._proposer.forward_seconds
+        seconds.propose = lap()
         output = self._runner.forward(segments(plan, proposals))
         seconds.verify = lap()
         return self._acceptor.accept(plan, proposals, output)
+
+    def _with_one_wait(
+        self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
+    ) -> list[Sampled] | None:
+        """None, with nothing done, if the step is not for this way."""
+        if not all(self._is_usual(chunk) for chunk in plan.chunks):
+            return None
+        found, chunks = self._proposer.look_up(plan.chunks)
+        flight = self._draft.begin(chunks)
+        if flight is None:
+            return None
+        seconds.propose = lap()
+        packed, unseen, rows = _packed(chunks, found, flight)
+        output = self._runner.forward(packed, unseen)
+        seconds.verify = lap()
+        drawn = self._draws.enqueue(output.logits, rows)
+        *drafted, target = read_together([*flight.sent, drawn])
+        left = iter(self._draft.finish(flight, drafted))
+        proposals = [
+            next(left) if chunk.samples and chunk.k else own
+            for chunk, own in zip(chunks, found, strict=True)
+        ]
+        self._allowance.keep(plan.chunks, proposals)  # too late to cut, not to learn from
+        sampling = [pair for pair in zip(plan.chunks, proposals, strict=True) if pair[0].samples]
+        sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
+        tokens = whole(target[: len(target) // 2])
+        own = [tokens[item.row : item.row + 1 + len(item.proposal)] for item in sampled]
+        self._acceptor.walk(sampled, output, [None if UNSURE in part else part for part in own])
+        self._proposer.take_over()
+        return sampled
+
+    def _is_usual(self, chunk: Chunk) -> bool:
+        seq = chunk.seq
+        if not self._allowance.is_open(seq) or prompt_rows(chunk):
+            return False
+        asks = seq.params.logprobs is not None or not self._draws.takes(seq)
+        return not (chunk.samples and asks)
+
+
+def _packed(
+    chunks: list[Chunk], found: list[Proposal], flight: InFlight
+) -> tuple[list[Segment], Unseen, list[Rows]]:
+    """What the target computes, the places of guesses in it that the host has not seen, and the
+    rows of logits to draw from, for each chunk that samples. `found` by look-ups."""
+    packed, rows = list[Segment](), list[Rows]()
+    places, at, row = list[int](), 0, 0
+    for chunk, own in zip(chunks, found, strict=True):
+        seq, k = chunk.seq, chunk.k if chunk.samples else 0
+        guesses = own.tokens or [0] * k
+        tokens = seq.tokens[chunk.start : chunk.end] + guesses
+        asked = len(guesses) + 1 if chunk.samples else 0
+        packed.append(Segment(tokens, chunk.start, seq.blocks, asked))
+        if not own.tokens:
+            places += range(at + chunk.length, at + len(tokens))
+        at += len(tokens)
+        if asked:
+            rows.append(Rows(seq, row, asked, seq.num_tokens))
+            row += asked
+    return packed, Unseen(places, flight.ids), rows
 
 
 def settle(seconds: StepSeconds) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.interface import AttentionBackend, LayerShape, Span, scrap_span
+from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
 from engine.attention.sdpa import SdpaBackend
 from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
@@ -69,7 +69,7 @@ def attend(prepared: Any, spans: list[Span], **asked: Any) -> torch.Tensor:
     if named["sinks"] is not None:
         named["sinks"] = named["sinks"].cuda()
     with torch.inference_mode():
-        found: torch.Tensor = prepared.attend(0, query, key, value, **named)
+        found: torch.Tensor = prepared.run(0, query, key, value, Variation(**named))
     return found.float().cpu()
 
 

@@ -12,10 +12,9 @@ from engine.attention.interface import LayerShape, PreparedAttention, Span, Vari
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
 from engine.model.batch import Batch
-from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
 from engine.model.llama import LlamaAttention
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment, ancestors_of

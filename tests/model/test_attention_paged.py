@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import TILE, FlexBackend, Pages
-from engine.attention.interface import AttentionBackend, LayerShape, Span, scrap_span
+from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import fresh_slots, visible
 from engine.config import EngineConfig
@@ -76,7 +76,7 @@ def rows(spans: list[Span]) -> tuple[Tensor, Tensor, Tensor]:
 
 def attend(prepared: Any, spans: list[Span], **asked: Any) -> Tensor:
     named = {"scaling": None, "window": None, "softcap": None, "sinks": None, **asked}
-    found: Tensor = prepared.attend(0, *rows(spans), **named)
+    found: Tensor = prepared.run(0, *rows(spans), Variation(**named))
     return found
 
 
@@ -175,9 +175,7 @@ def test_a_poisoned_neighbour_does_no_harm(name: str) -> None:
     backend = BACKENDS[name]()
     query, key, value = rows(spans)
     key[:, :, :3], value[:, :, :3] = math.nan, math.nan
-    found = backend.prepare(ours, spans).attend(
-        0, query, key, value, scaling=None, window=None, softcap=None, sinks=None
-    )
+    found = backend.prepare(ours, spans).run(0, query, key, value, Variation())
     assert found[:, 3:].isfinite().all()
     assert not found[:, :3].isfinite().any()
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.cpu.fused import FusedDecoder, fused_decoder
-from engine.model.call import choose_call, front_door
 from engine.model.llama import Output
+from engine.model.loaded import choose_call, front_door
 from engine.model.loader import load_model
 from engine.model.proof import sample_tokens, whole_sequence
 from tests.support import tiny

@@ -23,8 +23,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.speculation.build import build_proposer
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.ngram import NgramProposer
-from engine.speculation.proposal import EMPTY
-from engine.speculation.proposer import NoProposer
+from engine.speculation.proposal import EMPTY, NoProposer
 from tests.support.fake_runner import FakeRunner, Runner
 from tests.support.long_way import finalize, sample
 
@@ -39,7 +38,7 @@ def proposer_on(
     vocab_size: int = VOCAB,
     max_step_tokens: int = 512,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
-    hears: Callable[[], bool] | None = None,
+    judges: Callable[[], bool] | None = None,
 ) -> DraftModelProposer:
     processor = LogitsProcessor(EOS)
     return DraftModelProposer(
@@ -49,7 +48,7 @@ def proposer_on(
         vocab_size=vocab_size,
         max_step_tokens=max_step_tokens,
         goes_on=goes_on,
-        hears=hears,
+        judges=judges,
     )
 
 

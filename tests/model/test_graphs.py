@@ -17,15 +17,13 @@ from engine.attention.interface import AttentionBackend
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
-from engine.model.call import front_door
 from engine.model.chain_graphs import read_chains
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
 from engine.model.pair import Pair
-from engine.model.runner import Graphs, ModelRunner
-from engine.model.timing import DeviceTimer
+from engine.model.runner import DeviceTimer, Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, gumbel
 from engine.scheduling.segment import Segment, Start

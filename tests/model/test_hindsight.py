@@ -15,7 +15,7 @@ from engine.model.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_record import Agreement
 from engine.speculation.draft_model import DraftModelProposer
-from engine.speculation.hindsight import MOST_OF_ALL, MOST_ROWS
+from engine.speculation.drafts import MOST_OF_ALL, MOST_ROWS
 from engine.speculation.proposal import Proposal
 from tests.model.test_draft_model import BLOCK, VOCAB, Blocks, decode, proposer_on, sequence
 from tests.support.fake_runner import FakeRunner, Runner
@@ -161,16 +161,16 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
         hold(found, seq, fake)
 
 
-def test_nothing_is_judged_that_nobody_hears() -> None:
+def test_nothing_is_judged_that_nobody_wants() -> None:
     """Law: the same guesses, without the rows that only tell how earlier ones would have fared."""
     said = list[list[int]]()
-    for hears in (True, False):
+    for judges in (True, False):
         rng, runner, blocks = random.Random(2), fake(), Blocks(1)
-        proposer = proposer_on(runner, hears=partial(bool, hears))
+        proposer = proposer_on(runner, judges=partial(bool, judges))
         seq = sequence("s", [4, 5, 6])
         go_on(seq, 5, fake, rng)
         said += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
-        assert bool(proposer.agreements) is hears
+        assert bool(proposer.agreements) is judges
     assert said[0] == said[1]
 
 

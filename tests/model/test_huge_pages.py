@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 import pytest
 
-from engine.model.huge_pages import HUGE_PAGE, space
+from engine.model.kv_cache import HUGE_PAGE, space
 
 
 @pytest.mark.parametrize("size", [0, 1, HUGE_PAGE // 2, HUGE_PAGE, 3 * HUGE_PAGE + 5])

@@ -18,9 +18,8 @@ from engine.attention.interface import AttentionBackend
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
-from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
 from engine.model.pair import Pair
 from engine.model.runner import Graphs, ModelRunner
@@ -126,7 +125,7 @@ class Counted:
 
     def __init__(self, engine: Engine) -> None:
         self.once = self.other = self.looked_up = 0
-        self._way = engine._rounds._one_wait
+        self._way, self._cascade = engine._rounds._one_wait, engine._proposer
         assert self._way is not None
         engine._rounds._one_wait = self  # type: ignore[assignment]
 
@@ -135,7 +134,7 @@ class Counted:
         found = self._way(plan, seconds, lap)
         self.once += found is not None
         self.looked_up += found is not None and any(s.proposal.source == "ngram" for s in found)
-        _, left = self._way._cascade.look_up(plan.chunks)
+        _, left = self._cascade.look_up(plan.chunks)
         self.other += found is None and any(chunk.k for chunk in left)
         return found
 

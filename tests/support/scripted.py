@@ -20,7 +20,7 @@ from pathlib import Path
 
 import engine.lab.scripted
 from engine.__main__ import build_parser, read_config
-from engine.child.parent import follow_parent
+from engine.child import follow_parent
 from engine.errors import ModelError
 from engine.lab.scripted import make_ready
 from engine.messages import Outputs, Ready

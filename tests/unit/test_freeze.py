@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import engine.child.freeze
-from engine.child.freeze import freeze_memory
+import engine.child
+from engine.child import freeze_memory
 
 HUGE_PAGE = 1 << 21
 
@@ -57,6 +57,6 @@ def resident() -> int:
 
 def test_it_does_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Law: where the system has no such file, nothing fails."""
-    monkeypatch.setattr(engine.child.freeze, "_MAPS", tmp_path / "none")
+    monkeypatch.setattr(engine.child, "_MAPS", tmp_path / "none")
     freeze_memory()
     assert gc.get_freeze_count() > 0

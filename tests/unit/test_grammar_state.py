@@ -12,7 +12,7 @@ from llguidance import LLTokenizer
 
 from engine.config import model_folder
 from engine.control.controller import FixedK, Load
-from engine.grammar.compiler import Compiled, GrammarState
+from engine.grammar.compiler import GrammarState, eos_bits
 from engine.grammar.source import compile_grammar
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar, SamplingParams
@@ -29,9 +29,8 @@ def test_masks_of_vocabularies_of_any_width(width: int) -> None:
     the engine."""
     vocabulary = load_vocabulary(model_folder("demo", "target"), vocab_size=width)
     grammar = Grammar("choice", '["yes", "no"]')
-    seq = Sequence("s", SamplingParams(seed=0, max_tokens=9, grammar=grammar), [1], 1)
-    compiled = Compiled(compile_grammar(grammar, vocabulary), vocabulary)
-    allowed = compiled.state(seq, can_end=True).allowed(())
+    matcher = compile_grammar(grammar, vocabulary)
+    allowed = GrammarState(matcher, eos=eos_bits(vocabulary), may_end=True).allowed(())
     assert allowed is not None
     found = [token for token in range(width) if has_bit(allowed, token)]
     words = {vocabulary.decode_str([token]) for token in found}
@@ -45,7 +44,8 @@ def state_of(
     """A state whose clock reads `seconds`."""
     vocabulary = VOCABULARY
     seq = Sequence("s", SamplingParams(seed=0, max_tokens=99, grammar=grammar), [1], 1)
-    made = Compiled(compile_grammar(grammar, vocabulary), vocabulary).state(seq, can_end=True)
+    matcher = compile_grammar(grammar, vocabulary)
+    made = GrammarState(matcher, eos=eos_bits(vocabulary), may_end=True)
     if seconds is not None:
         made._clock = lambda: next(seconds)
     return made, seq, vocabulary

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.child.threads import engine_threads, granted_cores, limit_threads
+from engine.child import engine_threads, granted_cores, limit_threads
 
 ALLOWED = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 

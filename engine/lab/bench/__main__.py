@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from engine.arguments import Parser, exit_code
-from engine.child.freeze import freeze_memory
+from engine.child import freeze_memory
 from engine.errors import ConfigError
 from engine.lab.bench import context, record
 from engine.lab.bench.assisted import NAMES, other_arms

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from engine.arguments import number, whole
-from engine.child.threads import VARIABLES, engine_threads, granted_cores
+from engine.child import VARIABLES, engine_threads, granted_cores
 from engine.config import BUILTIN, DTypeName, EngineConfig, QuantizationName, model_folder
 from engine.errors import ConfigError
 from engine.lab.bench.offline import Clock, Encode

@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from engine.arguments import Parser, exit_code, number, whole
-from engine.child.threads import VARIABLES, engine_threads, granted_cores
+from engine.child import VARIABLES, engine_threads, granted_cores
 from engine.config import BUILTIN, model_folder
 from engine.errors import ConfigError
 from engine.lab.files import new_folder

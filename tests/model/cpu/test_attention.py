@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.interface import LayerShape, Span
+from engine.attention.interface import LayerShape, Span, Variation
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu.attention import MOST_THREADS, CompiledBackend
 from engine.errors import ConfigError
@@ -67,7 +67,7 @@ class Case:
             row += span.length
         parts = [part[:, :, chosen] for part in self.rows]
         prepared = backend.prepare(self.plane, moved)
-        found: Tensor = prepared.attend(0, *parts, **{**PLAIN, **asked})
+        found: Tensor = prepared.run(0, *parts, Variation(**{**PLAIN, **asked}))
         return found
 
 

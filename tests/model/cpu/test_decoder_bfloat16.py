@@ -18,9 +18,8 @@ from engine.cpu.decoder import CompiledDecoder
 from engine.cpu.kernels_attention import SPAN_ROWS
 from engine.model import loader
 from engine.model.batch import Batch
-from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment

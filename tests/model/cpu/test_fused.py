@@ -23,9 +23,8 @@ from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_rows import gate
 from engine.cpu.vectors import multiplies_pairs
 from engine.cpu.weights import SMALL
-from engine.model.call import front_door
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
 from engine.model.proof import TOLERANCE, sample_tokens, whole_sequence
 from tests.support import tiny

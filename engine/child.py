@@ -1,0 +1,127 @@
+"""What a child process asks of its operating system: to end with its parent, whatever it is doing;
+its share of the CPU cores, as torch's number of threads; and huge pages.
+
+torch starts as many threads as the machine has cores. In a container with a quota of two cores on
+a machine with sixty-four, the sixty-four threads take turns on two and every step waits for the
+slowest. Free of torch, which reads the environment once, when it is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import math
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import MutableMapping
+from pathlib import Path
+
+EXIT_ORPHANED = 1
+
+_PR_SET_PDEATHSIG = 1
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+CGROUP = Path("/sys/fs/cgroup")
+
+_HUGE_PAGE = 1 << 21  # bytes
+_LEAST = 2 * _HUGE_PAGE  # of a stretch: to ask takes some 5 ms of each, and there are many
+_COLLAPSE = 25  # of Linux's madvise, since 6.1
+_MAPS = Path("/proc/self/maps")
+
+
+def follow_parent() -> bool:
+    """Make this process end with its parent, even in the middle of a step. Call it first. Returns
+    whether there is one that started it by program.
+
+    Twice, for two failures: a thread waits for the end of stdin when that is a pipe (works
+    everywhere, needs the interpreter), and on Linux the kernel kills (needs nothing of us).
+    Ctrl-C in a terminal is the parent's to handle: it drains.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        piped = stat.S_ISFIFO(os.fstat(0).st_mode)
+    except OSError:  # no stdin at all
+        piped = False
+    if not piped:
+        return False  # started by hand
+    die_with_parent()
+    threading.Thread(target=_exit_with_stdin, name="parent-watch", daemon=True).start()
+    return True
+
+
+def die_with_parent() -> None:
+    """On Linux, have the kernel kill this process when its parent ends; elsewhere nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _exit_with_stdin() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(EXIT_ORPHANED)
+
+
+def granted_cores(cgroup: Path = CGROUP) -> int:
+    """Cores of the affinity mask, and no more than the control group's quota (v2 or v1)."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = _quota(cgroup)
+    return max(1, min(allowed or 1, math.floor(quota) if quota is not None else allowed or 1))
+
+
+def engine_threads(cores: int) -> int:
+    """All but one: the front end needs a core, and threads of one product that share a core with
+    anything wait for each other in every layer."""
+    return max(1, cores - 1)
+
+
+def limit_threads(threads: int | None, environment: MutableMapping[str, str]) -> None:
+    """Set the variables that torch reads: to `threads`, or to `engine_threads` unless they are
+    set. Call before torch is imported."""
+    if threads is None:
+        if VARIABLES[0] in environment:
+            return
+        threads = engine_threads(granted_cores())
+    for name in VARIABLES:
+        environment[name] = str(threads)
+
+
+def _quota(cgroup: Path) -> float | None:
+    """Cores per unit of time, or None: no limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        cores = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # `max`: no limit
+        return None
+    return cores if cores > 0 else None
+
+
+def freeze_memory() -> None:
+    """The garbage collector never walks it in the middle of a step again, and it lies in huge pages
+    where Linux makes some of small ones: behind a forward a page's place has to be looked up anew,
+    and Python's objects, read in every step, are thousands of small pages."""
+    gc.collect()
+    gc.freeze()
+    if not _MAPS.exists():  # not Linux
+        return
+    advise = ctypes.CDLL(None).madvise
+    for line in _MAPS.read_text().splitlines():
+        span, rights, _, _, _, *name = line.split(maxsplit=5)
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            first, last = (int(end, 16) for end in span.split("-"))
+            first += -first % _HUGE_PAGE
+            size = last // _HUGE_PAGE * _HUGE_PAGE - first
+            if size >= _LEAST:  # what it cannot do it leaves as it is
+                advise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE)

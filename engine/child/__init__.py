@@ -1,1 +1,0 @@
-"""What the engine process asks of its operating system."""
