@@ -205,53 +205,30 @@ WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
 )  # fmt: skip
 
 
-def tool(name: str, description: str, argument: str) -> dict[str, Any]:
-    """A function as the OpenAI API describes it, with one string argument."""
-    parameters = {
-        "type": "object",
-        "properties": {argument: {"type": "string"}},
-        "required": [argument],
-    }
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
-
-
-TOOLS = (
-    tool("get_weather", "Get the weather of a city", "city"),
-    tool("get_time", "Get the current time of a city", "city"),
-    tool("search", "Search the web", "query"),
-    tool("calculate", "Compute an expression", "expression"),
-)
-
-
 def tool_use(rng: random.Random) -> tuple[Dialogue, list[dict[str, Any]]]:
     """A question that one of the offered tools answers: call, result, reply; and the offer."""
+    tools = facts()["tools"]
     city = rng.choice(list(facts()["capitals"].values())[:30])
     left, right = rng.randint(2, 99), rng.randint(2, 99)
     topic = rng.choice(list(facts()["words"])).split(" ", 1)[-1]
     degrees, hour = rng.randint(-5, 35), f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
     weather, product = worded(rng, "weather", city=city), f"{left} * {right}"
     chosen, argument, question, result, reply = rng.choice((
-        (TOOLS[0], city, weather, {"temperature": degrees}, f"It is {degrees} degrees in {city}."),
-        (TOOLS[1], city, f"What time is it in {city}?", {"time": hour}, f"It is {hour} in {city}."),
-        (TOOLS[2], topic, f"Search for {topic}.", {"results": 3},
+        (tools[0], city, weather, {"temperature": degrees}, f"It is {degrees} degrees in {city}."),
+        (tools[1], city, f"What time is it in {city}?", {"time": hour}, f"It is {hour} in {city}."),
+        (tools[2], topic, f"Search for {topic}.", {"results": 3},
          f"I found 3 results for {topic}."),
-        (TOOLS[3], product, f"What is {product}?", {"result": left * right},
+        (tools[3], product, f"What is {product}?", {"result": left * right},
          f"{product} = {left * right}"),
     ))  # fmt: skip
-    offered = [entry for entry in TOOLS if entry is chosen or rng.random() < 0.4]
+    offered = [entry for entry in tools if entry is chosen or rng.random() < 0.4]
     function = chosen["function"]
     [name] = function["parameters"]["required"]
     call = {"name": function["name"], "arguments": {name: argument}}
-    dialogue: Dialogue = [
+    calls = [{"type": "function", "function": call}]
+    dialogue = [
         {"role": "user", "content": question},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"type": "function", "function": call}],
-        },
+        {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": json.dumps(result)},
         {"role": "assistant", "content": reply},
     ]

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
 from engine.arguments import Parser, exit_code, number, whole
-from engine.demo.model import Optimizer, check, compiled, divergence, load, logits, save
+from engine.demo.model import Optimizer, check, divergence, load, logits, save
 from engine.demo.tokens import Rows
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
@@ -78,19 +78,15 @@ def distance(target: Tensor, draft: Tensor) -> Tensor:
 
 def follow(target: Any, draft: Any, batches: Iterator[Tensor], end: float) -> None:
     """Train the draft to follow the target on batches of `[rows, length + 1]` ids until then."""
-
-    def loss_on(ids: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = logits(target, ids)
-        return distance(wanted, logits(draft, ids))
-
-    loss_of, optimizer = compiled(loss_on), Optimizer(draft, scale=0.5)
+    optimizer = Optimizer(draft, scale=0.5)
     start, recent = time.monotonic(), list[float]()
     for done, batch in enumerate(batches, start=1):
         if (now := time.monotonic()) >= end:
             return
         share = (now - start) / (end - start)
-        loss = loss_of(batch[:, :-1])
+        with torch.no_grad():
+            wanted = logits(target, batch[:, :-1])
+        loss = distance(wanted, logits(draft, batch[:, :-1]))
         loss.backward()
         optimizer.step(min(done / WARM_UP, 1 - share))
         recent.append(loss.item())

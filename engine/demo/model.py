@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +90,6 @@ def divergence(target: Tensor, draft: Tensor) -> Tensor:
     sets of logits `[positions, vocabulary]`."""
     wanted, offered = target.log_softmax(-1), draft.log_softmax(-1)
     return F.kl_div(offered, wanted, reduction="batchmean", log_target=True)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled where there is a compiler for it; otherwise the function itself."""
-    return torch.compile(function, dynamic=False) if shutil.which("g++") else function
 
 
 def save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

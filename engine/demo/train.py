@@ -10,35 +10,23 @@ so the run ends well whenever it has to end.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from engine.arguments import Parser, exit_code, number, whole
-from engine.demo import distill
+from engine.demo import distill, model
 from engine.demo.card import report
-from engine.demo.model import (
-    Optimizer,
-    check,
-    compiled,
-    divergence,
-    grow,
-    llama,
-    load,
-    logits,
-    save,
-)
 from engine.demo.tokens import Rows, heldout_rows, tokenizer_texts, train_tokenizer
 
 TARGET = {"width": 192, "inner": 576}
@@ -52,92 +40,63 @@ WARM_UP = 0.015  # of the budget
 log = logging.getLogger("foredraft.demo")
 
 
-@dataclass
-class Budget:
-    """How much of the run has passed: by the clock, or by steps where a run must be repeatable."""
-
-    minutes: float
-    steps: int | None
-    start: float  # time.monotonic()
-    done: int = 0  # steps
-
-    def share(self) -> float:
-        if self.steps is not None:
-            return self.done / self.steps
-        return (time.monotonic() - self.start) / (60 * self.minutes)
-
-    def rate(self) -> float:
-        """Warm-up, a plateau until 40 %, then a straight line to zero."""
-        share = self.share()
-        return max(0.0, min(share / WARM_UP, 1.0, (1 - share) / 0.6))
-
-    def stage(self) -> tuple[int, int]:
-        """Layers of the target and length of the rows, now."""
-        share = self.share()
-        return next((layers, length) for limit, layers, length in STAGES if share < limit)
+def rate(share: float) -> float:
+    """Of learning, once this share of the budget has passed: warm-up, a plateau until 40 %, then a
+    straight line to zero."""
+    return max(0.0, min(share / WARM_UP, 1.0, (1 - share) / 0.6))
 
 
 def losses(target: Any, draft: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
     """Both models' losses on `[rows, length + 1]` token ids. The draft's is mostly the distance to
     the target's distribution, and a little of the text itself."""
     inputs, labels = batch[:, :-1], batch[:, 1:].flatten()
-    wanted, offered = logits(target, inputs), logits(draft, inputs)
-    followed = 0.9 * divergence(wanted.detach(), offered) + 0.1 * F.cross_entropy(offered, labels)
-    return F.cross_entropy(wanted, labels), followed
+    wanted, offered = model.logits(target, inputs), model.logits(draft, inputs)
+    distance = model.divergence(wanted.detach(), offered)
+    return F.cross_entropy(wanted, labels), 0.9 * distance + 0.1 * F.cross_entropy(offered, labels)
 
 
-class Trainer:
-    """The two models, their data and their clock."""
-
-    def __init__(
-        self, target: Any, draft: Any, tokenizer: PreTrainedTokenizerBase, budget: Budget, seed: int
-    ) -> None:
-        self.target, self.draft, self.tokenizer, self.budget = target, draft, tokenizer, budget
-        self.rows, self.heldout = Rows(tokenizer, seed), heldout_rows(tokenizer, rows=2)
-        self.losses = compiled(partial(losses, target, draft))
-        self.optimizer = Optimizer(target, draft)
-        self.tokens = 0
-        self.recent: list[tuple[float, float]] = []
-
-    def step(self) -> None:
-        """A few passes and one update."""
-        layers, length = self.budget.stage()
-        if layers > self.target.config.num_hidden_layers:
-            grow(self.target, layers)
-            self.optimizer = Optimizer(self.target, self.draft)
+def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) -> None:
+    """Train both until the budget has passed, by the clock or by steps, and save them to
+    `options.output` now and at the end."""
+    start, saved = time.monotonic() - 60 * options.resume, time.monotonic()
+    rows = Rows(tokenizer, options.seed + round(options.resume))
+    optimizer, recent, tokens = model.Optimizer(target, draft), list[tuple[float, float]](), 0
+    for step in itertools.count():
+        elapsed = time.monotonic() - start
+        share = step / options.steps if options.steps else elapsed / (60 * options.minutes)
+        if share >= 1:
+            break
+        layers, length = next(stage for limit, *stage in STAGES if share < limit)
+        if layers > target.config.num_hidden_layers:
+            model.grow(target, layers)
+            optimizer = model.Optimizer(target, draft)
         for _ in range(PASSES_PER_STEP):
-            batch = self.rows.batch(max(1, TOKENS_PER_PASS // length), length)
-            learned, followed = self.losses(batch)
+            batch = rows.batch(max(1, TOKENS_PER_PASS // length), length)
+            learned, followed = losses(target, draft, batch)
             ((learned + followed) / PASSES_PER_STEP).backward()
-            self.recent.append((learned.item(), followed.item()))
-            self.tokens += batch.shape[0] * length
-        self.optimizer.step(self.budget.rate())
-        self.budget.done += 1
+            recent.append((learned.item(), followed.item()))
+            tokens += len(batch) * length
+        optimizer.step(rate(share))
+        if step < 5 or step % 25 == 24:
+            learned, followed = (sum(each) / len(each) for each in zip(*recent, strict=True))
+            recent.clear()
+            log.info(
+                f"{elapsed:5.0f} s  step {step + 1}  {tokens / 1e6:.2f} M tokens  layers {layers}  "
+                f"length {length}  target {learned:.3f}  draft {followed:.3f}"
+            )
+        if time.monotonic() - saved > 60 * options.checkpoint_minutes:
+            save(target, draft, tokenizer, options.output)
+            saved = time.monotonic()
+    save(target, draft, tokenizer, options.output)
 
-    def run(self, output: Path, checkpoint_minutes: float) -> None:
-        saved = time.monotonic()
-        while self.budget.share() < 1:
-            stage = self.budget.stage()
-            self.step()
-            if self.budget.done % 25 == 0 or self.budget.done < 6:
-                learned, followed = (sum(of) / len(of) for of in zip(*self.recent, strict=True))
-                self.recent.clear()
-                log.info(
-                    f"{time.monotonic() - self.budget.start:5.0f} s  step {self.budget.done}  "
-                    f"{self.tokens / 1e6:.2f} M tokens  layers {stage[0]}  length {stage[1]}  "
-                    f"target {learned:.3f}  draft {followed:.3f}"
-                )
-            if time.monotonic() - saved > 60 * checkpoint_minutes:
-                self.save(output)
-                saved = time.monotonic()
-        self.save(output)
 
-    def save(self, output: Path) -> None:
-        save(self.target, self.tokenizer, output / "target")
-        save(self.draft, self.tokenizer, output / "draft")
-        for record in report(self.target, self.draft, self.heldout, (0.0, 1.0)):
-            log.info("held out %s", json.dumps(record))
-        log.info("saved %s after %.2f M tokens", output, self.tokens / 1e6)
+def save(target: Any, draft: Any, tokenizer: Any, output: Path) -> None:
+    """The pair as it is now, and how it does on text that it does not learn from."""
+    model.save(target, tokenizer, output / "target")
+    model.save(draft, tokenizer, output / "draft")
+    for record in report(target, draft, heldout_rows(tokenizer, rows=2), (0.0, 1.0)):
+        log.info("held out %s", json.dumps(record))
+    log.info("saved %s", output)
 
 
 def build_parser() -> Parser:
@@ -171,21 +130,19 @@ def run(options: argparse.Namespace) -> int:
     """Train, save, distil; the exit code. Raises OSError, and ConfigError where there is nothing to
     resume."""
     if options.resume:
-        check(options.output)
+        model.check(options.output)
     options.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
     if options.resume:
         tokenizer = AutoTokenizer.from_pretrained(options.output / "target")
-        target, draft = (load(options.output / name) for name in ("target", "draft"))
+        target, draft = (model.load(options.output / name) for name in ("target", "draft"))
     else:
         tokenizer = train_tokenizer(tokenizer_texts(options.seed))
-        target, draft = llama(**TARGET, layers=STAGES[0][1]), llama(**DRAFT)
+        target, draft = model.llama(**TARGET, layers=STAGES[0][1]), model.llama(**DRAFT)
     log.info("tokenizer of %d tokens", len(tokenizer))
-    budget = Budget(options.minutes, options.steps, time.monotonic() - 60 * options.resume)
-    trainer = Trainer(target, draft, tokenizer, budget, options.seed + round(options.resume))
-    trainer.run(options.output, options.checkpoint_minutes)
+    train(target, draft, tokenizer, options)
     if options.distill_minutes > 0:
         distill.run(options.output, options.distill_minutes, options.seed, options.threads)
     return 0

@@ -85,10 +85,9 @@ def test_some_text_is_written_however_little_time_there_is(
 
 
 def test_a_draft_that_follows_comes_nearer_and_the_target_stays(
-    monkeypatch: pytest.MonkeyPatch, tiny_target: str, tiny_draft: str
+    tiny_target: str, tiny_draft: str
 ) -> None:
     """Law: any two models of transformers with one vocabulary will do."""
-    monkeypatch.setattr("engine.demo.distill.compiled", lambda function: function)
     torch.manual_seed(0)
     target, draft = model(tiny_target), model(tiny_draft)
     batch = torch.randint(0, target.config.vocab_size, (8, 33))
