@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,15 +65,12 @@ def training_code() -> dict[str, str]:
 
 def docstrings(source: str) -> Iterator[str]:
     """The prose inside a source file: docstrings of a paragraph or more, unindented."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node) or ""
-            if len(text) > 300:
-                yield text
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if len(text) > 300:
+                    yield text
 
 
 def render(dialogue: Dialogue) -> str:
@@ -142,7 +140,7 @@ def heldout_dialogues(kind: Literal["chat", "json"], count: int) -> list[Dialogu
     if kind == "json":
         return [(extraction if rng.random() < 0.7 else invent_json)(rng) for _ in range(count)]
     plain = (dialogue for dialogue, tools in dialogues(HELD_OUT_SEED, 3 * count) if not tools)
-    return [dialogue for dialogue, _ in zip(plain, range(count), strict=False)]
+    return list(islice(plain, count))
 
 
 def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
