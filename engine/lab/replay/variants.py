@@ -108,14 +108,6 @@ class OnlyProbes(AdaptiveK):
         self._explore = _Probes()
 
 
-class NoNeighbours(AdaptiveK):
-    """Plays no K one off."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._explore = _NoNeighbours()
-
-
 class EveryStep(AdaptiveK):
     """Learns from every step, however short."""
 
@@ -133,13 +125,8 @@ class _Never(Exploration):
     def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         return "usual"
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float) -> Round:
         return "usual"
-
-
-class _NoNeighbours(Exploration):
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
-        return super().while_on(seconds, gain=gain, varies=True)
 
 
 class _Probes(Exploration):
@@ -149,20 +136,13 @@ class _Probes(Exploration):
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float) -> Round:
         return "usual"
 
 
 class _Profiled(CostModel):
     def learn(self, seen: StepRecord, *, caught_up: bool) -> None:
         pass
-
-
-class NoHysteresis(AdaptiveK):
-    """Chooses the best rate, however often that changes."""
-
-    def _best(self, *, changed: bool) -> int:
-        return super()._best(changed=True)
 
 
 WHOLE = "the whole controller"
@@ -179,8 +159,6 @@ VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
         "profile only": ProfileOnly,
         "no exploration": NoExploration,
         "only probes": OnlyProbes,
-        "no hysteresis": NoHysteresis,
-        "no neighbours": NoNeighbours,
         "learn from every step": EveryStep,
     }
 )
