@@ -226,7 +226,7 @@ def tool_use(rng: random.Random) -> tuple[Dialogue, list[dict[str, Any]]]:
     [name] = function["parameters"]["required"]
     call = {"name": function["name"], "arguments": {name: argument}}
     calls = [{"type": "function", "function": call}]
-    dialogue = [
+    dialogue: Dialogue = [
         {"role": "user", "content": question},
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": json.dumps(result)},

@@ -46,13 +46,26 @@ def rate(share: float) -> float:
     return max(0.0, min(share / WARM_UP, 1.0, (1 - share) / 0.6))
 
 
-def losses(target: Any, draft: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
-    """Both models' losses on `[rows, length + 1]` token ids. The draft's is mostly the distance to
-    the target's distribution, and a little of the text itself."""
+def losses(target: Any, draft: Any, batch: Tensor) -> Tensor:
+    """`[2]`: both models' losses on `[rows, length + 1]` token ids. The draft's is mostly the
+    distance to the target's distribution, and a little of the text itself."""
     inputs, labels = batch[:, :-1], batch[:, 1:].flatten()
     wanted, offered = model.logits(target, inputs), model.logits(draft, inputs)
     distance = model.divergence(wanted.detach(), offered)
-    return F.cross_entropy(wanted, labels), 0.9 * distance + 0.1 * F.cross_entropy(offered, labels)
+    draft_loss = 0.9 * distance + 0.1 * F.cross_entropy(offered, labels)
+    return torch.stack([F.cross_entropy(wanted, labels), draft_loss])
+
+
+def accumulate(target: Any, draft: Any, rows: Rows, length: int) -> Tensor:
+    """The gradients of one step, from several passes: a large batch leaves the cache. The mean
+    losses."""
+    mean = torch.zeros(2)
+    for _ in range(PASSES_PER_STEP):
+        batch = rows.batch(max(1, TOKENS_PER_PASS // length), length)
+        both = losses(target, draft, batch) / PASSES_PER_STEP
+        both.sum().backward()  # type: ignore[no-untyped-call]
+        mean += both.detach()
+    return mean
 
 
 def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) -> None:
@@ -60,7 +73,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) 
     `options.output` now and at the end."""
     start, saved = time.monotonic() - 60 * options.resume, time.monotonic()
     rows = Rows(tokenizer, options.seed + round(options.resume))
-    optimizer, recent, tokens = model.Optimizer(target, draft), list[tuple[float, float]](), 0
+    optimizer, recent, tokens = model.Optimizer(target, draft), list[Tensor](), 0
     for step in itertools.count():
         elapsed = time.monotonic() - start
         share = step / options.steps if options.steps else elapsed / (60 * options.minutes)
@@ -70,15 +83,11 @@ def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) 
         if layers > target.config.num_hidden_layers:
             model.grow(target, layers)
             optimizer = model.Optimizer(target, draft)
-        for _ in range(PASSES_PER_STEP):
-            batch = rows.batch(max(1, TOKENS_PER_PASS // length), length)
-            learned, followed = losses(target, draft, batch)
-            ((learned + followed) / PASSES_PER_STEP).backward()
-            recent.append((learned.item(), followed.item()))
-            tokens += len(batch) * length
+        recent.append(accumulate(target, draft, rows, length))
         optimizer.step(rate(share))
+        tokens += PASSES_PER_STEP * max(TOKENS_PER_PASS, length)
         if step < 5 or step % 25 == 24:
-            learned, followed = (sum(each) / len(each) for each in zip(*recent, strict=True))
+            learned, followed = torch.stack(recent).mean(0).tolist()
             recent.clear()
             log.info(
                 f"{elapsed:5.0f} s  step {step + 1}  {tokens / 1e6:.2f} M tokens  layers {layers}  "
