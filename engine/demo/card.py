@@ -76,7 +76,7 @@ def report(
         labels = rows[:, 1:].flatten()
         target_loss, draft_loss = (round(F.cross_entropy(of, labels).item(), 3) for of in both)
         for temperature in temperatures:
-            shares = asdict(agreement(*both, temperature))
+            shares = asdict(agreement(both[0], both[1], temperature))
             records.append({
                 "text": kind, "T": temperature, "target loss": target_loss,
                 "draft loss": draft_loss, **{name: round(x, 3) for name, x in shares.items()},

@@ -64,7 +64,7 @@ def written(target: Any, rows: Rows, seed: int, until: float) -> Tensor:
 def mixed(own: Tensor, rows: Rows) -> Iterator[Tensor]:
     """Batches, half from `own`, every row of it once and again, and half new from the corpus."""
     while True:
-        for some in own[torch.randperm(len(own))].split(ROWS // 2):
+        for some in torch.split(own[torch.randperm(len(own))], ROWS // 2):  # type: ignore[no-untyped-call]
             yield torch.cat([some, rows.batch(len(some), LENGTH)])
 
 
@@ -87,7 +87,7 @@ def follow(target: Any, draft: Any, batches: Iterator[Tensor], end: float) -> No
         with torch.no_grad():
             wanted = logits(target, batch[:, :-1])
         loss = distance(wanted, logits(draft, batch[:, :-1]))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step(min(done / WARM_UP, 1 - share))
         recent.append(loss.item())
         if done == 1 or done % 200 == 0:

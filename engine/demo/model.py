@@ -82,7 +82,8 @@ class Optimizer:
 
 def logits(model: Any, ids: Tensor) -> Tensor:
     """`[rows, length]` token ids -> `[rows * length, vocabulary]`, float32."""
-    return model(ids, use_cache=False).logits.flatten(0, 1).float()
+    found: Tensor = model(ids, use_cache=False).logits
+    return found.flatten(0, 1).float()
 
 
 def divergence(target: Tensor, draft: Tensor) -> Tensor:
