@@ -64,7 +64,7 @@ def written(target: Any, rows: Rows, seed: int, until: float) -> Tensor:
 def mixed(own: Tensor, rows: Rows) -> Iterator[Tensor]:
     """Batches, half from `own`, every row of it once and again, and half new from the corpus."""
     while True:
-        for some in torch.split(own[torch.randperm(len(own))], ROWS // 2):  # type: ignore[no-untyped-call]
+        for some in torch.split(own[torch.randperm(len(own))], ROWS // 2):
             yield torch.cat([some, rows.batch(len(some), LENGTH)])
 
 
