@@ -1,99 +1,33 @@
-"""ToolUse: what one chat request may call, the grammar that holds its reply to that, and the calls
-read out of the reply.
+"""ToolUse: what one chat request may call, and the grammar that holds its reply to that.
 
 A grammar binds the reply wherever a promise was asked for that a model alone would not keep: a
 call that is required or named, one call at most, a choice among the tools, strict tools, or a
 format for the replies without calls. Else the model is free, and pays nothing.
-
-A reply's text is read while it comes (`text.tools.calls`), so the deltas of a stream put together
-are the message of the same reply unstreamed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from engine.messages import Grammar
 from server.api.errors import invalid
+from server.api.messages import ToolFunction, tool_choice
 from server.api.schema import ChatRequest
 from server.api.services import Services
-from server.api.tools import ToolFunction, tool_choice
 from server.errors import GrammarRefused
-from server.generation.choice import Finish
-from server.text.tools.calls import CallArguments, CallBegin, Text, ToolCallParser, ToolEvent
-from server.text.tools.formats import ToolFormat, tool_format
-from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
-
-
-class CallReader:
-    """The text of one choice -> deltas of its message, each of content or of one call."""
-
-    def __init__(self, parser: ToolCallParser, name: str) -> None:
-        self._parser = parser
-        self._name = name
-
-    def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        events = self._parser.push(text)
-        if finish is not None:
-            events += self._parser.finish()
-        return [self._delta(event) for event in merged(events)]
-
-    def finish(self, finish: Finish | None) -> str | None:
-        """The reason that clients get: a reply that came to its end with calls in it ended for
-        them."""
-        return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
-
-    def _delta(self, event: ToolEvent) -> dict[str, Any]:
-        match event:
-            case Text(text):
-                return {"content": text}
-            case CallBegin(index, name):
-                begin = {"index": index, "id": self._id(index), "type": "function"}
-                return {"tool_calls": [{**begin, "function": {"name": name, "arguments": ""}}]}
-            case CallArguments(index, text):
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-    def _id(self, index: int) -> str:
-        name = f"{self._name}-{index}".encode()
-        return "call_" + hashlib.sha256(name).hexdigest()[:24]
-
-
-def merged(events: Iterable[ToolEvent]) -> list[ToolEvent]:
-    """Neighbours of one kind as one."""
-    out: list[ToolEvent] = []
-    for event in events:
-        match (out[-1] if out else None, event):
-            case (Text(before), Text(text)):
-                out[-1] = Text(before + text)
-            case (CallArguments(index, before), CallArguments(_, text)):
-                out[-1] = CallArguments(index, before + text)
-            case _:
-                out.append(event)
-    return out
-
-
-def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """An assistant's message, put together of its deltas."""
-    content: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        content.append(delta.get("content", ""))
-        for piece in delta.get("tool_calls", ()):
-            if "id" in piece:
-                function = {"name": piece["function"]["name"], "arguments": ""}
-                calls.append({"id": piece["id"], "type": "function", "function": function})
-            else:
-                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
-    text = "".join(content)
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {**message, "content": text or None, "tool_calls": calls} if calls else message
-
+from server.text.tool_calls import ToolCallParser
+from server.text.tool_format import (
+    ANY_OBJECT,
+    NO_ARGUMENTS,
+    ToolFormat,
+    call_grammar,
+    tool_format,
+)
 
 BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
@@ -106,10 +40,10 @@ class ToolUse:
     offered: tuple[ToolFunction, ...]
     skip_special_tokens: bool
 
-    def reader(self, request_id: str, choice: int) -> CallReader:
+    def parser(self) -> ToolCallParser:
+        """For the text of one choice."""
         names = [tool.name for tool in self.offered]
-        parser = self.format.parser(names, skip_special_tokens=self.skip_special_tokens)
-        return CallReader(parser, f"{request_id}-{choice}")
+        return self.format.parser(names, skip_special_tokens=self.skip_special_tokens)
 
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
@@ -139,7 +73,7 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
     def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
         names = [tool.name for tool in use.offered]
         functions = list(zip(names, schemas, strict=True))
-        return call_grammar(use.format, CallRules(functions, required, many, content))
+        return call_grammar(use.format, functions, required=required, many=many, content=content)
 
     held = rules([_schema(tool) for tool in use.offered])
     try:

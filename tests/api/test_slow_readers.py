@@ -15,8 +15,9 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
-from server.api.completions import KIND, CompletionShape
+from server.api.completions import KIND
 from server.api.intake import Call
+from server.api.shapes import CompletionShape
 from server.api.sse import EventStream, chunks
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from engine.messages import SamplingParams
-from server.api.chat import CHUNK, ChatShape
-from server.api.completions import KIND, CompletionShape
+from server.api.chat import CHUNK
+from server.api.completions import KIND
 from server.api.intake import Call
+from server.api.shapes import ChatShape, CompletionShape
 from server.api.sse import chunks
 from server.generation.choice import Delta
 from server.generation.generation import Generation

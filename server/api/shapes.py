@@ -1,0 +1,141 @@
+"""Shapes: deltas of a generation as choices of a completion and of a chat, whole or in chunks.
+
+A chat's text is read while it comes (`text.tool_calls`), so the deltas of a stream put together are
+the message of the same reply unstreamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from server.api.replies import chat_logprobs, completion_logprobs, provenance_body
+from server.api.tool_use import ToolUse
+from server.generation.choice import Delta, Finish
+from server.text.tool_calls import Piece, ToolCallParser
+
+
+class CompletionShape:
+    """How a completion writes its choices, whole or in chunks. `prompts`: their ids, when the
+    request wants ids; each choice's stand on its first chunk."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]] | None = None, n: int = 1) -> None:
+        self._prompts = prompts
+        self._n = n
+        self._begun: set[int] = set()
+
+    def choices(self, delta: Delta) -> list[dict[str, Any]]:
+        choice = {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": completion_logprobs(delta.logprobs),
+            "finish_reason": delta.finish,
+            **provenance_body(delta.provenance),
+        }
+        if self._prompts is not None:
+            choice["token_ids"] = list(delta.tokens)
+            if delta.index not in self._begun:
+                self._begun.add(delta.index)
+                choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
+        return [choice]
+
+
+class ChatShape:
+    """How chat writes its choices, whole or in chunks. With tools a step may say several things
+    (content, a call, its arguments): each is a chunk of its own, the logprobs and provenance of all
+    of it on the first, the finish on the last."""
+
+    def __init__(self, id: str, use: ToolUse | None = None) -> None:
+        self._id = id
+        self._use = use
+        self._readers: dict[int, CallReader] = {}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        content = "" if self._use is None else None
+        start = {"role": "assistant", "content": content, "refusal": None}
+        return {"index": index, "delta": start, "logprobs": None, "finish_reason": None}
+
+    def choices(self, delta: Delta) -> list[dict[str, Any]]:
+        """One chunk's choice each; at least one when the delta has a finish."""
+        deltas, finish = self._read(delta)
+        beside: dict[str, Any] = {
+            "logprobs": chat_logprobs(delta.logprobs),
+            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
+            **provenance_body(delta.provenance),
+        }
+        if not deltas and (finish is not None or any(beside.values())):
+            deltas = [{}]
+        choices: list[dict[str, Any]] = [
+            {"index": delta.index, "delta": one, "logprobs": None, "finish_reason": None}
+            for one in deltas
+        ]
+        if choices:
+            choices[0] |= beside
+            choices[-1]["finish_reason"] = finish
+        return choices
+
+    def whole(self, delta: Delta) -> dict[str, Any]:
+        """Of a delta that is all of its choice."""
+        deltas, finish = self._read(delta)
+        return {
+            "index": delta.index,
+            "message": message_of(deltas),
+            "logprobs": chat_logprobs(delta.logprobs),
+            "finish_reason": finish,
+            **provenance_body(delta.provenance),
+            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
+        }
+
+    def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
+        """The deltas of the message, and the reason of its end."""
+        if self._use is None:
+            return [{"content": delta.text} if delta.text else {}], delta.finish
+        reader = self._readers.get(delta.index)
+        if reader is None:
+            name = f"{self._id}-{delta.index}"
+            reader = self._readers[delta.index] = CallReader(self._use.parser(), name)
+        return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
+
+
+class CallReader:
+    """The text of one choice -> deltas of its message, each of content or of one call."""
+
+    def __init__(self, parser: ToolCallParser, name: str) -> None:
+        self._parser = parser
+        self._name = name
+
+    def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
+        return [self._delta(piece) for piece in self._parser.push(text, last=finish is not None)]
+
+    def finish(self, finish: Finish | None) -> str | None:
+        """The reason that clients get: a reply that came to its end with calls in it ended for
+        them."""
+        return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if piece.call is None:
+            return {"content": piece.text}
+        call: dict[str, Any] = {"index": piece.call, "function": {"arguments": piece.text}}
+        if piece.name is not None:
+            digest = hashlib.sha256(f"{self._name}-{piece.call}".encode()).hexdigest()
+            call = {"index": piece.call, "id": f"call_{digest[:24]}", "type": "function"}
+            call["function"] = {"name": piece.name, "arguments": ""}
+        return {"tool_calls": [call]}
+
+
+def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """An assistant's message, put together of its deltas."""
+    content: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        content.append(delta.get("content", ""))
+        for piece in delta.get("tool_calls", ()):
+            if "id" in piece:
+                function = {"name": piece["function"]["name"], "arguments": ""}
+                calls.append({"id": piece["id"], "type": "function", "function": function})
+            else:
+                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+    text = "".join(content)
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return {**message, "content": text or None, "tool_calls": calls} if calls else message
