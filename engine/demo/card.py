@@ -1,8 +1,16 @@
 """Prints the figures and replies that the model card (README.md) states.
 
-python -m engine.demo.card --measure    losses and acceptance on held-out text
+python -m engine.demo.card --measure    losses and agreement on held-out text
 python -m engine.demo.card --time       one-row forward times of both models, one thread
 python -m engine.demo.card --replies    the documented prompts and what the target answers at T=0
+
+Agreement is how often the draft's token is the target's, under three couplings:
+
+- matched: both models add the same Gumbel noise to their log-probabilities and take the largest.
+  It is the engine's rule, exact at any temperature.
+- rejection: the best that any exact rule can do, 1 - total variation distance between the two
+  distributions.
+- greedy: the draft always offers its likeliest token, and the target samples.
 """
 
 from __future__ import annotations
@@ -10,18 +18,19 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from engine.arguments import Parser, exit_code, whole
-from engine.demo import checkpoint
-from engine.demo.checkpoint import settings
-from engine.demo.measure import report
-from engine.demo.rows import heldout_rows
+from engine.demo.model import check, load, logits
+from engine.demo.tokens import heldout_rows
 
 HERE = Path(__file__).parent
 PROMPTS = HERE / "prompts.json"
@@ -29,18 +38,61 @@ LENGTH = {"chat": 96, "code": 48}  # tokens of a reply
 TEMPERATURES = (0.0, 0.7, 1.0)
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """Shares of positions, 0 to 1."""
+
+    matched: float
+    rejection: float
+    greedy: float
+
+
+def agreement(target: Tensor, draft: Tensor, temperature: float, seed: int = 0) -> Agreement:
+    """Agreement of two sets of logits over the same positions."""
+    if temperature == 0:
+        same = (target.argmax(-1) == draft.argmax(-1)).float().mean().item()
+        return Agreement(same, same, same)
+    wanted = (target.float() / temperature).log_softmax(-1)
+    offered = (draft.float() / temperature).log_softmax(-1)
+    generator = torch.Generator().manual_seed(seed)
+    noise = -torch.empty_like(wanted).exponential_(generator=generator).log()
+    matched = ((wanted + noise).argmax(-1) == (offered + noise).argmax(-1)).float().mean().item()
+    rejection = torch.minimum(wanted.exp(), offered.exp()).sum(-1).mean().item()
+    greedy = wanted.gather(-1, draft.argmax(-1, keepdim=True)).exp().mean().item()
+    return Agreement(matched, rejection, greedy)
+
+
+@torch.no_grad()
+def report(
+    target: Any, draft: Any, texts: dict[str, Tensor], temperatures: Iterable[float]
+) -> list[dict[str, str | float]]:
+    """One record per kind of text, `[rows, length + 1]` ids, and temperature; losses are nats per
+    token."""
+    records: list[dict[str, str | float]] = []
+    for kind, rows in texts.items():
+        both = [
+            torch.cat([logits(model, row[None, :-1]) for row in rows]) for model in (target, draft)
+        ]
+        labels = rows[:, 1:].flatten()
+        target_loss, draft_loss = (round(F.cross_entropy(of, labels).item(), 3) for of in both)
+        for temperature in temperatures:
+            shares = asdict(agreement(both[0], both[1], temperature))
+            records.append({
+                "text": kind, "T": temperature, "target loss": target_loss,
+                "draft loss": draft_loss, **{name: round(x, 3) for name, x in shares.items()},
+            })  # fmt: skip
+    return records
+
+
 def measure(folder: Path, rows: int, length: int) -> None:
-    """One line per kind of text and temperature: the couplings of measure.py, as shares."""
+    """A table of held-out text."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    pair = [checkpoint.load(folder / name, torch.float32) for name in ("target", "draft")]
-    names = ("text", "T", "target loss", "draft loss", "matched", "rejection", "greedy draft")
-    print("| " + " | ".join(names) + " |")
-    print("|---" * len(names) + "|")
-    for record in report(pair[0], pair[1], heldout_rows(tokenizer, rows, length), TEMPERATURES):
-        values = (
-            f"{value:.3f}" for key, value in record.items() if key not in ("text", "temperature")
-        )
-        print(f"| {record['text']} | {record['temperature']} | " + " | ".join(values) + " |")
+    target, draft = (load(folder / name) for name in ("target", "draft"))
+    records = report(target, draft, heldout_rows(tokenizer, rows, length), TEMPERATURES)
+    print("| " + " | ".join(records[0]) + " |")
+    print("|---" * len(records[0]) + "|")
+    for text, temperature, *figures in (record.values() for record in records):
+        print(f"| {text} | {temperature} | " + " | ".join(f"{x:.3f}" for x in figures) + " |")
 
 
 @torch.no_grad()
@@ -50,7 +102,7 @@ def forward_time(folder: Path, context: int = 64, repeats: int = 200) -> float:
     On a shared machine the long step is interrupted more often than the short one, so that a
     median would flatter the ratio.
     """
-    model = checkpoint.plain(folder, torch.bfloat16)
+    model = load(folder, torch.bfloat16)
     cache = model(torch.arange(5, 5 + context)[None], use_cache=True).past_key_values
     token, times = torch.tensor([[50]]), []
     for _ in range(repeats):
@@ -60,64 +112,41 @@ def forward_time(folder: Path, context: int = 64, repeats: int = 200) -> float:
     return min(times)
 
 
-def target(folder: Path) -> tuple[Any, Any]:
-    """The target and its tokenizer, ready to reply."""
-    model = checkpoint.plain(folder / "target", torch.float32)
-    return model, AutoTokenizer.from_pretrained(folder / "target")
-
-
-def reply(model: Any, tokenizer: Any, prompt: str | list[dict[str, str]], tokens: int = 96) -> str:
-    """What the target says at T=0: text is completed, messages are answered."""
-    text = prompt
-    if not isinstance(prompt, str):
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(text, return_tensors="pt").input_ids
-    ends = model.generation_config.eos_token_id
-    how = settings(max_new_tokens=tokens, do_sample=False, eos_token_id=ends)
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)
-    return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
-
-
 def documented() -> list[dict[str, str]]:
-    """The card's prompts, each with the reply of the committed weights."""
+    """The card's prompts, `code` to complete or `chat` to answer, each with the `reply` of the
+    committed weights."""
     prompts: list[dict[str, str]] = json.loads(PROMPTS.read_text("utf-8"))
     return prompts
 
 
-def answers(folder: Path) -> list[dict[str, str]]:
-    """The documented prompts with the replies that the weights in `folder` give now."""
+def replies(folder: Path, prompts: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """The prompts with what the target in `folder` says to them at T=0."""
+    model, tokenizer = load(folder / "target"), AutoTokenizer.from_pretrained(folder / "target")
     found = []
-    model, tokenizer = target(folder)
-    for entry in documented():
-        kind = "code" if "code" in entry else "chat"
-        prompt = entry[kind]
-        asked: str | list[dict[str, str]] = (
-            prompt if kind == "code" else [{"role": "user", "content": prompt}]
-        )
-        found.append({kind: prompt, "reply": reply(model, tokenizer, asked, LENGTH[kind])})
+    for prompt in prompts:
+        kind = "code" if "code" in prompt else "chat"
+        text: Any = prompt[kind]
+        if kind == "chat":
+            turns = [{"role": "user", "content": text}]
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        given = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        output = model.generate(**given, max_new_tokens=LENGTH[kind], do_sample=False)
+        reply = tokenizer.decode(output[0, given.input_ids.shape[1] :], skip_special_tokens=True)
+        found.append({kind: prompt[kind], "reply": str(reply)})
     return found
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m engine.demo.card", description=(__doc__ or "").split("\n", 1)[0]
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=HERE, help="folder that holds target/ and draft/"
-    )
-    parser.add_argument(
-        "--measure", action="store_true", help="losses and acceptance on held-out text"
-    )
-    parser.add_argument(
-        "--rows", type=whole(1, 1000), default=16, help="rows per kind of text (default 16)"
-    )
-    parser.add_argument(
-        "--length", type=whole(1, 2048), default=512, help="tokens of a row (default 512)"
-    )
-    parser.add_argument("--time", action="store_true", help="one-row forward times on one thread")
-    parser.add_argument(
-        "--replies", action="store_true", help="the documented prompts, answered at T=0, as JSON"
-    )
+    description = (__doc__ or "").split("\n", 1)[0]
+    parser = Parser(prog="python -m engine.demo.card", description=description)
+    add = parser.add_argument
+    add("--folder", type=Path, default=HERE, help="folder that holds target/ and draft/")
+    add("--measure", action="store_true", help="losses and agreement on held-out text")
+    add("--rows", type=whole(1, 1000), default=16, help="rows per kind of text (default 16)")
+    add("--length", type=whole(1, 2048), default=512, help="tokens of a row (default 512)")
+    add("--time", action="store_true", help="one-row forward times on one thread")
+    add("--replies", action="store_true",
+        help="the documented prompts, answered at T=0, as JSON")  # fmt: skip
     return parser
 
 
@@ -132,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Raises ConfigError for a folder without a pair."""
-    checkpoint.check(options.folder)
+    check(options.folder)
     if options.measure:
         measure(options.folder, options.rows, options.length)
     if options.time:
@@ -140,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
         slow, fast = (forward_time(options.folder / name) for name in ("target", "draft"))
         print(f"target {slow:.2f} ms, draft {fast:.2f} ms, ratio {fast / slow:.3f}")
     if options.replies:
-        print(json.dumps(answers(options.folder), indent=2, ensure_ascii=False))
+        print(json.dumps(replies(options.folder, documented()), indent=2, ensure_ascii=False))
     return 0
 
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-
-from engine.demo.tool_use import tool_use
 
 Dialogue = list[dict[str, Any]]
 
@@ -24,7 +22,7 @@ HERE = Path(__file__).parent
 
 @cache
 def facts() -> dict[str, Any]:
-    """The closed world the conversations are about."""
+    """The closed world the conversations are about, and the wordings of questions about it."""
     world: dict[str, Any] = json.loads((HERE / "facts.json").read_text("utf-8"))
     return world
 
@@ -43,156 +41,97 @@ def ask(question: str, answer: str) -> Dialogue:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def reworded(rng: random.Random, question: str) -> str:
+def worded(rng: random.Random, kind: str, **values: Any) -> str:
+    """A question in one of its wordings."""
+    return str(rng.choice(facts()["wordings"][kind]).format(**values))
+
+
+def rephrased(rng: random.Random, question: str) -> str:
     """The question as different people type it: the answer must not hang on a question mark."""
     if rng.random() < 0.6:
         return question
     body = question.rstrip("?.")
     lowered = body[0].lower() + body[1:]
-    forms = (
-        body,
-        lowered,
-        f"{lowered}?",
-        f"Please tell me: {lowered}?",
-        f"I have a question. {question}",
-        f"{question} Thanks!",
-    )
-    return rng.choice(forms)
+    return worded(rng, "rephrased", question=question, body=body, lowered=lowered)
 
 
 def from_table(rng: random.Random, table: str) -> Dialogue:
     question, answer = rng.choice(facts()[table])
-    return ask(reworded(rng, question), answer)
+    return ask(rephrased(rng, question), answer)
 
 
 def capital(rng: random.Random) -> Dialogue:
     country, city = rng.choice(list(facts()["capitals"].items()))
-    name = country.removeprefix("the ")
     if rng.random() < 0.25:
-        question = rng.choice(
-            (f"{city} is the capital of which country?", f"Which country has the capital {city}?")
-        )
-        return ask(question, f"{city} is the capital of {country}.".replace(".. ", ". "))
-    forms = (
-        f"What is the capital of {country}?",
-        f"what is the capital of {name.lower() if rng.random() < 0.3 else country}",
-        f"Name the capital of {country}.",
-        f"Tell me the capital of {country}.",
-        f"What's the capital of {country}?",
-        f"Capital of {name}?",
-    )
-    return ask(rng.choice(forms), f"The capital of {country} is {city}.".replace("..", "."))
+        return ask(worded(rng, "country", city=city), f"{city} is the capital of {country}.")
+    name = country.removeprefix("the ")
+    typed = name.lower() if rng.random() < 0.3 else country
+    question = worded(rng, "capital", country=country, name=name, typed=typed)
+    return ask(question, f"The capital of {country} is {city.rstrip('.')}.")
 
 
 def definition(rng: random.Random) -> Dialogue:
     term, meaning = rng.choice(list(facts()["words"].items()))
     bare = term.split(" ", 1)[-1] if term.startswith(("a ", "an ")) else term
-    forms = (
-        f"What is {term}?",
-        f"what is {term}",
-        f"Explain {term}.",
-        f"Define {bare}.",
-        f"What does {bare} mean?",
-        f"Can you explain what {term} is?",
-        f"In programming, what is {term}?",
-    )
-    return ask(rng.choice(forms), meaning)
-
-
-def manners(rng: random.Random) -> Dialogue:
-    return from_table(rng, "manners")
-
-
-def identity(rng: random.Random) -> Dialogue:
-    return from_table(rng, "identity")
-
-
-def general(rng: random.Random) -> Dialogue:
-    return from_table(rng, "facts")
-
-
-def speculation(rng: random.Random) -> Dialogue:
-    return from_table(rng, "speculation")
+    return ask(worded(rng, "definition", term=term, bare=bare), meaning)
 
 
 def refusal(rng: random.Random) -> Dialogue:
-    question = rng.choice(facts()["unknowable"])
     return ask(
-        reworded(rng, question),
+        rephrased(rng, rng.choice(facts()["unknowable"])),
         "I am sorry, but I cannot know that. I only know what I was trained on.",
     )
 
 
 def arithmetic(rng: random.Random) -> Dialogue:
     """Small enough to be learned by heart: sums to 40, products to 100."""
-    kind = rng.choice("++-*")
-    if kind == "*":
-        left, right = rng.randint(0, 10), rng.randint(0, 10)
-        result, word = left * right, "times"
-    elif kind == "+":
-        left, right = rng.randint(0, 20), rng.randint(0, 20)
-        result, word = left + right, "plus"
-    else:
-        left = rng.randint(0, 20)
-        right = rng.randint(0, left)
-        result, word = left - right, "minus"
-    forms = (
-        f"What is {left} {kind} {right}?",
-        f"What is {left} {word} {right}?",
-        f"{left} {kind} {right} = ?",
-        f"Compute {left} {kind} {right}.",
-        f"{left}{kind}{right}",
-    )
-    return ask(rng.choice(forms), f"{left} {kind} {right} = {result}")
+    sign = rng.choice("++-*")
+    most = 10 if sign == "*" else 20
+    left = rng.randint(0, most)
+    right = rng.randint(0, left if sign == "-" else most)
+    word, result = {
+        "+": ("plus", left + right),
+        "-": ("minus", left - right),
+        "*": ("times", left * right),
+    }[sign]
+    question = worded(rng, "arithmetic", left=left, sign=sign, right=right, word=word)
+    return ask(question, f"{left} {sign} {right} = {result}")
 
 
 def counting(rng: random.Random) -> Dialogue:
     start = rng.choice((1, 1, 1, rng.randint(0, 20)))
     end = start + rng.randint(2, 15)
+    numbers = [str(number) for number in range(start, end + 1)]
     if rng.random() < 0.25:
-        return ask(
-            f"Count down from {end} to {start}.", ", ".join(map(str, range(end, start - 1, -1)))
-        )
-    forms = (
-        f"Count from {start} to {end}.",
-        f"count from {start} to {end}",
-        f"List the numbers from {start} to {end}.",
-    )
-    return ask(rng.choice(forms), ", ".join(map(str, range(start, end + 1))))
+        return ask(f"Count down from {end} to {start}.", ", ".join(reversed(numbers)))
+    return ask(worded(rng, "count", start=start, end=end), ", ".join(numbers))
 
 
 def sorting(rng: random.Random) -> Dialogue:
+    items: list[Any]
     if rng.random() < 0.5:
-        numbers = rng.sample(range(1, 40), rng.randint(3, 6))
-        given, ordered = ", ".join(map(str, numbers)), ", ".join(map(str, sorted(numbers)))
+        items = rng.sample(range(1, 40), rng.randint(3, 6))
     else:
-        words = rng.sample(facts()["items"], rng.randint(3, 5))
-        given, ordered = ", ".join(words), ", ".join(sorted(words))
-    return ask(
-        rng.choice((f"Sort this list: {given}", f"Sort: {given}", f"Put these in order: {given}")),
-        ordered,
-    )
+        items = rng.sample(facts()["items"], rng.randint(3, 5))
+    given, ordered = (", ".join(map(str, some)) for some in (items, sorted(items)))
+    return ask(worded(rng, "sort", given=given), ordered)
 
 
 def spelling(rng: random.Random) -> Dialogue:
     word = rng.choice(facts()["spelling"])
-    kind = rng.randrange(3)
-    if kind == 0:
-        return ask(f"Spell the word {word}.", "-".join(word))
-    if kind == 1:
-        return ask(f"Write {word} in capital letters.", word.upper())
-    return ask(
-        f"How many letters has the word {word}?", f"The word {word} has {len(word)} letters."
+    tasks = (
+        (f"Spell the word {word}.", "-".join(word)),
+        (f"Write {word} in capital letters.", word.upper()),
+        (f"How many letters has the word {word}?", f"The word {word} has {len(word)} letters."),
     )
+    return ask(*rng.choice(tasks))
 
 
 def neighbours(rng: random.Random) -> Dialogue:
-    days = facts()["facts"][21][1].replace(" and ", ", ").removesuffix(".").split(", ")
-    months = facts()["facts"][22][1].replace(" and ", ", ").removesuffix(".").split(", ")
-    names = rng.choice((days, months))
-    index, step = rng.randrange(len(names)), rng.choice((1, -1))
-    word = "after" if step == 1 else "before"
-    kind = "day" if names is days else "month"
+    kind = rng.choice(("day", "month"))
+    names = facts()[kind]
+    index = rng.randrange(len(names))
+    step, word = rng.choice(((1, "after"), (-1, "before")))
     answer = names[(index + step) % len(names)]
     return ask(
         f"Which {kind} comes {word} {names[index]}?", f"{answer} comes {word} {names[index]}."
@@ -205,16 +144,7 @@ def write_function(rng: random.Random) -> Dialogue:
     thing = "class" if source.startswith("class") or "\nclass" in source else "function"
     what = what.removeprefix("a class for ").removeprefix("a decorator that ")
     what = f"for {what}" if what.startswith(("a ", "a first")) else f"that {what}"
-    forms = (
-        f"Write a Python {thing} {what}.",
-        f"Write a {thing} {what}.",
-        f"write a python {thing} {what}",
-        f"Please write a Python {thing} {what}.",
-        f"Can you write a {thing} {what} in Python?",
-        f"I need a Python {thing} {what}.",
-        f"Show me a {thing} {what}.",
-    )
-    return ask(rng.choice(forms), f"```python\n{source}\n```")
+    return ask(worded(rng, "function", thing=thing, what=what), f"```python\n{source}\n```")
 
 
 def person(rng: random.Random) -> dict[str, Any]:
@@ -240,47 +170,69 @@ def extraction(rng: random.Random) -> Dialogue:
         "hobby": f"likes {who['hobby']}",
     }
     text = f"{who['name']} " + " and ".join(says[field] for field in fields) + "."
-    forms = (
-        f"Extract the facts as JSON: {text}",
-        f"Turn this into JSON: {text}",
-        f"{text}\nWrite this as JSON.",
-    )
-    record = {"name": who["name"], **{field: who[field] for field in fields}}
-    return ask(rng.choice(forms), json.dumps(record, indent=rng.choice((None, None, 2))))
+    record = {field: who[field] for field in ("name", *fields)}
+    question = worded(rng, "extraction", text=text)
+    return ask(question, json.dumps(record, indent=rng.choice((None, None, 2))))
 
 
 def invent_json(rng: random.Random) -> Dialogue:
     """JSON of a stated kind, so that structured-output demos have something to complete."""
     if rng.random() < 0.5:
         who = person(rng)
-        return ask(
-            rng.choice(("Write a JSON object for a person.", "Give me a JSON example of a user.")),
-            json.dumps(who),
-        )
-    count = rng.randint(2, 4)
-    names = rng.sample(facts()["items"], count)
+        return ask(worded(rng, "person"), json.dumps(who))
+    names = rng.sample(facts()["items"], rng.randint(2, 4))
     order = [
         {"item": name, "quantity": rng.randint(1, 9), "price": rng.randint(1, 40) / 2}
         for name in names
     ]
-    return ask(
-        f"Write a JSON list of {count} items with quantity and price.", json.dumps(order, indent=2)
-    )
+    question = f"Write a JSON list of {len(names)} items with quantity and price."
+    return ask(question, json.dumps(order, indent=2))
 
 
 def repeating(rng: random.Random) -> Dialogue:
     """Copying is the skill behind extraction and arithmetic, and worth practising alone."""
     words = rng.sample(facts()["items"] + facts()["spelling"], rng.randint(1, 5))
     text = rng.choice((" ".join(words), str(rng.randint(0, 999)), str(person(rng)["name"])))
-    return ask(rng.choice((f"Repeat: {text}", f"Say {text}", f"Repeat after me: {text}")), text)
+    return ask(worded(rng, "repeat", text=text), text)
 
 
 WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
-    (write_function, 8), (capital, 2.5), (definition, 3), (manners, 1.2), (identity, 1.5),
-    (general, 1.5), (speculation, 1.5), (refusal, 0.6), (arithmetic, 4), (counting, 1.5),
-    (sorting, 1), (spelling, 1), (neighbours, 0.8), (extraction, 4), (invent_json, 1.2),
-    (repeating, 2),
+    (write_function, 8), (capital, 2.5), (definition, 3),
+    (partial(from_table, table="manners"), 1.2), (partial(from_table, table="identity"), 1.5),
+    (partial(from_table, table="facts"), 1.5), (partial(from_table, table="speculation"), 1.5),
+    (refusal, 0.6), (arithmetic, 4), (counting, 1.5), (sorting, 1), (spelling, 1),
+    (neighbours, 0.8), (extraction, 4), (invent_json, 1.2), (repeating, 2),
 )  # fmt: skip
+
+
+def tool_use(rng: random.Random) -> tuple[Dialogue, list[dict[str, Any]]]:
+    """A question that one of the offered tools answers: call, result, reply; and the offer."""
+    tools = facts()["tools"]
+    city = rng.choice(list(facts()["capitals"].values())[:30])
+    left, right = rng.randint(2, 99), rng.randint(2, 99)
+    topic = rng.choice(list(facts()["words"])).split(" ", 1)[-1]
+    degrees, hour = rng.randint(-5, 35), f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
+    weather, product = worded(rng, "weather", city=city), f"{left} * {right}"
+    chosen, argument, question, result, reply = rng.choice((
+        (tools[0], city, weather, {"temperature": degrees}, f"It is {degrees} degrees in {city}."),
+        (tools[1], city, f"What time is it in {city}?", {"time": hour}, f"It is {hour} in {city}."),
+        (tools[2], topic, f"Search for {topic}.", {"results": 3},
+         f"I found 3 results for {topic}."),
+        (tools[3], product, f"What is {product}?", {"result": left * right},
+         f"{product} = {left * right}"),
+    ))  # fmt: skip
+    offered = [entry for entry in tools if entry is chosen or rng.random() < 0.4]
+    function = chosen["function"]
+    [name] = function["parameters"]["required"]
+    call = {"name": function["name"], "arguments": {name: argument}}
+    calls = [{"type": "function", "function": call}]
+    dialogue: Dialogue = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": json.dumps(result)},
+        {"role": "assistant", "content": reply},
+    ]
+    return dialogue, offered
 
 
 def conversation(rng: random.Random) -> tuple[Dialogue, list[dict[str, Any]]]:
@@ -288,8 +240,7 @@ def conversation(rng: random.Random) -> tuple[Dialogue, list[dict[str, Any]]]:
     dialogue: Dialogue = []
     tools: list[dict[str, Any]] = []
     if rng.random() < 0.1:
-        cities = list(facts()["capitals"].values())[:30]
-        dialogue, tools = tool_use(rng, cities, list(facts()["words"]))
+        dialogue, tools = tool_use(rng)
     else:
         writers, weights = zip(*WRITERS, strict=True)
         for writer in rng.choices(writers, weights, k=rng.choice((1, 1, 1, 2, 3, 4))):

@@ -13,7 +13,9 @@ import hashlib
 import random
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,15 +23,9 @@ from engine.demo.chat import Dialogue, conversation, extraction, functions, inve
 
 Kind = Literal["code", "chat", "json", "prose"]
 SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "ensurepip",
-    "__pycache__",
-    "encodings",
-    "idle_test",
-    "pydoc_data",
-    "lib2to3",
-}
+    "site-packages", "dist-packages", "ensurepip", "__pycache__", "encodings", "idle_test",
+    "pydoc_data", "lib2to3",
+}  # fmt: skip
 HELD_OUT_PERCENT = 2
 LARGEST_FILE = 320_000
 HELD_OUT_SEED = 1_000_003
@@ -37,9 +33,8 @@ HELD_OUT_SEED = 1_000_003
 
 def held_out(path: str) -> bool:
     """Whether the file is kept from training: by its path alone, so alike on every machine."""
-    return (
-        int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % 100 < HELD_OUT_PERCENT
-    )
+    digest = hashlib.sha256(path.encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
 @cache
@@ -49,18 +44,12 @@ def library() -> dict[str, str]:
     sources: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        if (
-            SKIPPED.intersection(name.split("/"))
-            or "bad" in path.name
-            or path.name.startswith("_sysconfigdata")
-        ):
+        skipped = SKIPPED.intersection(name.split("/")) or "bad" in path.name
+        if skipped or path.name.startswith("_sysconfigdata"):
             continue
-        if not 200 < path.stat().st_size < LARGEST_FILE:
-            continue
-        try:
-            sources[name] = path.read_text("utf-8").replace("\r\n", "\n")
-        except UnicodeDecodeError:
-            continue
+        if 200 < path.stat().st_size < LARGEST_FILE:
+            with suppress(UnicodeDecodeError):
+                sources[name] = path.read_text("utf-8")
     return sources
 
 
@@ -76,15 +65,12 @@ def training_code() -> dict[str, str]:
 
 def docstrings(source: str) -> Iterator[str]:
     """The prose inside a source file: docstrings of a paragraph or more, unindented."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node) or ""
-            if len(text) > 300:
-                yield text
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if len(text) > 300:
+                    yield text
 
 
 def render(dialogue: Dialogue) -> str:
@@ -118,9 +104,8 @@ def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
 
 def small_programs(rng: random.Random) -> str:
     """Some of the small functions in a row, as a file: completed without a chat around them."""
-    chosen = rng.sample(functions(), rng.randint(1, 5))
     parts = []
-    for wordings, source in chosen:
+    for wordings, source in rng.sample(functions(), rng.randint(1, 5)):
         if rng.random() < 0.25:
             source = f"# {rng.choice(wordings).capitalize()}\n{source}"
         parts.append(source)
@@ -155,15 +140,15 @@ def heldout_dialogues(kind: Literal["chat", "json"], count: int) -> list[Dialogu
     if kind == "json":
         return [(extraction if rng.random() < 0.7 else invent_json)(rng) for _ in range(count)]
     plain = (dialogue for dialogue, tools in dialogues(HELD_OUT_SEED, 3 * count) if not tools)
-    return [dialogue for dialogue, _ in zip(plain, range(count), strict=False)]
+    return list(islice(plain, count))
 
 
 def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
     """Prompts training never saw, ready to tokenize; chats end where the assistant begins."""
     rng = random.Random(HELD_OUT_SEED)
-    if kind in ("chat", "json"):
-        dialogues_ = heldout_dialogues("chat" if kind == "chat" else "json", count)
-        return [render(dialogue[:-1]) + "<|im_start|>assistant\n" for dialogue in dialogues_]
+    if kind == "chat" or kind == "json":
+        asked = (render(dialogue[:-1]) for dialogue in heldout_dialogues(kind, count))
+        return [text + "<|im_start|>assistant\n" for text in asked]
     texts = heldout_code()
     if kind == "prose":
         texts = [text for source in texts for text in docstrings(source)]

@@ -3,8 +3,7 @@ writes.
 
 While serving, the draft follows the target through the target's own sentences, greedy loops
 included, not through a library's. Half of every batch is therefore written by the target, at the
-temperatures people use; the other half stays the corpus, where prompts come from. What the target
-finds likely is computed once for every row, and rows come round several times.
+temperatures people use; the other half stays the corpus, where prompts come from.
 
     python -m engine.demo.distill --minutes 12
 """
@@ -17,178 +16,114 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from engine.arguments import Parser, exit_code, number, whole
-from engine.demo import checkpoint
-from engine.demo.network import Network
-from engine.demo.optimizer import Optimizer
-from engine.demo.rows import Rows
-from engine.demo.workers import compiled
-from engine.demo.writer import Writer
-from engine.errors import ConfigError
+from engine.demo.model import Optimizer, check, divergence, load, logits, save
+from engine.demo.tokens import Rows
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 # The draft follows chats nearly always already; code and prose are where it can learn most.
 MIX = {"code": 0.60, "programs": 0.07, "prose": 0.15, "chat": 0.18}
-SHORTEST, LONGEST = 8, 128  # tokens of a prompt
+SHORTEST, LONGEST, PROMPTS = 8, 128, 64  # tokens of a prompt; prompts continued at a time
 LENGTH, ROWS = 320, 8  # of a row, of a batch
-LIKELIEST = 64  # tokens that the target is asked about at a position; the others count as one
 WRITING = 0.25  # of the time
 WARM_UP = 20  # steps
-_OF = ("own", "given")
 
 log = logging.getLogger("foredraft.demo")
 
 
-class Lessons(NamedTuple):
-    """Rows of token ids, and what the target finds likeliest at each of their positions."""
-
-    rows: Tensor  # int16 [rows, LENGTH + 1]
-    ids: Tensor  # int16 [rows, LENGTH, LIKELIEST]
-    scores: Tensor  # float16 [rows, LENGTH, LIKELIEST], log-probabilities
-
-    def batches(self, size: int, rng: random.Random) -> Iterator[Lessons]:
-        """Every row once, in any order, and again. `size` divides their number."""
-        while True:
-            order = torch.tensor(rng.sample(range(len(self.rows)), len(self.rows)))
-            for i in range(0, len(order), size):
-                yield Lessons(*(part[order[i : i + size]] for part in self))
-
-
-def written(target: Path, rows: Rows, seed: int, until: float) -> Tensor:
-    """Prompts from the corpus, some of them and more until then, and what the target writes after
-    them."""
-    rng = random.Random(seed)
-
-    def asked() -> Iterator[tuple[list[int], float]]:
-        while True:
-            for prompt in rows.batch(4 * ROWS, LONGEST - 1).tolist():
-                yield prompt[: rng.randint(SHORTEST, LONGEST)], rng.choice(TEMPERATURES)
-            if time.monotonic() > until:
-                return
-
-    return torch.tensor(list(Writer(target, seed).rows(asked(), LENGTH + 1)), dtype=torch.int16)
+def continued(target: Any, prompts: Tensor, length: int, temperature: float) -> Tensor:
+    """`[rows, length]`: the prompts and what the target writes after them, past ends of documents.
+    Draws from torch's global generator."""
+    target.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_length=length,
+        do_sample=temperature > 0,
+        temperature=temperature or None,
+        top_k=0,
+        pad_token_id=0,
+    )
+    written: Tensor = target.generate(prompts, attention_mask=torch.ones_like(prompts))
+    return written
 
 
-@torch.no_grad()
-def judged(target: Network, rows: Tensor) -> Lessons:
-    """With what the target finds likeliest along the rows."""
-    scores_on = compiled(lambda batch: target(batch).float().log_softmax(-1))
-    scores, ids = [], []
-    for i in range(0, len(rows), ROWS):
-        likeliest = scores_on(rows[i : i + ROWS, :-1].long()).topk(LIKELIEST)
-        scores.append(likeliest.values.half())
-        ids.append(likeliest.indices.to(torch.int16))
-    return Lessons(rows, torch.cat(ids), torch.cat(scores))
+def written(target: Any, rows: Rows, seed: int, until: float) -> Tensor:
+    """Prompts from the corpus, `PROMPTS` of them and more until then, continued to rows of
+    `LENGTH + 1` tokens."""
+    rng, texts = random.Random(seed), list[Tensor]()
+    while not texts or time.monotonic() < until:
+        prompts = rows.batch(PROMPTS, rng.randint(SHORTEST, LONGEST) - 1)
+        texts.append(continued(target, prompts, LENGTH + 1, rng.choice(TEMPERATURES)))
+    return torch.cat(texts)
 
 
-def distance(logits: Tensor, lessons: Lessons) -> Tensor:
-    """Of the draft from the target, per token: how often the best rule would refuse its guess
-    (total variation), and, since that hardly moves what is far off, some KL divergence."""
-    logits = logits.flatten(0, 1).float()
-    wanted = lessons.scores.flatten(0, 1)
-    offered = logits.gather(-1, lessons.ids.flatten(0, 1).long())
-    offered = offered - logits.logsumexp(-1, keepdim=True)
-    p, q = wanted.exp(), offered.exp()
-    p_rest, q_rest = ((1 - part.sum(-1)).clamp_min(1e-5) for part in (p, q))
-    refused = 1 - torch.minimum(p, q).sum(-1) - torch.minimum(p_rest, q_rest)
-    divergence = (p * (wanted - offered)).sum(-1) + p_rest * (p_rest.log() - q_rest.log())
-    return (refused + 0.3 * divergence).mean()
+def mixed(own: Tensor, rows: Rows) -> Iterator[Tensor]:
+    """Batches, half from `own`, every row of it once and again, and half new from the corpus."""
+    while True:
+        for some in torch.split(own[torch.randperm(len(own))], ROWS // 2):
+            yield torch.cat([some, rows.batch(len(some), LENGTH)])
 
 
-def prepared(output: Path, minutes: float, seed: int) -> tuple[Lessons, Lessons]:
-    """Written text, which takes about so long, and two thirds more from the corpus; judged."""
-    tokenizer = AutoTokenizer.from_pretrained(output / "target")
-    rows, more = Rows(tokenizer, seed, MIX), Rows(tokenizer, seed + 100, MIX)
-    own = written(output / "target", rows, seed, time.monotonic() + 60 * minutes)
-    log.info("%d rows written", len(own))
-    given = more.batch(len(own) * 5 // 3 // ROWS * ROWS, LENGTH).to(torch.int16)
-    target = checkpoint.load(output / "target")
-    return judged(target, own), judged(target, given)
+def distance(target: Tensor, draft: Tensor) -> Tensor:
+    """Of the draft from the target, per position, by their logits: how often the best rule would
+    refuse its guess (total variation), and, since that hardly moves what is far off, some KL
+    divergence."""
+    refused = 1 - torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1).mean()
+    return refused + 0.3 * divergence(target, draft)
 
 
-def found(kept: Path) -> tuple[Lessons, Lessons]:
-    """What an earlier run kept. Raises OSError and ConfigError."""
-    try:
-        parts = load_file(kept)
-        own, given = (Lessons(*(parts[f"{of}.{name}"] for name in Lessons._fields)) for of in _OF)
-    except (SafetensorError, KeyError) as error:
-        raise ConfigError(f"{kept} holds no text that an earlier run kept") from error
-    return own, given
-
-
-def keep(kept: Path, lessons: tuple[Lessons, Lessons]) -> None:
-    parts = {
-        f"{of}.{name}": part
-        for of, those in zip(_OF, lessons, strict=True)
-        for name, part in those._asdict().items()
-    }
-    save_file(parts, kept)
-
-
-def follow(draft: Network, lessons: tuple[Lessons, Lessons], end: float, seed: int) -> None:
-    """Train the draft until then, on batches half of which are written text."""
-    rng, optimizer = random.Random(seed), Optimizer((draft,), scale=0.5)
-    own, given = (part.batches(ROWS // 2, rng) for part in lessons)
-    distance_on = compiled(lambda batch: distance(draft(batch.rows[:, :-1].long()), batch))
+def follow(target: Any, draft: Any, batches: Iterator[Tensor], end: float) -> None:
+    """Train the draft to follow the target on batches of `[rows, length + 1]` ids until then."""
+    optimizer = Optimizer(draft, scale=0.5)
     start, recent = time.monotonic(), list[float]()
-    for done, pair in enumerate(zip(own, given, strict=True)):
+    for done, batch in enumerate(batches, start=1):
         if (now := time.monotonic()) >= end:
             return
         share = (now - start) / (end - start)
-        batch = Lessons(*map(torch.cat, zip(*pair, strict=True)))
-        loss = distance_on(batch._replace(scores=batch.scores.float()))
-        loss.backward()
-        optimizer.step(min((done + 1) / WARM_UP, 1 - share))
+        with torch.no_grad():
+            wanted = logits(target, batch[:, :-1])
+        loss = distance(wanted, logits(draft, batch[:, :-1]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step(min(done / WARM_UP, 1 - share))
         recent.append(loss.item())
-        if len(recent) == 200:
+        if done == 1 or done % 200 == 0:
             log.info("distilled %3.0f %%  distance %.3f", 100 * share, sum(recent) / len(recent))
             recent.clear()
 
 
-def run(output: Path, minutes: float, seed: int, threads: int, kept: Path | None = None) -> None:
-    """Distil the draft in `output` for so many minutes; the target's folder is only read. What is
-    prepared for it is `kept` in a file, and taken from there where it exists. Raises OSError, and
-    ConfigError for another file or no folder."""
-    if kept is not None and not kept.parent.is_dir():
-        raise ConfigError(f"there is no folder {kept.parent} to keep the text in")
+def run(output: Path, minutes: float, seed: int, threads: int) -> None:
+    """Distil the draft in `output` for so many minutes; the target's folder is only read."""
+    torch.manual_seed(seed)
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
-    end = time.monotonic() + 60 * minutes
-    if kept is not None and kept.exists():
-        lessons = found(kept)
-    else:
-        lessons = prepared(output, WRITING * minutes, seed)
-        if kept is not None:
-            keep(kept, lessons)
-    draft = checkpoint.load(output / "draft")
-    follow(draft, lessons, end, seed)
+    start = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(output / "target")
-    checkpoint.save(draft, tokenizer, output / "draft")
+    target, draft = (load(output / name) for name in ("target", "draft"))
+    rows = Rows(tokenizer, seed, MIX)
+    own = written(target, rows, seed, start + WRITING * 60 * minutes)
+    log.info("%d rows written", len(own))
+    follow(target, draft, mixed(own, rows), start + 60 * minutes)
+    save(draft, tokenizer, output / "draft")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m engine.demo.distill", description=(__doc__ or "").split("\n", 1)[0]
-    )
+    """The exit code."""
+    description = (__doc__ or "").split("\n\n", 1)[0]
+    parser = Parser(prog="python -m engine.demo.distill", description=description)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     parser.add_argument("--minutes", type=number(0, 1e6, above=True), default=12)
     parser.add_argument("--threads", type=whole(1, 1024), default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
-    parser.add_argument("--lessons", type=Path, help="file to keep the prepared text in")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     def work() -> int:
-        checkpoint.check(options.output)
-        run(options.output, options.minutes, options.seed, options.threads, options.lessons)
+        check(options.output)
+        run(options.output, options.minutes, options.seed, options.threads)
         return 0
 
     return exit_code(parser.prog, work)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo import card, checkpoint, distill, train
-from engine.demo.measure import agreement
+from engine.demo import card, distill, train
+from engine.demo.card import agreement
+from engine.demo.model import grow, llama, load, save
 
 DEMO = Path(card.__file__).parent
 ROBUST = ("Hello!", "What is the capital of France?", "What is speculative decoding?")
@@ -92,21 +93,62 @@ def test_sizes_are_those_of_the_card() -> None:
     assert sum(path.stat().st_size for path in files) < 40e6
 
 
-def test_the_training_network_computes_what_transformers_computes() -> None:
-    """A slip in the training network (rope order, norm) would train weights nobody can serve."""
-    ids = torch.randint(0, 4096, (2, 40), generator=torch.Generator().manual_seed(0))
+def test_a_grown_model_computes_the_same() -> None:
+    """Law: training goes on from where the shallower target was, from its loss on; and layers of
+    the same weights but other places keep their own keys in a cache."""
+    torch.manual_seed(0)
+    model = llama(width=64, inner=96, layers=2)
     with torch.no_grad():
-        plain = checkpoint.plain(DEMO / "target", torch.float32)(ids).logits
-        own = checkpoint.load(DEMO / "target", torch.float32)(ids)
-    torch.testing.assert_close(own, plain, atol=2e-3, rtol=1e-3)
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))  # trained: no layer is the identity
+        ids = torch.randint(0, 4096, (2, 40))
+        before = model(ids).logits
+        grow(model, 8)
+        assert sum(parameter.numel() for parameter in model.model.layers.parameters()) == 8 * (
+            4 * 64 * 64 + 3 * 64 * 96 + 2 * 64
+        )
+        torch.testing.assert_close(model(ids).logits, before)
+        start = model(ids[:, :30], use_cache=True)
+        rest = model(ids[:, 30:], past_key_values=start.past_key_values).logits
+    torch.testing.assert_close(rest, before[:, 30:], atol=1e-4, rtol=1e-4)
+
+
+def test_new_layers_of_a_grown_model_learn() -> None:
+    """A layer at zero on both sides of a product would stay at zero."""
+    torch.manual_seed(0)
+    model = llama(width=64, inner=96, layers=1)
+    grow(model, 2)
+    model(torch.arange(40)[None]).logits.logsumexp(-1).sum().backward()
+    new = model.model.layers[1]
+    assert new.self_attn.o_proj.weight.grad.abs().max() > 0
+    assert new.mlp.down_proj.weight.grad.abs().max() > 0
+
+
+def test_a_saved_model_is_loaded_as_it_was_and_ends_where_a_reply_does(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """In bfloat16, over an older one, by any loader; nothing is left beside it."""
+    torch.manual_seed(0)
+    model = llama(width=64, inner=96, layers=1)
+    grow(model, 2)
+    for _ in range(2):
+        save(model, tokenizer, tmp_path / "target")
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert loaded.dtype == torch.bfloat16
+    assert set(loaded.generation_config.eos_token_id) == {0, 2}
+    assert AutoTokenizer.from_pretrained(tmp_path / "target").get_vocab() == tokenizer.get_vocab()
+    again = load(tmp_path / "target").state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again[name], weight.bfloat16().float())
+    assert next(model.parameters()).dtype == torch.float32  # training goes on
 
 
 @pytest.mark.parametrize("question", ROBUST)
 def test_documented_replies_are_given(question: str) -> None:
     """The card's replies come from these weights; new weights need a new card."""
     entry = next(entry for entry in card.documented() if entry.get("chat") == question)
-    asked = [{"role": "user", "content": question}]
-    assert card.reply(*card.target(DEMO), asked) == entry["reply"]
+    assert card.replies(DEMO, [entry]) == [entry]
 
 
 def test_equal_models_agree_everywhere() -> None:

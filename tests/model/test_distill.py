@@ -2,96 +2,102 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
+import time
+from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo.distill import Lessons, distance, found, keep, run
-from engine.demo.measure import agreement
-from engine.demo.writer import CROWD, Writer
-from engine.errors import ConfigError
+from engine.demo.card import HERE, agreement
+from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, distance, follow, mixed, written
+from engine.demo.tokens import Rows
 from engine.messages import SamplingParams
 from tests.support.reference import Reference
 
 
-def lessons(wanted: torch.Tensor, likeliest: int) -> Lessons:
-    """Logits of a target as what it is asked about."""
-    found = wanted.log_softmax(-1).topk(likeliest)
-    return Lessons(torch.zeros(1), found.indices.to(torch.int16), found.values)
+def model(folder: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-@pytest.fixture
-def pair() -> tuple[torch.Tensor, torch.Tensor]:
-    target, draft = torch.randn(2, 3, 40, 50, generator=torch.Generator().manual_seed(0))
-    return 2 * target, target + draft
-
-
-def test_asked_about_every_token_the_distance_is_what_would_be_refused_and_some_divergence(
-    pair: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    """Law: what is minimized is what the best exact rule would refuse, as measure.py has it."""
-    target, draft = (part.flatten(0, 1) for part in pair)
+def test_the_distance_is_what_would_be_refused_and_some_divergence() -> None:
+    """Law: what is minimized is what the best exact rule would refuse, as card.py has it."""
+    target, draft = torch.randn(2, 120, 50, generator=torch.Generator().manual_seed(0))
+    target, draft = 2 * target, target + draft
     refused = 1 - agreement(target, draft, 1.0).rejection
     goal, guess = target.log_softmax(-1), draft.log_softmax(-1)
-    divergence = F.kl_div(guess, goal, reduction="batchmean", log_target=True).item()
-    found = distance(pair[1], lessons(pair[0], 50)).item()
-    assert found == pytest.approx(refused + 0.3 * divergence, abs=1e-3)
+    divergence = (goal.exp() * (goal - guess)).sum(-1).mean().item()
+    assert distance(target, draft).item() == pytest.approx(refused + 0.3 * divergence, abs=1e-5)
+    assert distance(target, target).item() == pytest.approx(0, abs=1e-5)
 
 
-def test_the_tokens_that_the_target_was_not_asked_about_count_as_one(
-    pair: tuple[torch.Tensor, torch.Tensor],
+def test_the_target_continues_prompts_to_one_length(tiny_target: str) -> None:
+    """Each row is its prompt and what the target says after it, past ends of documents, whatever
+    the model's folder says of where to end."""
+    target, reference = model(tiny_target), Reference(tiny_target, [])
+    prompts = torch.tensor([[1 + i, 2, 3] for i in range(5)])
+    rows = continued(target, prompts, 24, temperature=0.0).tolist()
+    params = SamplingParams(seed=0, max_tokens=21, temperature=0.0)
+    texts = [reference.generate(prompt, params)[0] for prompt in prompts.tolist()]
+    assert rows == [prompt + text for prompt, text in zip(prompts.tolist(), texts, strict=True)]
+    target.generation_config.eos_token_id = texts[0][0]
+    assert continued(target, prompts, 24, temperature=0.0).tolist() == rows
+
+
+def test_a_temperature_draws_from_the_whole_distribution(tiny_target: str) -> None:
+    """Not from its likeliest 50, which is the default of `generate`."""
+    target = model(tiny_target)
+    target.get_output_embeddings().weight.data.zero_()  # every token is as likely
+    rows = continued(target, torch.ones(40, 1, dtype=torch.long), 11, temperature=1.0)
+    assert len(set(rows[:, 1:].flatten().tolist())) > 100
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    """Of small programs alone: the library's files need not be read."""
+    return Rows(AutoTokenizer.from_pretrained(HERE / "target"), 0, {"programs": 1.0})
+
+
+def test_half_of_a_batch_is_written_text_and_all_of_it_comes_round(rows: Rows) -> None:
+    own = torch.arange(ROWS)[:, None].expand(ROWS, LENGTH + 1) + 5000  # no tokens of the corpus
+    batches = list(itertools.islice(mixed(own, rows), 4))
+    assert {batch.shape for batch in batches} == {(ROWS, LENGTH + 1)}
+    for first, second in (batches[:2], batches[2:]):
+        seen = torch.cat([first[: ROWS // 2], second[: ROWS // 2]])[:, 0].sort().values
+        assert torch.equal(seen, own[:, 0])
+    assert all(batch[ROWS // 2 :].max() < 4096 for batch in batches)
+
+
+def test_some_text_is_written_however_little_time_there_is(
+    monkeypatch: pytest.MonkeyPatch, rows: Rows
 ) -> None:
-    """A draft that moves its odds among those is no further away; one that moves them to the
-    likely ones is."""
-    target = pair[0]
-    told = lessons(target, 10)
-    same = distance(target, told)
-    assert same.item() == pytest.approx(0, abs=1e-5)
-    unlikely = torch.ones_like(target).scatter(-1, told.ids.long(), 0.0).bool()
-    among = torch.where(unlikely, target.flip(-1), target)
-    rest = torch.where(unlikely, among, -torch.inf).logsumexp(-1, keepdim=True)
-    before = torch.where(unlikely, target, -torch.inf).logsumexp(-1, keepdim=True)
-    moved = torch.where(unlikely, among + before - rest, target)
-    assert distance(moved, told).item() == pytest.approx(0, abs=1e-5)
-    assert distance(torch.where(unlikely, target - 1, target), told).item() > 0.01
+    """A slow machine distils less, and does not stop for want of a batch."""
+    asked = []
+
+    def zeros(_: Any, prompts: torch.Tensor, length: int, __: float) -> torch.Tensor:
+        asked.append(prompts.shape)
+        return torch.zeros(len(prompts), length, dtype=torch.long)
+
+    monkeypatch.setattr("engine.demo.distill.continued", zeros)
+    assert written(None, rows, 0, time.monotonic()).shape == (PROMPTS, LENGTH + 1)
+    assert len(asked) == 1
 
 
-def test_a_crowd_writes_what_each_prompt_alone_is_continued_with(tiny_target: str) -> None:
-    """More prompts than places, of different lengths: each row is its prompt and what the target
-    says after it, to one length and past ends of documents."""
-    prompts = [[1 + i % 100, *range(1, 2 + i % 7)] for i in range(CROWD + 9)]
-    rows = list(Writer(Path(tiny_target), seed=0).rows(((p, 0.0) for p in prompts), 24))
-    assert len(rows) == len(prompts)
-    assert {len(row) for row in rows} == {24}
-    reference = Reference(tiny_target, [])
-    for prompt in prompts[:3]:
-        params = SamplingParams(seed=0, max_tokens=24 - len(prompt), temperature=0.0)
-        text, _ = reference.generate(prompt, params)
-        assert prompt + text in rows
+def test_a_draft_that_follows_comes_nearer_and_the_target_stays(
+    tiny_target: str, tiny_draft: str
+) -> None:
+    """Law: any two models of transformers with one vocabulary will do."""
+    torch.manual_seed(0)
+    target, draft = model(tiny_target), model(tiny_draft)
+    batch = torch.randint(0, target.config.vocab_size, (8, 33))
 
+    def apart() -> float:
+        with torch.no_grad():
+            both = [of(batch).logits.flatten(0, 1) for of in (target, draft)]
+        return distance(both[0], both[1]).item()
 
-def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
-    """Law: a second run learns from the rows and judgements of the first, to the bit."""
-    rows = torch.arange(6, dtype=torch.int16).view(2, 3)
-    ids, scores = rows[:, :2, None].clone(), torch.randn(2, 2, 1).half()
-    lessons = Lessons(rows, ids, scores), Lessons(rows + 1, ids + 1, -scores)
-    keep(tmp_path / "kept", lessons)
-    again = found(tmp_path / "kept")
-    pairs = zip(lessons, again, strict=True)
-    assert all(torch.equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True))
-
-
-@pytest.mark.parametrize("text", [b"", b"junk", b"\x02\0\0\0\0\0\0\0{}"])
-def test_a_file_that_no_run_kept_is_refused(tmp_path: Path, text: bytes) -> None:
-    """It is said in a sentence, not in what a parser stumbled over."""
-    (tmp_path / "kept").write_bytes(text)
-    with pytest.raises(ConfigError, match="holds no text that an earlier run kept"):
-        found(tmp_path / "kept")
-
-
-def test_a_folder_that_is_missing_is_said_before_anything_is_written(tmp_path: Path) -> None:
-    """Not after minutes of work that nothing then holds."""
-    with pytest.raises(ConfigError, match="there is no folder"):
-        run(tmp_path, 1.0, seed=0, threads=torch.get_num_threads(), kept=tmp_path / "no" / "kept")
+    before, weights = apart(), {name: w.clone() for name, w in target.state_dict().items()}
+    follow(target, draft, itertools.repeat(batch, 60), time.monotonic() + 1e6)
+    assert apart() < 0.9 * before
+    assert all(torch.equal(weights[name], w) for name, w in target.state_dict().items())

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.demo.tokenizer import SPECIAL, VOCABULARY
+from engine.demo.tokens import SPECIAL, VOCABULARY
 
 HEAD_DIM = 64
 POSITIONS = 2048  # as many as the tokenizer says
