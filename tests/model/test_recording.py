@@ -143,8 +143,8 @@ def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_p
     _, said = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
     accepted = sum(outputs[-1].accepted for outputs in said.values())
     found = compare(trace, [], k_max=5, charge=0.0)
-    missing = (1 - found.known) * found.tokens
-    assert found.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
+    missing = (1 - found.told.known) * found.told.tokens
+    assert found.played.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
 
 
 def test_no_text_is_recorded(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:

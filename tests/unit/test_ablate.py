@@ -7,19 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load
 from engine.control.profile import Profile
 from engine.lab.replay import ablate
-from engine.lab.replay.variants import (
-    STOP,
-    VARIANTS,
-    WHOLE,
-    KeepAll,
-    NoHindsight,
-    ProfileOnly,
-    Uniform,
-)
+from engine.lab.replay.variants import STOP, VARIANTS, WHOLE
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Trace
 from tests.support.controller_world import K_MAX, World, play
@@ -84,24 +75,24 @@ CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]
 
 def test_the_same_rows_for_each_are_as_many_as_before() -> None:
     ragged = VARIANTS[WHOLE](4, stops=False)
-    uniform = Uniform(4, stops=False)
+    uniform = VARIANTS["same rows for each"](4, stops=False)
     for controller in (ragged, uniform):
         controller.profile(Profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)]))
         controller.choose(Load(2))
     kept = ragged.keep(CONFIDENCES)
     assert kept[0] > kept[1]
     assert uniform.keep(CONFIDENCES) == [round(sum(kept) / 2)] * 2
-    assert KeepAll(4).keep(CONFIDENCES) == [4, 4]
+    assert VARIANTS["verify all guesses"](4).keep(CONFIDENCES) == [4, 4]
 
 
-@pytest.mark.parametrize("build", [NoHindsight, ProfileOnly])
-def test_what_is_taken_out_teaches_nothing(build: type[AdaptiveK]) -> None:
+@pytest.mark.parametrize("name", ["no hindsight", "profile only"])
+def test_what_is_taken_out_teaches_nothing(name: str) -> None:
     told = StepRecord(
-        [Part(0, 0, 0, rows=1 if build is ProfileOnly else 9)],
+        [Part(0, 0, 0, rows=1 if name == "profile only" else 9)],
         target_seconds=9.0,
-        hindsight=[Agreement(0, 0, [(1.0, False)] * 9)] if build is NoHindsight else (),
+        hindsight=[Agreement(0, 0, [(1.0, False)] * 9)] if name == "no hindsight" else (),
     )
-    controller, fresh = build(4), build(4)
+    controller, fresh = VARIANTS[name](4), VARIANTS[name](4)
     controller.update(told)
     controller.choose(Load(1))
     fresh.choose(Load(1))

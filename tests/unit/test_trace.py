@@ -15,7 +15,6 @@ from engine.errors import TraceError
 from engine.lab.replay import __main__ as replay
 from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.recorded import Repeat, recorded
-from engine.lab.replay.scores import best_of
 from engine.lab.replay.worlds import Roofline
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Header, Trace, Writer, read_trace
@@ -186,7 +185,7 @@ def test_another_k_is_scored_on_the_same_bits() -> None:
     """What K = 3 would have accepted is known exactly from what K = 4 saw."""
     played = replay.compare(served(4), [], k_max=4, charge=0.0)
     recorded_anew = recorded(served(4)).requests
-    for row, k in zip(played.fixed, range(5), strict=True):
+    for row, k in zip(played.played.fixed, range(5), strict=True):
         accepted = proposed = 0
         for request in recorded_anew:
             position = 0
@@ -201,10 +200,10 @@ def test_references_are_in_order() -> None:
     """The oracle may choose by phase what one K must be throughout. Equal cuts of phases: few
     rounds straddle two."""
     found = replay.compare(served(3), ["adaptive"], k_max=4, charge=0.0)
-    best = best_of(found.fixed)
-    assert found.oracle.total <= best.total < max(row.total for row in found.fixed)
-    assert sum(found.policies[0].rounds) > 0
-    assert found.tokens == 3 * BITS
+    played = found.played
+    assert played.oracle.total <= played.best.total < max(row.total for row in played.fixed)
+    assert sum(played.policies[0].rounds) > 0
+    assert found.told.tokens == 3 * BITS
 
 
 def test_phases_are_runs_of_one_power_of_two() -> None:

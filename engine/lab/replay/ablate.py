@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import geometric_mean
 
 from engine.arguments import Parser, exit_code, number, show, whole
-from engine.control.controller import FixedK
 from engine.errors import TraceError
+from engine.lab.comparison.report import table
 from engine.lab.files import writable, write_json
-from engine.lab.replay.costs import MeasuredCosts
-from engine.lab.replay.play import MOST_CHARGE, Noise, Player
-from engine.lab.replay.recorded import Recorded, recorded
-from engine.lab.replay.scores import geometric_mean
+from engine.lab.replay.play import MOST_CHARGE
+from engine.lab.replay.recorded import recorded
+from engine.lab.replay.scores import play_fixed, player_of
 from engine.lab.replay.variants import STOP, VARIANTS, WHOLE
-from engine.lab.replay.worlds import NOISE
 from engine.step.trace import read_trace
 
 _PASSES = ("first", "again")
-
-Reference = Callable[["Judged", int], float]  # seconds, of a pass
 
 
 @dataclass(slots=True)
@@ -39,10 +36,6 @@ class Judged:
     batch: int  # most sequences in a step
     fixed: list[float]
     seconds: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def best(self) -> float:
-        return min(self.fixed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +53,7 @@ def answer(parsed: argparse.Namespace) -> str:
     ]
     if parsed.json is not None:
         write_json(parsed.json, {each.name: [each.fixed, each.seconds] for each in judged})
-    return "\n".join(table(judged))
+    return "\n".join(tables(judged))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -91,83 +84,62 @@ def files(names: Sequence[str]) -> list[Path]:
 
 def judge(path: Path, *, seeds: int, charge: float, stops: bool) -> Judged:
     """All variants on one trace. Raises TraceError."""
-    trace = read_trace(path)
-    told, costs = recorded(trace), MeasuredCosts(trace)
-    k_max, budget = trace.header.k_max, trace.header.max_step_tokens
+    scene = recorded(read_trace(path), path.stem)
+    scene = replace(scene, stops=stops or scene.stops)
+    k_max = scene.trace.header.k_max
     if not k_max:
         raise TraceError(f"{path}: K could only be 0 there, so there was nothing to choose")
-    fixed = [_seconds(told, Player(FixedK(k), costs, budget=budget)) for k in range(k_max + 1)]
-    batch = max(len(step.parts) for step in trace.steps)
-    judged = Judged(path.stem, batch, fixed)
-    stops = stops or trace.header.stops
-    for name, build in VARIANTS.items():
-        if name == STOP and not stops:
+    fixed = [score.total for score in play_fixed(scene, k_max)]
+    judged = Judged(path.stem, max(len(step.parts) for step in scene.trace.steps), fixed)
+    for name in VARIANTS:
+        if name == STOP and not scene.stops:
             continue
         plays = []
         for seed in range(seeds):
-            controller = build(k_max, stops=stops)
-            controller.profile(trace.header.profile)
-            player = Player(
-                controller, costs, noise=Noise(NOISE, seed), budget=budget, stops=stops,
-                charge=charge,
-            )  # fmt: skip
-            plays.append([_seconds(told, player) for _ in _PASSES])
+            player = player_of(name, scene, k_max, charge=charge, seed=seed)
+            plays.append([scene.score(name, player).total for _ in _PASSES])
         judged.seconds[name] = [sum(each) / seeds for each in zip(*plays, strict=True)]
     return judged
 
 
-def _seconds(told: Recorded, player: Player) -> float:
-    return sum(step.seconds for step in player.play(told.workload()))
-
-
-def table(judged: Sequence[Judged]) -> list[str]:
+def tables(judged: Sequence[Judged]) -> Iterator[str]:
     """A line for each variant, then one for each trace."""
-    sizes = sorted({each.batch for each in judged})
-    lines = [
-        f"{len(judged)} traces; tokens per second relative to the whole controller, geometric mean",
-        f"{'':22s} {'first':>6s} {'again':>6s} {'worst':>6s} {'best':>6s}  again, by sequences: "
-        + " ".join(f"{size:>6d}" for size in sizes),
-    ]
-    for name in judged[0].seconds:
-        if name != WHOLE:
-            lines.append(_line(name, judged, sizes, lambda each, i: each.seconds[WHOLE][i]))
-    lines += ["", "relative to the best fixed K in hindsight"]
-    for name in judged[0].seconds:
-        lines.append(_line(name, judged, sizes, lambda each, i: each.best))
-    return lines + ["", *_each(judged)]
-
-
-def _line(name: str, judged: Sequence[Judged], sizes: Sequence[int], reference: Reference) -> str:
-    rates = [
-        [reference(each, i) / each.seconds[name][i] for each in judged] for i in range(len(_PASSES))
-    ]
-    first, again = (geometric_mean(each) for each in rates)
-    by_size = [
-        geometric_mean([r for r, each in zip(rates[1], judged, strict=True) if each.batch == size])
-        for size in sizes
-    ]
-    return (
-        f"{name:22s} {first:6.3f} {again:6.3f} {min(rates[1]):6.3f} {max(rates[1]):6.3f}"
-        f"{'':24s}" + " ".join(f"{rate:6.3f}" for rate in by_size)
+    yield (
+        f"{len(judged)} traces; tokens per second relative to the whole controller (`{WHOLE}`),"
+        " geometric mean"
     )
-
-
-def _each(judged: Sequence[Judged]) -> list[str]:
-    """A line for each trace."""
     names = [name for name in judged[0].seconds if name != WHOLE]
-    lines = [
-        "each trace, again: the whole controller by K=0 and by the best fixed K; then each variant"
-        " by it, in the order above"
-    ]
+    yield from _by_variant(names, judged, lambda each, i: each.seconds[WHOLE][i])
+    yield from ("", "relative to the best fixed K in hindsight")
+    yield from _by_variant([WHOLE, *names], judged, lambda each, _: min(each.fixed))
+    yield from ("", "each trace, again")
+    rows = [["", "against K=0", "against best fixed", "best K", *names]]
     for each in judged:
-        whole = each.seconds[WHOLE][1]
-        best = each.fixed.index(each.best)
-        rates = " ".join(f"{whole / each.seconds[name][1]:5.2f}" for name in names)
-        lines.append(
-            f"{each.name:28s} {each.fixed[0] / whole:5.2f} {each.best / whole:5.2f} of K={best}"
-            f"  {rates}"
+        whole_, best = each.seconds[WHOLE][1], min(each.fixed)
+        rates = [each.fixed[0] / whole_, best / whole_]
+        shown = [f"{rate:.2f}" for rate in rates] + [str(each.fixed.index(best))]
+        rows.append([each.name, *shown, *(f"{whole_ / each.seconds[n][1]:.2f}" for n in names)])
+    yield from table(rows)
+
+
+def _by_variant(
+    names: Sequence[str], judged: Sequence[Judged], reference: Callable[[Judged, int], float]
+) -> list[str]:
+    """`reference`: seconds of a pass over a trace. Worst, best and by sequences: of `again`."""
+    sizes = sorted({each.batch for each in judged})
+    rows = [["", *_PASSES, "worst", "best", *(f"batch {size}" for size in sizes)]]
+    for name in names:
+        first, again = (
+            [reference(each, i) / each.seconds[name][i] for each in judged]
+            for i in range(len(_PASSES))
         )
-    return lines
+        by_size = [
+            geometric_mean(r for r, each in zip(again, judged, strict=True) if each.batch == size)
+            for size in sizes
+        ]
+        found = geometric_mean(first), geometric_mean(again), min(again), max(again), *by_size
+        rows.append([name, *(f"{rate:.3f}" for rate in found)])
+    return table(rows)
 
 
 if __name__ == "__main__":

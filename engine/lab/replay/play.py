@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from engine.control.controller import KController, Load
@@ -133,21 +132,6 @@ class Costs(Protocol):
     def host(self, rows: int, sequences: int, *, prompts: bool) -> float: ...
 
 
-class Noise:
-    """Factors of mean about one, drawn in blocks."""
-
-    def __init__(self, deviation: float, seed: int) -> None:
-        self._deviation = deviation
-        self._rng = np.random.default_rng([seed, 10**6])
-        self._left: list[float] = []
-
-    def __call__(self) -> float:
-        if not self._left:
-            drawn = self._rng.normal(0.0, self._deviation, 4096)
-            self._left = np.exp(drawn).tolist()
-        return self._left.pop()
-
-
 @dataclass(slots=True)
 class Drafts:
     """By sequence of the batch: guesses asked for, made, and kept for the target's forward."""
@@ -163,7 +147,7 @@ class Drafts:
 class Player:
     """One controller through any number of workloads, learning all the while.
 
-    `noise`: of the timings that it sees. `budget`: target rows in a step. `stops`: each draft step
+    `noise`: a factor of each timing that it sees. `budget`: target rows in a step. `stops`: each draft step
     is a forward of its own, and the controller is asked between them. `charge`: how many times its
     own time of the round before counts. `took`: by round, the batch and the controller's seconds.
     """
@@ -173,7 +157,7 @@ class Player:
         controller: KController,
         costs: Costs,
         *,
-        noise: Noise | None = None,
+        noise: Callable[[], float] = lambda: 1.0,
         budget: int = UNLIMITED,
         stops: bool = True,
         charge: float = 0.0,
@@ -217,18 +201,13 @@ class Player:
             catch_up_rows=drafts.catch_up_rows,
             hindsight=drafts.hindsight,
         )
-        self._ask(controller.update, self._measured(record))
-        return record
-
-    def _measured(self, record: StepRecord) -> StepRecord:
-        if self._noise is None:
-            return record
-        draft, target = record.draft_seconds, record.target_seconds
-        return replace(
+        measured = replace(
             record,
-            draft_seconds=draft * self._noise() if draft else 0.0,
-            target_seconds=target * self._noise(),
+            draft_seconds=record.draft_seconds * self._noise(),
+            target_seconds=record.target_seconds * self._noise(),
         )
+        self._ask(controller.update, measured)
+        return record
 
     def _ask(self, function: Callable[..., Any], *given: object) -> Any:
         began = self._clock()

@@ -11,12 +11,16 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from engine.control.controller import FixedK
+from engine.control.profile import Profile
 from engine.errors import TraceError
+from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.play import Costs, Drafts, Live, Player, Request, Workload
+from engine.lab.replay.scores import Score
 from engine.scheduling.step_record import Part, StepRecord
 from engine.step.trace import Trace
 
@@ -29,9 +33,14 @@ _SCORABLE = "draft_model"
 
 @dataclass(slots=True)
 class Recorded:
-    """What can be replayed. `begins`: tokens generated before each phase, ascending; `sizes`: the
-    mean batch of each. `known`: share of generated positions whose guess was found out."""
+    """scores.Scene: what can be replayed. `begins`: tokens generated before each phase, ascending;
+    `sizes`: the mean batch of each. `known`: share of generated positions whose guess was found
+    out."""
 
+    name: str
+    trace: Trace
+    costs: MeasuredCosts
+    stops: bool
     requests: list[Request]
     begins: list[int]
     sizes: list[float]
@@ -39,9 +48,31 @@ class Recorded:
     seconds: float
     known: float
 
+    @property
+    def profile(self) -> Profile:
+        return self.trace.header.profile
+
+    @property
+    def budget(self) -> int:
+        return self.trace.header.max_step_tokens
+
+    @property
+    def spans(self) -> list[int]:
+        """Tokens of each phase."""
+        edges = [*self.begins, self.tokens]
+        return [end - begin for begin, end in pairwise(edges)]
+
     def workload(self) -> Workload:
         """All of it, from the first request."""
         return Workload(self.requests, self.tokens)
+
+    def score(self, name: str, player: Player) -> Score:
+        """Play all of it."""
+        tokens, steps = 0, []
+        for step in player.play(self.workload()):
+            steps.append((self.phase(tokens), step))
+            tokens += step.tokens
+        return Score.of(name, len(self.begins), steps)
 
     def phase(self, tokens: int) -> int:
         """Where in the trace so many tokens have been generated."""
@@ -94,7 +125,7 @@ class _Story:
         )
 
 
-def recorded(trace: Trace) -> Recorded:
+def recorded(trace: Trace, name: str = "") -> Recorded:
     """What a trace says. Raises TraceError where there is nothing to replay."""
     proposer = trace.header.proposer
     if proposer != _SCORABLE:
@@ -110,6 +141,10 @@ def recorded(trace: Trace) -> Recorded:
     rng = np.random.default_rng(_SEED)
     begins, sizes = _phases(trace.steps)
     return Recorded(
+        name=name,
+        trace=trace,
+        costs=MeasuredCosts(trace),
+        stops=trace.header.stops,
         requests=[story.request(known, rng) for story in told],
         begins=begins,
         sizes=sizes,
