@@ -21,7 +21,7 @@ from pathlib import Path
 from engine.arguments import Parser, exit_code, number, show, whole
 from engine.lab.files import writable, write_json
 from engine.lab.replay.play import MOST_CHARGE
-from engine.lab.replay.scores import Played, play, policy_table
+from engine.lab.replay.scores import Played, play, policy_table, seconds_of
 from engine.lab.replay.variants import ALLOWED, build_policy
 from engine.lab.replay.worlds import random_world
 
@@ -44,7 +44,7 @@ def answer(parsed: argparse.Namespace) -> str:
         played = pool.map(task, numbers, chunksize=1)
     charged = f"its own time counted {parsed.charge:g} times" if parsed.charge else "own time free"
     if parsed.json:
-        write_json(parsed.json, as_json(played))
+        write_json(parsed.json, seconds_of(played))
     first = f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; "
     return "\n".join([first + charged, *policy_table(played)])
 
@@ -69,18 +69,6 @@ def play_world(number: int, *, names: Sequence[str], k_max: int, charge: float) 
     """Every fixed K and every policy in one world."""
     world = random_world(number)
     return play(world, names, k_max=k_max, charge=charge, seed=world.number)
-
-
-def as_json(played: Sequence[Played]) -> list[dict[str, object]]:
-    """Seconds by world, policy and phase."""
-    return [
-        {
-            "world": int(world.name),
-            "fixed": [score.seconds for score in world.fixed],
-            "policies": {score.name: score.seconds for score in world.policies},
-        }
-        for world in played
-    ]
 
 
 if __name__ == "__main__":

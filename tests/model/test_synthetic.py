@@ -14,11 +14,11 @@ from engine.lab.synthetic.__main__ import main
 from engine.lab.synthetic.on_device import synthetic_pair
 from engine.lab.synthetic.pair import (
     Agreement,
-    FurtherLayers,
     Text,
     draft_of,
     find_scale,
     random_target,
+    scaler,
     shape_of,
 )
 from engine.messages import SamplingParams, Submit
@@ -106,11 +106,11 @@ def test_unscaled_layers_change_nothing_and_larger_ones_agree_less() -> None:
     shape = shape_of(1.2e6)
     target = random_target(shape, 0)
     draft = draft_of(target, 1)
-    further = FurtherLayers(target, 1)
+    rescale = scaler(target, 1)
     text = Text(draft, sequences=2, length=64, seed=0)
     found = []
     for scale in (0.0, 0.1, 1.0):
-        further.scale(scale)
+        rescale(scale)
         found.append(text.agreement(target))
     assert found[0] == Agreement(1.0, 1.0)
     assert 1.0 > found[1].mean > found[2].mean

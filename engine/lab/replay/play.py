@@ -147,9 +147,10 @@ class Drafts:
 class Player:
     """One controller through any number of workloads, learning all the while.
 
-    `noise`: a factor of each timing that it sees. `budget`: target rows in a step. `stops`: each draft step
-    is a forward of its own, and the controller is asked between them. `charge`: how many times its
-    own time of the round before counts. `took`: by round, the batch and the controller's seconds.
+    `noise`: a factor of each timing that it sees. `budget`: target rows in a step. `stops`: each
+    draft step is a forward of its own, and the controller is asked between them. `charge`: how many
+    times its own time of the round before counts. `took`: by round, the batch and the controller's
+    seconds.
     """
 
     def __init__(

@@ -107,17 +107,8 @@ class Played:
         return [*self.fixed, *self.policies, self.oracle]
 
 
-def play_fixed(scene: Scene, k_max: int) -> list[Score]:
-    """Every K from 0."""
-    return [
-        scene.score(f"K={k}", Player(FixedK(k), scene.costs, budget=scene.budget))
-        for k in range(k_max + 1)
-    ]
-
-
-def player_of(policy: str, scene: Scene, k_max: int, *, charge: float, seed: int) -> Player:
-    """A fresh controller of that name, which sees its timings with the noise of a measurement.
-    `charge`: how many times its own time counts. Raises ConfigError."""
+def _player(policy: str, scene: Scene, k_max: int, *, charge: float, seed: int) -> Player:
+    """A fresh controller of that name, which sees its timings with the noise of a measurement."""
     controller = build_policy(policy, k_max, stops=scene.stops)
     controller.profile(scene.profile)
     noise = partial(np.random.default_rng([seed, 10**6]).lognormal, 0.0, NOISE)
@@ -127,23 +118,41 @@ def player_of(policy: str, scene: Scene, k_max: int, *, charge: float, seed: int
 
 
 def play(
-    scene: Scene, policies: Sequence[str], *, k_max: int, charge: float, seed: int = 0
-) -> Played:
-    """Every fixed K, and the named policies. Raises ConfigError."""
-    players = [player_of(name, scene, k_max, charge=charge, seed=seed) for name in policies]
-    scores = [scene.score(*each) for each in zip(policies, players, strict=True)]
-    fixed = play_fixed(scene, k_max)
+    scene: Scene, policies: Sequence[str], *, k_max: int, charge: float, seed: int = 0,
+    passes: int = 1,
+) -> Played:  # fmt: skip
+    """Every fixed K, and the named policies, of whose passes the last one counts. `charge`: how
+    many times a policy's own time does. Raises ConfigError."""
+    fixed = [
+        scene.score(f"K={k}", Player(FixedK(k), scene.costs, budget=scene.budget))
+        for k in range(k_max + 1)
+    ]
+    players = [_player(name, scene, k_max, charge=charge, seed=seed) for name in policies]
+    scores = [
+        [scene.score(name, player) for _ in range(passes)][-1]
+        for name, player in zip(policies, players, strict=True)
+    ]
     return Played(scene.name, scene.tokens, fixed, scores, [player.took for player in players])
+
+
+def seconds_of(played: Sequence[Played]) -> list[dict[str, object]]:
+    """For programs: by scene, policy and phase."""
+    return [
+        {
+            "name": scene.name,
+            "fixed": [score.seconds for score in scene.fixed],
+            "policies": {score.name: score.seconds for score in scene.policies},
+        }
+        for scene in played
+    ]
 
 
 def policy_table(played: Sequence[Played]) -> list[str]:
     """A line for each policy and reference, over all scenes."""
-    lines = [
-        "time relative to a reference, negative is faster; of several: geometric mean (the worst)"
-    ]
     titles = ["policy", "seconds", "tokens/s", "drafts/round", "accepted", "switches/1k"]
-    titles += ["us, B=1", "us, B=32", "vs K=0", "vs best fixed", "vs oracle", ">2% slower"]
-    rows = [titles]
+    titles += ["us, B=1", "us, B=32", "vs K=0", "vs best fixed", "vs oracle"]
+    titles += [f"vs {score.name}" for score in played[0].policies[:1]]
+    rows = [[*titles, ">2% slower"]]
     first = len(played[0].fixed)
     for i, scores in enumerate(zip(*(scene.all for scene in played), strict=True)):
         own = [scene.own[i - first] for scene in played if 0 <= i - first < len(scene.own)]
@@ -151,12 +160,17 @@ def policy_table(played: Sequence[Played]) -> list[str]:
     best = [scene.best for scene in played]
     name = "best fixed K in hindsight"
     rows.append([name, *_figures(best, played)[1:], "-", "-", *_ratios(best, played)])
-    return lines + table(rows)
+    return [
+        "time relative to a reference, negative is faster: geometric mean (the worst)",
+        *table(rows),
+    ]
 
 
 def _figures(scores: Sequence[Score], played: Sequence[Played]) -> list[str]:
     seconds, rounds = sum(score.total for score in scores), sum(sum(s.rounds) for s in scores)
-    proposed, accepted = (sum(getattr(s, name) for s in scores) for name in ("proposed", "accepted"))
+    proposed, accepted = (
+        sum(getattr(s, name) for s in scores) for name in ("proposed", "accepted")
+    )
     drafts = sum(sum(score.drafted) for score in scores) / max(rounds, 1)
     switches = 1000 * sum(score.switches for score in scores) / max(rounds, 1)
     return [
@@ -177,7 +191,8 @@ def _own_time(own: Sequence[Sequence[tuple[int, float]]]) -> list[str]:
 
 def _ratios(scores: Sequence[Score], played: Sequence[Played]) -> list[str]:
     cells = []
-    for references in zip(*((p.fixed[0], p.best, p.oracle) for p in played), strict=True):
+    to = [(p.fixed[0], p.best, p.oracle, *p.policies[:1]) for p in played]
+    for references in zip(*to, strict=True):
         ratios = [a.total / b.total for a, b in zip(scores, references, strict=True)]
         worst = f" ({100 * (max(ratios) - 1):+.1f}%)" if len(ratios) > 1 else ""
         cells.append(f"{100 * (geometric_mean(ratios) - 1):+.1f}%{worst}")

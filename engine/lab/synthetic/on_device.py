@@ -5,11 +5,23 @@ For measuring machines. Its texts mean nothing; draft and target agree as often 
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+
 import torch
 
+from engine.arguments import number
 from engine.config import DraftModelConfig, DTypeName, EngineConfig, Role
 from engine.errors import ConfigError
-from engine.lab.synthetic.pair import Shape, Text, calibrate, draft_of, random_target, shape_of
+from engine.lab.synthetic.pair import (
+    LARGEST,
+    SMALLEST,
+    Shape,
+    Text,
+    calibrate,
+    draft_of,
+    random_target,
+    shape_of,
+)
 from engine.model.loader import adopt, pick_device
 from engine.model.pair import Pair
 from engine.model.precision import pick_dtype
@@ -25,11 +37,9 @@ def shape_named(size: str) -> tuple[Shape, int]:
     if size.lower() == "8b":
         return EIGHT_B, EIGHT_B_DRAFT
     try:
-        shape = shape_of(float(size))
-    except ValueError as error:
-        raise ConfigError(
-            f"synthetic is {size!r}; allowed are 8b and a number of parameters ({error})"
-        ) from error
+        shape = shape_of(number(SMALLEST, LARGEST)(size))
+    except ArgumentTypeError as error:
+        raise ConfigError(f"synthetic is {size!r}, but must be 8b or a number: {error}") from error
     return shape, max(1, shape.layers // 12)
 
 

@@ -76,13 +76,7 @@ class Shape:
 
 def shape_of(parameters: float, positions: int = POSITIONS) -> Shape:
     """About so many, in the proportions of small Llamas: 0.3e9 is 25 layers of width 1024, 1e9 some
-    38 of width 1536. Raises ValueError."""
-    if not SMALLEST <= parameters <= LARGEST:
-        raise ValueError(
-            f"parameters is {parameters:g}; allowed are {SMALLEST:.0e} to {LARGEST:.0e}"
-        )
-    if not 256 <= positions <= MOST_POSITIONS:
-        raise ValueError(f"positions is {positions}; allowed are 256 to {MOST_POSITIONS}")
+    38 of width 1536."""
     step = 256 if parameters > 5e7 else HEAD_DIM
     width = max(step, round((parameters / 0.27) ** (1 / 3) / step) * step)
     heads = width // HEAD_DIM
@@ -112,13 +106,8 @@ def random_target(
 
 
 def _empty(config: LlamaConfig, device: str | torch.device, dtype: torch.dtype) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model: Any = LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
+    with torch.device(device):
+        model: Any = LlamaForCausalLM._from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -143,22 +132,19 @@ def draft_of(target: Any, layers: int, dtype: torch.dtype | None = None) -> Any:
     return draft
 
 
-class FurtherLayers:
-    """What the target has beyond its draft of so many layers."""
-
-    def __init__(self, target: Any, layers: int) -> None:
-        self._weights = [
-            module.weight
-            for layer in target.model.layers[layers:]
-            for module in (layer.self_attn.o_proj, layer.mlp.down_proj)
-        ]
-        self._full = [weight.bfloat16() for weight in self._weights]
+def scaler(target: Any, layers: int) -> Callable[[float], None]:
+    """What scales what the layers beyond the first `layers` write to the residual stream; exact in
+    bfloat16 again."""
+    modules = [(layer.self_attn.o_proj, layer.mlp.down_proj) for layer in target.model.layers]
+    weights = [module.weight for pair in modules[layers:] for module in pair]
+    full = [weight.bfloat16() for weight in weights]
 
     @torch.inference_mode()
-    def scale(self, factor: float) -> None:
-        """What they write to the residual stream; exact in bfloat16 again."""
-        for weight, full in zip(self._weights, self._full, strict=True):
-            weight.copy_((full.float() * factor).bfloat16())
+    def scale(factor: float) -> None:
+        for weight, whole in zip(weights, full, strict=True):
+            weight.copy_((whole.float() * factor).bfloat16())
+
+    return scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +157,9 @@ class Agreement:
     @property
     def mean(self) -> float:
         return (self.greedy + self.sampled) / 2
+
+
+Report = Callable[[float, Agreement], None]  # of each scale that was tried
 
 
 class Text:
@@ -215,18 +204,15 @@ class Text:
                 ours.shape, generator=generator, device=self._device, dtype=torch.float32
             ).clamp_(min=1e-9)
             noise = uniform.log_().neg_().log_().neg_()
-            equal += _share((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
-        return Agreement(_share(ours.argmax(-1) == theirs.argmax(-1)), equal / DRAWS)
-
-
-def _share(equal: Tensor) -> float:
-    return float(equal.float().mean())
+            equal += float(
+                ((ours + noise).argmax(-1) == (theirs + noise).argmax(-1)).float().mean()
+            )
+        greedy = float((ours.argmax(-1) == theirs.argmax(-1)).float().mean())
+        return Agreement(greedy, equal / DRAWS)
 
 
 def find_scale(
-    wanted: float,
-    measure: Callable[[float], Agreement],
-    report: Callable[[float, Agreement], None] = lambda *_: None,
+    wanted: float, measure: Callable[[float], Agreement], report: Report = lambda *_: None
 ) -> float:
     """By bisection in the logarithm. `measure` falls as the scale grows; the best scale seen is
     answered, so noise in the last steps does no harm."""
@@ -248,16 +234,16 @@ def calibrate(
     layers: int,
     text: Text,
     wanted: float,
-    report: Callable[[float, Agreement], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> float:
     """Scale the target's layers beyond `layers` so that it agrees on the text as often as wanted.
     The scale."""
-    further = FurtherLayers(target, layers)
+    scale = scaler(target, layers)
 
-    def measure(scale: float) -> Agreement:
-        further.scale(scale)
+    def measure(factor: float) -> Agreement:
+        scale(factor)
         return text.agreement(target)
 
-    scale = find_scale(wanted, measure, report)
-    further.scale(scale)
-    return scale
+    found = find_scale(wanted, measure, report)
+    scale(found)
+    return found
