@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from engine.control.controller import Load
 from engine.control.profile import Profile
-from engine.lab.replay import ablate
-from engine.lab.replay.scores import play
+from engine.lab.replay import ablate, scores
 from engine.lab.replay.variants import STOP, VARIANTS, WHOLE
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Trace
@@ -58,7 +57,7 @@ def test_without_the_stop_it_drafts_on_however_unsure() -> None:
 def test_equal_seeds_are_equal_plays(tmp_path: Path) -> None:
     """Common random numbers: only what was taken out may tell variants apart."""
     scene = ablate.read(write(tmp_path / "t", served(3)))
-    first, again = (play(scene, list(VARIANTS), k_max=4, charge=0.0) for _ in range(2))
+    first, again = (scores.play(scene, list(VARIANTS), k_max=4, charge=0.0) for _ in range(2))
     assert first.policies == again.policies
 
 

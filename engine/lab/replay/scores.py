@@ -168,9 +168,7 @@ def policy_table(played: Sequence[Played]) -> list[str]:
 
 def _figures(scores: Sequence[Score], played: Sequence[Played]) -> list[str]:
     seconds, rounds = sum(score.total for score in scores), sum(sum(s.rounds) for s in scores)
-    proposed, accepted = (
-        sum(getattr(s, name) for s in scores) for name in ("proposed", "accepted")
-    )
+    proposed, accepted = sum(s.proposed for s in scores), sum(s.accepted for s in scores)
     drafts = sum(sum(score.drafted) for score in scores) / max(rounds, 1)
     switches = 1000 * sum(score.switches for score in scores) / max(rounds, 1)
     return [

@@ -198,17 +198,15 @@ class Text:
         """Of the target with the draft that wrote this."""
         ours, theirs = self.logits(target), self._logits
         generator = torch.Generator(self._device).manual_seed(self._noise_seed)
-        equal = 0.0
+        equal: list[Tensor] = []
         for _ in range(DRAWS):
             uniform = torch.rand(
                 ours.shape, generator=generator, device=self._device, dtype=torch.float32
             ).clamp_(min=1e-9)
             noise = uniform.log_().neg_().log_().neg_()
-            equal += float(
-                ((ours + noise).argmax(-1) == (theirs + noise).argmax(-1)).float().mean()
-            )
-        greedy = float((ours.argmax(-1) == theirs.argmax(-1)).float().mean())
-        return Agreement(greedy, equal / DRAWS)
+            equal.append((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
+        greedy = ours.argmax(-1) == theirs.argmax(-1)
+        return Agreement(float(greedy.float().mean()), float(torch.cat(equal).float().mean()))
 
 
 def find_scale(

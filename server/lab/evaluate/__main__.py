@@ -146,7 +146,7 @@ async def compare(
     for i, request in enumerate(requests):
         pools.setdefault(f"T={request.body['temperature']:g}", []).append(str(i))
     loads = sorted(set(parsed.concurrency))
-    workloads = [Group(kind, 0.0, load) for kind in pools for load in loads]
+    workloads = [Workload(kind, None, load) for kind in pools for load in loads]
     settings: dict[Arm, Setting] = {}
     comparisons: list[Comparison] = []
     for place, config in enumerate(configs):
@@ -173,14 +173,6 @@ async def compare(
         "date": date.today().isoformat(),
     }
     return conclude(parsed, configs[0], facts, comparisons, settings)
-
-
-class Group(Workload):
-    """Requests of one temperature, which its `kind` says."""
-
-    @property
-    def text(self) -> str:
-        return self.kind
 
 
 def conclude(
