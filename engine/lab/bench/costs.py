@@ -21,6 +21,7 @@ from engine.lab.bench.offline import BLOCK, Clock
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import MAX_K, OFF
+from engine.lab.plan.roofline import expected_tokens
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair, runner_of
@@ -119,15 +120,10 @@ def weight_bytes(model: LoadedModel) -> int:
     return int(numbers * model.dtype.itemsize)
 
 
-def tokens_per_round(acceptance: float, k: int) -> float:
-    """Expected tokens of a round of k guesses, the target's own included."""
-    return sum(acceptance**i for i in range(k + 1))
-
-
 def speed_up(acceptance: float, k: int, draft_cost: float, verification: float = 1.0) -> float:
     """Over plain decoding; Leviathan's where `verification` is 1. `draft_cost`: a draft step,
     `verification`: a target step of k + 1 rows, both in target steps of one row."""
-    return tokens_per_round(acceptance, k) / (k * draft_cost + verification)
+    return expected_tokens(acceptance, k) / (k * draft_cost + verification)
 
 
 def promises(costs: Costs, comparison: Comparison) -> Iterator[dict[str, Any]]:
