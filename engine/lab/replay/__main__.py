@@ -19,7 +19,7 @@ from engine.lab.comparison.report import table
 from engine.lab.files import write_json
 from engine.lab.picture import check_results, picture
 from engine.lab.replay.play import MOST_CHARGE
-from engine.lab.replay.recorded import Recorded, Repeat, recorded
+from engine.lab.replay.recorded import Recorded, check, recorded
 from engine.lab.replay.scores import Played, Score, play, policy_table
 from engine.lab.replay.variants import ALLOWED
 from engine.step.trace import Trace, read_trace
@@ -98,8 +98,7 @@ def compare(trace: Trace, names: Sequence[str], *, k_max: int, charge: float) ->
     counts. Raises EngineError."""
     told = recorded(trace)
     played = play(told, list(dict.fromkeys(names)), k_max=k_max, charge=charge)
-    repeat = Repeat(told.costs, trace)
-    return Comparison(told, played, told.score("", repeat).total, repeat.same, repeat.other)
+    return Comparison(told, played, *check(told))
 
 
 def report(found: Comparison) -> Iterator[str]:

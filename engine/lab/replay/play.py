@@ -174,21 +174,21 @@ class Player:
         tokens = 0
         while tokens < workload.tokens:
             workload.admit(batch, tokens)
-            record = self._round(batch, tokens)
+            record = self._round(batch)
             tokens += record.tokens
             batch = [live for live in batch if live.position < live.request.length]
             yield record
 
-    def _round(self, batch: list[Live], begin: int) -> StepRecord:
+    def _round(self, batch: list[Live]) -> StepRecord:
         size, controller = len(batch), self._controller
         charged = self._charge * self.took[-1][1] if self.took else 0.0
         self.took.append((size, 0.0))
         context = sum([live.request.context + live.position for live in batch])
         k: int = self._ask(controller.choose, Load(size, lambda: context / max(size, 1)))
-        rows = self.plan(batch, k, begin)
+        rows = self._plan(batch, k)
         sampling = [live if n == live.left else None for live, n in zip(batch, rows, strict=True)]
         prompts = max(rows, default=1) > 1 or None in sampling
-        drafts = self.draft(sampling, k, begin)
+        drafts = self._draft(sampling, k)
         each = zip(batch, rows, drafts.asked, drafts.made, drafts.kept, strict=True)
         parts = [live.step(*counts) for live, *counts in each]
         computed = sum(rows) + sum(drafts.kept)
@@ -217,9 +217,9 @@ class Player:
         self.took[-1] = size, seconds + self._clock() - began
         return answer
 
-    def plan(self, batch: Sequence[Live], k: int, begin: int) -> list[int]:
+    def _plan(self, batch: Sequence[Live], k: int) -> list[int]:
         """Committed rows of each, as the scheduler: what decoding leaves of the budget goes to
-        prompts, in order of arrival. `begin`: tokens generated so far."""
+        prompts, in order of arrival."""
         rows = [int(live.left == 1) for live in batch]
         room = max(self._budget - (1 + k) * sum(rows), 1)
         for i, live in enumerate(batch):
@@ -228,7 +228,7 @@ class Player:
                 room -= rows[i] + (k if rows[i] == live.left else 0)
         return rows
 
-    def draft(self, batch: Sequence[Live | None], k: int, begin: int) -> Drafts:
+    def _draft(self, batch: Sequence[Live | None], k: int) -> Drafts:
         """Guess, until the controller has enough; drop what it does not want verified. None stands
         for who does not sample."""
         most = self._controller.max_speculating if k else 0

@@ -14,15 +14,21 @@ not matter, since either model's next token is a pseudo-random function of what 
 
 from __future__ import annotations
 
+import shutil
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from engine.arguments import number
+from engine.config import BUILTIN, model_folder
 from engine.demo.tokenizer import SPECIAL, VOCABULARY
+from engine.errors import ConfigError
 
 HEAD_DIM = 64
 POSITIONS = 2048  # as many as the tokenizer says
@@ -35,6 +41,7 @@ PROMPT = 16  # random tokens before a text; not counted
 DRAWS = 4  # of the noise, for each token
 STEPS = 7  # of the bisection
 LOUDEST, QUIETEST = 0.0, -9.0  # log2 of the scale
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,22 @@ def shape_of(parameters: float, positions: int = POSITIONS) -> Shape:
     return Shape(width, layers, shape.inner, heads, kv_heads, positions=positions)
 
 
+EIGHT_B = Shape(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)  # as Llama 3.1 8B
+EIGHT_B_DRAFT = 2  # layers: with the head, it reads some 0.96 G numbers a step
+
+
+def shape_named(size: str) -> tuple[Shape, int]:
+    """`8b`, or a number of parameters: the target's shape, and the draft's layers. Raises
+    ConfigError."""
+    if size.lower() == "8b":
+        return EIGHT_B, EIGHT_B_DRAFT
+    try:
+        shape = shape_of(number(SMALLEST, LARGEST)(size))
+    except ArgumentTypeError as error:
+        raise ConfigError(f"synthetic is {size!r}, but must be 8b or a number: {error}") from error
+    return shape, max(1, shape.layers // 12)
+
+
 @torch.inference_mode()
 def random_target(
     shape: Shape, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
@@ -123,10 +146,10 @@ def _deviation(name: str, weight: Tensor) -> float:
 
 
 @torch.inference_mode()
-def draft_of(target: Any, layers: int, dtype: torch.dtype | None = None) -> Any:
-    """Its first `layers` layers with its embedding, norm and head; `dtype`: the target's."""
+def draft_of(target: Any, layers: int) -> Any:
+    """Its first `layers` layers with its embedding, norm and head."""
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": layers})
-    draft = _empty(config, target.device, dtype or target.dtype)
+    draft = _empty(config, target.device, target.dtype)
     names = draft.state_dict().keys()
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
     return draft
@@ -157,9 +180,6 @@ class Agreement:
     @property
     def mean(self) -> float:
         return (self.greedy + self.sampled) / 2
-
-
-Report = Callable[[float, Agreement], None]  # of each scale that was tried
 
 
 class Text:
@@ -209,9 +229,12 @@ class Text:
         return Agreement(float(greedy.float().mean()), float(torch.cat(equal).float().mean()))
 
 
-def find_scale(
-    wanted: float, measure: Callable[[float], Agreement], report: Report = lambda *_: None
-) -> float:
+def text_of(draft: Any, tokens: int, seed: int) -> Text:
+    """About so many tokens."""
+    return Text(draft, sequences=max(1, tokens // 128), length=128, seed=seed)
+
+
+def find_scale(wanted: float, measure: Callable[[float], Agreement]) -> float:
     """By bisection in the logarithm. `measure` falls as the scale grows; the best scale seen is
     answered, so noise in the last steps does no harm."""
     low, high = QUIETEST, LOUDEST
@@ -219,29 +242,39 @@ def find_scale(
     for _ in range(STEPS):
         middle = (low + high) / 2
         scale = float(2.0**middle)
-        found = measure(scale)
-        report(scale, found)
-        if abs(found.mean - wanted) < nearest:
-            best, nearest = scale, abs(found.mean - wanted)
-        low, high = (middle, high) if found.mean > wanted else (low, middle)
+        found = measure(scale).mean
+        if abs(found - wanted) < nearest:
+            best, nearest = scale, abs(found - wanted)
+        low, high = (middle, high) if found > wanted else (low, middle)
     return best
 
 
-def calibrate(
-    target: Any,
-    layers: int,
-    text: Text,
-    wanted: float,
-    report: Report = lambda *_: None,
-) -> float:
-    """Scale the target's layers beyond `layers` so that it agrees on the text as often as wanted.
-    The scale."""
-    scale = scaler(target, layers)
+def make_pair(
+    shape: Shape, layers: int, acceptance: float, *, tokens: int = 768, seed: int = 0,
+    device: str = "cpu", report: Callable[[str, Agreement], None] = lambda *_: None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """A target and its draft of so many layers, which agree on a text as often as wanted; on CUDA
+    in bfloat16, else in float32. `report`: of each scale that is tried."""
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    target = random_target(shape, seed, device, dtype)
+    draft = draft_of(target, layers)
+    text, rescale = text_of(draft, tokens, seed), scaler(target, layers)
 
-    def measure(factor: float) -> Agreement:
-        scale(factor)
-        return text.agreement(target)
+    def measure(scale: float) -> Agreement:
+        rescale(scale)
+        found = text.agreement(target)
+        report(f"{scale:.5f}", found)
+        return found
 
-    found = find_scale(wanted, measure, report)
-    scale(found)
-    return found
+    rescale(find_scale(acceptance, measure))
+    return target, draft
+
+
+def save(folder: Path, target: Any, draft: Any, dtype: torch.dtype) -> None:
+    """Both models, which are of that type then, with the built-in pair's tokenizer, as the folders
+    `target` and `draft`."""
+    for role, model in (("target", target), ("draft", draft)):
+        model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]
+        model.to(dtype).save_pretrained(folder / role)  # its config.json says the model's type
+        for name in TOKENIZER:
+            shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), folder / role / name)
