@@ -26,9 +26,8 @@ from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.messages import Ready, SetSpeculation, Submit
 from server.config import Config, ServerConfig, load_config
 from server.lab.evaluate.__main__ import build_parser, evaluate, main, overrides
-from server.lab.evaluate.arms import settings_of
 from server.lab.evaluate.front import Front
-from server.lab.evaluate.report import config_text, recommended, write_config
+from server.lab.evaluate.settings import config_text, recommended, settings_of, write_config
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
 

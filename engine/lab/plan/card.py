@@ -1,18 +1,138 @@
-"""The card and the plot, for people. Bytes are decimal (GB), as on data sheets."""
+"""What was asked, and what is to be said of it: a card and a plot for people, figures for programs,
+worked examples. Bytes are decimal (GB), as on data sheets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from engine.lab.picture import picture
-from engine.lab.plan.roofline import Device, Scenario, break_even
-from engine.lab.plan.settings import ACCEPTANCES, Settings
+from engine.lab.plan.presets import find_model
+from engine.lab.plan.roofline import (
+    KV_BYTES,
+    Device,
+    Scenario,
+    Served,
+    break_even,
+    device_of,
+)
 from engine.lab.plan.shape import ModelShape
 
 if TYPE_CHECKING:
     from engine.lab.picture import Axes
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_SHAPE = (
+    "name", "layers", "parameters", "active_parameters", "vocab", "kv_values_per_token",
+    "max_positions", "served_positions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`launch`: seconds of overhead a layer; `draft_precision` None: the target's; `batches` and
+    `contexts` begin with the point that is shown in detail."""
+
+    target: ModelShape
+    draft: ModelShape | None
+    device: Device
+    precisions: tuple[str, ...]
+    draft_precision: str | None
+    kv: str
+    launch: float
+    acceptance: float
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    k_max: int
+
+    @property
+    def models(self) -> list[ModelShape]:
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    def point(self, precision: str) -> Scenario:
+        """What is shown in detail."""
+        return self.scenario(precision, self.batches[0], self.contexts[0])
+
+    def scenario(self, precision: str, batch: int, context: int) -> Scenario:
+        def served(shape: ModelShape, weights: str) -> Served:
+            return Served(shape, self.device, weights, KV_BYTES[self.kv], self.launch)
+
+        weights = self.draft_precision or precision
+        draft = None if self.draft is None else served(self.draft, weights)
+        return Scenario(served(self.target, precision), draft, batch, context)
+
+    def notes(self) -> Iterator[str]:
+        """What the reader should know before believing the figures."""
+        target, draft, context = self.target, self.draft, self.contexts[0]
+        for shape in self.models:
+            limit = shape.served_positions
+            if limit != shape.max_positions:
+                yield (
+                    f"{shape.name} is served up to {limit} of its {shape.max_positions} positions:"
+                    " beyond, its rope depends on the longest text of a step"
+                )
+            if limit is not None and limit < context:
+                yield f"{shape.name} has {limit} positions, not {context}"
+        if draft is None:
+            yield "without --draft, guesses cost nothing (n-gram lookup, predictions)"
+        elif draft.active_parameters >= target.active_parameters:
+            yield (
+                f"the draft {draft.name} uses {draft.active_parameters} weights a token, the target"
+                f" {target.name} {target.active_parameters}: a draft should be far smaller"
+            )
+        if draft is not None and draft.vocab != target.vocab:
+            yield (
+                f"the vocabularies differ: {target.vocab} rows in {target.name}, {draft.vocab} in "
+                f"{draft.name}; a draft works only if all token ids below mean the same"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Bytes, seconds, FLOPs and counts, unrounded; costs in plain target steps."""
+        models = {
+            role: {key: getattr(shape, key) for key in _SHAPE}
+            for role, shape in zip(("target", "draft"), self.models, strict=False)
+        }
+        return {
+            "settings": asdict(self) | models,
+            "notes": list(self.notes()),
+            "acceptances": ACCEPTANCES,
+            "blocks": [self._block(precision) for precision in self.precisions],
+        }
+
+    def _block(self, precision: str) -> dict[str, Any]:
+        point = self.point(precision)
+        return {
+            "precision": precision,
+            "weight_bytes": [model.weight_bytes for model in point.models],
+            "kv_tokens": point.kv_tokens,
+            "target_seconds": point.target_seconds(0),
+            "draft_seconds": point.draft_seconds,
+            "rounds": [
+                {
+                    "k": k,
+                    "round_cost": point.round_cost(k),
+                    "verify_cost": point.verify_cost(k),
+                    "break_even": break_even(k, point.round_cost(k)),
+                    "speed_ups": [point.speed_up(acceptance, k) for acceptance in ACCEPTANCES],
+                }
+                for k in range(1, self.k_max + 1)
+            ],
+            "cells": [
+                self._cell(self.scenario(precision, batch, context))
+                for batch in self.batches
+                for context in self.contexts
+            ],
+        }
+
+    def _cell(self, cell: Scenario) -> dict[str, Any]:
+        k, speed_up = cell.best(self.acceptance, self.k_max)
+        return {
+            "batch": cell.batch, "context": cell.context, "best_k": k, "speed_up": speed_up,
+            "fits": cell.fits, "within_positions": cell.within_positions,
+        }  # fmt: skip
+
 
 SHOWN_KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -177,3 +297,45 @@ def _panel(speeds: Axes, ks: Axes, settings: Settings, precision: str) -> None:
     ks.set_xscale("log", base=2)
     ks.xaxis.set_major_formatter("{x:.0f}")
     ks.set_xlabel("batch")
+
+
+_EXAMPLE = "llama-3.1-70b"
+
+_OTHER_EXAMPLES = """\
+2. Speculation fades as batches grow: read down a column of
+   foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 8
+3. Verification in a mixture of experts touches more experts at small batch: set
+   foredraft plan --target qwen3-30b-a3b --device h100-sxm --devices 2
+   against --target qwen3-32b
+4. A 1B draft for a 70B target keeps to Leviathan's formula, (1 - a^(K+1)) / (1 - a) / (1 + K c),
+   while verifying is bound by reading weights: the table of K in the first of these"""
+
+
+def examples() -> str:
+    """As text."""
+    return "\n".join([*_cache_reads(), "", _OTHER_EXAMPLES])
+
+
+def _cache_reads() -> Iterator[str]:
+    """Verification reads a sequence's cache once for all of its rows."""
+    served = Served(find_model(_EXAMPLE, "target"), device_of("h100-sxm", 8), "bf16")
+    weights = sum(part.bytes for part in served.parts(batch=1, tokens=1, context=0)) / 1e9
+    each = f"{served.kv_bytes_per_token / 1e3:.1f} kB"
+    yield "1. Ten tokens of one query read its KV cache once; ten queries of one token read ten"
+    yield (
+        f"   {_EXAMPLE}, bf16: a pass reads {weights:.1f} GB of weights; KV of a token: "
+        f"{served.shape.layers} layers x {served.shape.attention.kv_values} numbers x 2 bytes = "
+        f"{each}"
+    )
+    for context in (2048, 131_072):
+        cache = served.cache_bytes(context)
+        yield f"   context {context // 1024}k: KV {context} x {each} = {amount(cache)}"
+        seconds = []
+        for name, batch in (("one query, 10 tokens", 1), ("ten queries", 10)):
+            seconds.append(served.seconds(batch=batch, tokens=10 // batch, context=context))
+            yield (
+                f"     {name + ':':22}{weights:.1f} + {batch:2} x {cache / 1e9:.2f} = "
+                f"{weights + batch * cache / 1e9:6.1f} GB, {duration(seconds[-1])} on 8 x h100-sxm"
+            )
+        yield f"     the second is {seconds[1] / seconds[0]:.2f} times the first"
+    yield "   So verification is the cheapest kind of batch, the more so the longer the context."

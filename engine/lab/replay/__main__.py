@@ -18,9 +18,9 @@ from engine.arguments import Parser, exit_code, number, show, whole
 from engine.lab.comparison.report import table
 from engine.lab.files import write_json
 from engine.lab.picture import check_results, picture
-from engine.lab.replay.play import MOST_CHARGE
+from engine.lab.replay.play import MOST_CHARGE, Score
 from engine.lab.replay.recorded import Recorded, check, recorded
-from engine.lab.replay.scores import Played, Score, play, policy_table
+from engine.lab.replay.scores import Played, play, policy_table
 from engine.lab.replay.variants import ALLOWED
 from engine.step.trace import Trace, read_trace
 

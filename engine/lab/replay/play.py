@@ -270,3 +270,35 @@ class Player:
             drafts.seconds += self._costs.draft(len(more))
             depth += 1
         return depth
+
+
+@dataclass(slots=True)
+class Score:
+    """One policy. Lists are by phase; `drafted` counts draft forwards, `switches` changes of the K
+    played from one round of a phase to the next."""
+
+    name: str
+    seconds: list[float]
+    rounds: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    proposed: int = 0
+    accepted: int = 0
+    switches: int = 0
+
+    @classmethod
+    def of(cls, name: str, phases: int, steps: Iterable[tuple[int, StepRecord]]) -> Score:
+        """From the steps, each with its phase."""
+        score, last = cls(name, [0.0] * phases, [0] * phases, [0] * phases), (-1, 0)
+        for phase, step in steps:
+            score.seconds[phase] += step.seconds
+            score.rounds[phase] += 1
+            score.drafted[phase] += max([part.drafted for part in step.parts], default=0)
+            score.proposed += sum([part.proposed for part in step.parts])
+            score.accepted += sum([part.accepted for part in step.parts])
+            score.switches += last[0] == phase and last[1] != step.k
+            last = phase, step.k
+        return score
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds)

@@ -17,8 +17,7 @@ import numpy as np
 from engine.control.profile import Profile
 from engine.errors import TraceError
 from engine.lab.replay.costs import MeasuredCosts
-from engine.lab.replay.play import Player, Request, Workload
-from engine.lab.replay.scores import Score
+from engine.lab.replay.play import Player, Request, Score, Workload
 from engine.scheduling.step_record import Part, StepRecord
 from engine.step.trace import Trace
 

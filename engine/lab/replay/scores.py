@@ -2,76 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean, median
-from typing import Protocol
 
 import numpy as np
 
 from engine.control.controller import FixedK
-from engine.control.profile import Profile
 from engine.lab.comparison.report import table
-from engine.lab.replay.play import Costs, Player
+from engine.lab.replay.play import Player, Score
+from engine.lab.replay.recorded import Recorded
 from engine.lab.replay.variants import build_policy
-from engine.scheduling.step_record import StepRecord
+from engine.lab.replay.worlds import World
 
 NOISE = 0.05  # of a timing that a controller sees: standard deviation of its logarithm
 ORACLE = "oracle: best K by phase"
 _SLOWER = 1.02  # than K = 0: what a policy may not be
 
 
-@dataclass(slots=True)
-class Score:
-    """One policy. Lists are by phase; `drafted` counts draft forwards, `switches` changes of the K
-    played from one round of a phase to the next."""
-
-    name: str
-    seconds: list[float]
-    rounds: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    proposed: int = 0
-    accepted: int = 0
-    switches: int = 0
-
-    @classmethod
-    def of(cls, name: str, phases: int, steps: Iterable[tuple[int, StepRecord]]) -> Score:
-        """From the steps, each with its phase."""
-        score, last = cls(name, [0.0] * phases, [0] * phases, [0] * phases), (-1, 0)
-        for phase, step in steps:
-            score.seconds[phase] += step.seconds
-            score.rounds[phase] += 1
-            score.drafted[phase] += max([part.drafted for part in step.parts], default=0)
-            score.proposed += sum([part.proposed for part in step.parts])
-            score.accepted += sum([part.accepted for part in step.parts])
-            score.switches += last[0] == phase and last[1] != step.k
-            last = phase, step.k
-        return score
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds)
-
-
-class Scene(Protocol):
-    """What policies are played on, all on the same bits. `budget`: target rows in a step; `stops`:
-    drafting can stop between two forwards; `tokens`: of all phases."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def costs(self) -> Costs: ...
-    @property
-    def profile(self) -> Profile: ...
-    @property
-    def budget(self) -> int: ...
-    @property
-    def stops(self) -> bool: ...
-    @property
-    def tokens(self) -> int: ...
-
-    def score(self, name: str, player: Player) -> Score: ...
+# What policies are played on, all on the same bits.
+Scene = Recorded | World
 
 
 @dataclass(slots=True)

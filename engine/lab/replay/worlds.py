@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 
 import numpy as np
 
 from engine.control.profile import BATCHES, CONTEXT, Profile, alone, in_fours
-from engine.lab.replay.play import UNLIMITED, Player, Request, Workload
-from engine.lab.replay.scores import Score
+from engine.lab.replay.play import UNLIMITED, Player, Request, Score, Workload
 
 # Graphs are captured for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
@@ -108,7 +108,6 @@ class World:
     phases: list[PhaseSpec]
     budget: int = UNLIMITED
     stops: bool = True
-    _requests: dict[tuple[int, int], Request] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -130,12 +129,7 @@ class World:
 
     def request(self, phase: int, j: int) -> Request:
         """Request j of a phase; the same object each time."""
-        if (phase, j) not in self._requests:
-            rng = np.random.default_rng([9000 + self.number, phase, j])
-            spec = self.phases[phase]
-            acceptance = spec.acceptance + rng.normal(0, spec.spread)
-            self._requests[phase, j] = _draw(self.text, float(np.clip(acceptance, 0.12, 0.97)), rng)
-        return self._requests[phase, j]
+        return _request(self.number, self.text, self.phases[phase], phase, j)
 
     def score(self, name: str, player: Player) -> Score:
         """Play all phases. Each one's time is scaled to exactly its tokens, which the last round
@@ -174,7 +168,10 @@ def random_world(number: int) -> World:
     return World(number, machine, profiled, text, phases)
 
 
-def _draw(text: Text, acceptance: float, rng: np.random.Generator) -> Request:
+@lru_cache(1 << 14)  # requests; a world's are drawn once for all policies
+def _request(number: int, text: Text, spec: PhaseSpec, phase: int, j: int) -> Request:
+    rng = np.random.default_rng([9000 + number, phase, j])
+    acceptance = float(np.clip(spec.acceptance + rng.normal(0, spec.spread), 0.12, 0.97))
     length = int(rng.integers(_SHORTEST, _LONGEST))
     count = length + BEYOND
     share = float(np.clip((acceptance - text.hard) / (text.easy - text.hard), 0.02, 0.98))

@@ -27,10 +27,16 @@ from engine.lab.comparison.report import as_dict, card
 from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.lab.files import writable, write_json
 from server.config import SECRETS, Config, load_config, overrides_of
-from server.lab.evaluate.arms import KS, Setting, settings_of
 from server.lab.evaluate.front import Front
 from server.lab.evaluate.prompts import Prompt, read_prompts
-from server.lab.evaluate.report import config_text, recommended, write_config
+from server.lab.evaluate.settings import (
+    KS,
+    Setting,
+    config_text,
+    recommended,
+    settings_of,
+    write_config,
+)
 from server.serve import load_for
 from server.serve import run as run_loop
 from server.text.tokenizer import Tokenizer

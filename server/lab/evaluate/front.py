@@ -20,8 +20,8 @@ from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState, RestartPolicy
 from server.generation.structured import grammar_checker
-from server.lab.evaluate.arms import Setting
 from server.lab.evaluate.prompts import Prompt
+from server.lab.evaluate.settings import Setting
 from server.observe.metrics import Metrics
 from server.supervise.supervisor import EngineSupervisor, SupervisorSettings
 from server.text.tokenizer import Tokenizer
