@@ -53,10 +53,14 @@ class Request:
 class Live:
     """A request in the batch. `position`: tokens generated; `left`: committed rows still to
     compute, one while it decodes; `known`: generated tokens that the drafter has been run over,
-    below 0 as long as it lacks rows of the prompt."""
+    below 0 as long as it lacks rows of the prompt. Of the present step: guesses `asked` for, `made`
+    and `kept` for the target's forward."""
 
     request: Request
     position: int = 0
+    asked: int = 0
+    made: int = 0
+    kept: int = 0
     left: int = field(init=False)
     known: int = field(init=False)
 
@@ -80,10 +84,12 @@ class Live:
         found = Agreement(self.request.number, span.start, list(guesses))
         return found if found.guesses else None
 
-    def step(self, rows: int, k: int, drafted: int, proposed: int) -> Part:
+    def step(self, rows: int) -> Part:
         """Compute so many committed rows and, if these are the last, walk the guesses and move on.
         A guess that was not verified is compared with the token that came instead."""
-        request, begin = self.request, self.position
+        request, begin, k = self.request, self.position, self.asked
+        drafted, proposed = self.made, self.kept
+        self.asked = self.made = self.kept = 0
         context = request.context + begin
         if rows < self.left:
             self.left -= rows
@@ -132,18 +138,6 @@ class Costs(Protocol):
     def host(self, rows: int, sequences: int, *, prompts: bool) -> float: ...
 
 
-@dataclass(slots=True)
-class Drafts:
-    """By sequence of the batch: guesses asked for, made, and kept for the target's forward."""
-
-    asked: list[int]
-    made: list[int]
-    kept: list[int]
-    seconds: float = 0.0
-    catch_up_rows: int = 0
-    hindsight: Sequence[Agreement] = ()
-
-
 class Player:
     """One controller through any number of workloads, learning all the while.
 
@@ -186,21 +180,20 @@ class Player:
         context = sum([live.request.context + live.position for live in batch])
         k: int = self._ask(controller.choose, Load(size, lambda: context / max(size, 1)))
         rows = self._plan(batch, k)
-        sampling = [live if n == live.left else None for live, n in zip(batch, rows, strict=True)]
-        prompts = max(rows, default=1) > 1 or None in sampling
-        drafts = self._draft(sampling, k)
-        each = zip(batch, rows, drafts.asked, drafts.made, drafts.kept, strict=True)
-        parts = [live.step(*counts) for live, *counts in each]
-        computed = sum(rows) + sum(drafts.kept)
+        sampling = [live for live, n in zip(batch, rows, strict=True) if n == live.left]
+        prompts = max(rows, default=1) > 1 or len(sampling) < size
+        drafting, late, hindsight = self._draft(sampling, k)
+        computed = sum(rows) + sum([live.kept for live in batch])
+        parts = [live.step(n) for live, n in zip(batch, rows, strict=True)]
         record = StepRecord(
             parts,
             reason=controller.reason,
-            draft_seconds=drafts.seconds,
+            draft_seconds=drafting,
             target_seconds=self._costs.target(computed, size, context, prompts=prompts),
             host_seconds=self._costs.host(computed, size, prompts=prompts) + charged,
             overhead_seconds=charged,
-            catch_up_rows=drafts.catch_up_rows,
-            hindsight=drafts.hindsight,
+            catch_up_rows=late,
+            hindsight=hindsight,
         )
         measured = replace(
             record,
@@ -228,48 +221,32 @@ class Player:
                 room -= rows[i] + (k if rows[i] == live.left else 0)
         return rows
 
-    def _draft(self, batch: Sequence[Live | None], k: int) -> Drafts:
-        """Guess, until the controller has enough; drop what it does not want verified. None stands
-        for who does not sample."""
-        most = self._controller.max_speculating if k else 0
-        left = len(batch) if most is None else most
-        asked = [0] * len(batch)
-        for i, live in enumerate(batch):
-            if live is not None and left > 0:
-                asked[i], left = live.room(k), left - 1
-        depth = max(asked, default=0)
-        if not depth:
-            return Drafts(asked, asked, asked)
-        drafts = self._catch_up(batch, asked)
-        depth = self._depth(batch, asked, drafts)
-        drafts.made = [min(n, depth) for n in asked]
-        found = [
-            live.confidences(n) for live, n in zip(batch, drafts.made, strict=True) if live and n
-        ]
-        kept = iter(self._ask(self._controller.keep, found))
-        drafts.kept = [next(kept) if n else 0 for n in drafts.made]
-        assert all(0 <= a <= b for a, b in zip(drafts.kept, drafts.made, strict=True)), drafts
-        return drafts
-
-    def _catch_up(self, batch: Sequence[Live | None], asked: list[int]) -> Drafts:
-        """The first forward."""
-        drafting = [live for live, n in zip(batch, asked, strict=True) if live and n]
-        rows = sum([live.position - live.known for live in drafting])
-        found = [live.catch_up() for live in drafting]
-        seconds = self._costs.begin(len(drafting)) + self._costs.draft(rows + len(drafting))
-        hindsight = [each for each in found if each is not None]
-        return Drafts(asked, asked, asked, seconds, rows, hindsight)
-
-    def _depth(self, batch: Sequence[Live | None], asked: list[int], drafts: Drafts) -> int:
-        """Draft forwards after which no more are wanted; adds their seconds."""
+    def _draft(self, sampling: Sequence[Live], k: int) -> tuple[float, int, list[Agreement]]:
+        """Guess, until the controller has enough; drop what it does not want verified. Seconds,
+        rows caught up with, and what these showed."""
+        controller, most = self._controller, self._controller.max_speculating if k else 0
+        for live in sampling[:most]:
+            live.asked = live.room(k)
+        drafting = [live for live in sampling[:most] if live.asked]
+        if not drafting:
+            return 0.0, 0, []
+        late = sum([live.position - live.known for live in drafting])
+        hindsight = [found for live in drafting if (found := live.catch_up())]
+        seconds = self._costs.begin(len(drafting)) + self._costs.draft(late + len(drafting))
         depth = 1
-        while more := [live for live, n in zip(batch, asked, strict=True) if live and n > depth]:
+        while more := [live for live in drafting if live.asked > depth]:
             found = [live.confidences(depth) for live in more]
-            if self._stops and not self._ask(self._controller.goes_on, found):
+            if self._stops and not self._ask(controller.goes_on, found):
                 break
-            drafts.seconds += self._costs.draft(len(more))
+            seconds += self._costs.draft(len(more))
             depth += 1
-        return depth
+        for live in drafting:
+            live.made = min(live.asked, depth)
+        kept = self._ask(controller.keep, [live.confidences(live.made) for live in drafting])
+        for live, n in zip(drafting, kept, strict=True):
+            assert 0 <= n <= live.made
+            live.kept = n
+        return seconds, late, hindsight
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ weights.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ import torch
 from transformers.utils import logging
 
 from engine.arguments import Parser, exit_code, number, whole
-from engine.child.threads import VARIABLES, engine_threads, granted_cores
 from engine.errors import ConfigError
+from engine.lab.bench.options import set_threads
 from engine.lab.files import new_folder
 from engine.lab.synthetic.pair import (
     LARGEST,
@@ -51,8 +50,7 @@ def run(parsed: argparse.Namespace) -> int:
             f"--draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
             f"allowed are 1 to {shape.layers - 1}"
         )
-    if VARIABLES[0] not in os.environ:
-        torch.set_num_threads(engine_threads(granted_cores()))
+    set_threads(None)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with new_folder(parsed.output) as folder:
         write(parsed, shape, folder)
