@@ -116,6 +116,8 @@ class NgramConfig(Part):
         return self
 
 
+# Every name that a proposer may have, in the order in which they are shown.
+PROPOSERS = ("draft_model", "ngram", "grammar", "prediction")
 ProposerConfig = Annotated[
     NoProposerConfig | DraftModelConfig | NgramConfig, Field(discriminator="kind")
 ]

@@ -15,11 +15,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 
-PROPOSERS = ("draft_model", "ngram", "grammar", "prediction")
 TARGET = "target"  # in `Output.sources`: the target drew the token itself, nobody had guessed it
 
 Mode = Literal["auto", "fixed", "off"]
-Reason = Literal["pays", "off", "probe", "trial", "baseline", "neighbour", "fixed"]
+Reason = Literal["pays", "off", "probe", "trial", "baseline", "fixed"]
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
@@ -168,7 +167,7 @@ class Estimates(msgspec.Struct, kw_only=True):
 
     Reasons. `pays`: this K promises the most tokens per second; `off`: K = 0 does. Experiments:
     while K is 0 `probe` asks some sequences for a guess and `trial` all for several; while guesses
-    pay `baseline` plays K = 0 and `neighbour` a K one off. `fixed`: somebody said so.
+    pay `baseline` plays K = 0. `fixed`: the configuration or the operator fixed K.
     """
 
     mode: Mode = "auto"

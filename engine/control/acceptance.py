@@ -225,10 +225,6 @@ class ProposalModel:
         self._bases, self.confidence_weight = [0.0] * k_max, 0.0
         self.refresh()
 
-    @property
-    def has_confidences(self) -> bool:
-        return self._num_sampled > 0
-
     def refresh(self) -> None:
         """Bring `chances` up to date. At each depth the log-odds are shifted until the mean over
         the sample is what outcomes say; where a proposal ended before, that mean stands."""

@@ -2,7 +2,7 @@
 
 It multiplies how many guesses will be accepted (`acceptance`) by what a step costs (`cost_model`)
 into goodput for each K (`goodput`), and plays now and then what it does not believe in
-(`exploration`). K = 0 is an ordinary answer. A minimal dwell time and hysteresis keep K steady.
+(`exploration`). K = 0 is an ordinary answer. A minimal dwell time keeps K steady.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
-_HYSTERESIS, _HYSTERESIS_MANY = 1.03, 1.06  # speed-up for K > 0 after 0; with more than _FEW
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
 # time, so that of short steps one in `_RAREST` is learnt from, at least.
@@ -97,7 +96,7 @@ class AdaptiveK:
             self._explore.restart(self._sequences.bit_length())
             self._turned = 0
         goodput.renew(self._sequences, 0.0 if changed else goodput.present)
-        best = self._best(changed=changed)
+        best = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
         if (best > 0) != (self._k > 0):
             self._explore.turned(back=best > 0 and not changed)
             self._turned = 0
@@ -105,26 +104,11 @@ class AdaptiveK:
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
         self._trims = self._stops or changed or goodput.trimming[best] > _TRIMS
 
-    def _best(self, *, changed: bool) -> int:
-        """The K of the best rate; K > 0 after K = 0 where it is clearly better."""
-        rates = self._goodput.rates
-        best = max(range(len(rates)), key=rates.__getitem__)
-        bar = _HYSTERESIS_MANY if self._sequences > _FEW else _HYSTERESIS
-        stays = not self._k and not changed and rates[best] < bar * rates[0]
-        return 0 if stays else best
-
     def _while_on(self) -> int:
         rates = self._goodput.rates
-        varies = self._stops and self._guesses.has_confidences
-        gain = rates[self._k] / rates[0] - 1.0
-        side = self._explore.while_on(self._usual, gain=gain, varies=varies)
-        if side == "baseline":
+        if self._explore.while_on(self._usual, gain=rates[self._k] / rates[0] - 1.0) == "baseline":
             self.reason = "baseline"
             return 0
-        if side in ("above", "below"):
-            self.reason = "neighbour"
-            up = side == "above" or self._k == 1
-            return min(self._k + 1, self.k_max) if up else self._k - 1
         self.reason = "pays"
         return self.k_max if self._stops else self._k
 
@@ -235,7 +219,7 @@ class AdaptiveK:
         rates = self._goodput.rates
         if self._size < 0 or not rates[0]:
             return Estimates(reason=self.reason, acceptance=acceptance)
-        k = self._played if self.reason in ("probe", "trial", "neighbour") else self._k
+        k = self._played if self.reason in ("probe", "trial") else self._k
         return Estimates(
             k=k,
             reason=self.reason,

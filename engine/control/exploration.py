@@ -1,7 +1,7 @@
 """Exploration: what is played though it is not believed to pay, so that errors show.
 
 While K is 0 there are probes (a few sequences guess once) and trials (all of them do, for some
-rounds); while guesses pay, baselines (some rounds at K = 0) and neighbours (K one above or below).
+rounds); while guesses pay, baselines (some rounds at K = 0).
 What they lose is a debt in seconds, paid off by a share of the time of all rounds; while there is
 one, nothing more is explored. All counts are of rounds.
 """
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-Round = Literal["usual", "probe", "trial", "baseline", "above", "below"]
+Round = Literal["usual", "probe", "trial", "baseline"]
 
 PROBE_FIRST, _PROBE_LAST = 16, 48  # at K = 0 before a probe: the first, later ones
 _TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in the first of its rounds all catch up
 _BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # at K > 0 before one
 _BASELINE_ROUNDS = 4  # of a later baseline where K = 0 is close: caches fill again
-_NEIGHBOUR_FIRST, _NEIGHBOUR_LAST = 24, 192
 _SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of what guesses save, pays debts off
 _CLOSE = 0.2  # gain that an error of the costs could make up for
 _LARGEST_DEBT = 10.0  # usual rounds: no debt grows beyond their time
@@ -29,7 +28,6 @@ class Exploration:
     def __init__(self) -> None:
         self.round: Round = "usual"
         self._debts = {"probe": 0.0, "other": 0.0}
-        self._side: Round = "below"
         self._waits: dict[int, int] = {}  # before a baseline, by batch size when that was left
         self._size = self._wait = 0
         self.restart(0)
@@ -40,8 +38,7 @@ class Exploration:
         self._size = size
         self._interval, self._idle, self._probes = PROBE_FIRST, 0, _TRIAL_EVERY
         self._wait = max(self._waits.get(size, 0) // 2, _BASELINE_FIRST)
-        self._left = self._since = self._alike = 0
-        self._apart = _NEIGHBOUR_FIRST
+        self._left = self._since = 0
 
     def forget(self) -> None:
         """Others chose for some time: there are no debts, and nothing is known of baselines."""
@@ -81,11 +78,9 @@ class Exploration:
                 self.round = "probe"
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
-        """`gain`: the speed-up of guesses less 1; `varies`: lengths vary by confidence anyway, so
-        no neighbour is needed."""
+    def while_on(self, seconds: float, *, gain: float) -> Round:
+        """`gain`: the speed-up of guesses less 1."""
         self._pay(seconds, _SHARE + _SHARE_OF_GAIN * max(gain, 0.0))
-        self._alike += 1
         self._since += 1
         self.round = "usual"
         if self._left:
@@ -95,10 +90,6 @@ class Exploration:
             self._left = _BASELINE_ROUNDS - 1 if close and self._wait > _BASELINE_FIRST else 0
             self._since = 0
             self._wait = min(8 * self._wait, _BASELINE_CLOSE if close else _BASELINE_LAST)
-        elif self._alike >= self._apart and not varies:
-            self._apart, self._alike = min(2 * self._apart, _NEIGHBOUR_LAST), 0
-            self._side = "below" if self._side == "above" else "above"
-            self.round = self._side
         return self.round
 
     @property

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from engine.messages import MAX_LOGPROBS, PROPOSERS, Grammar
+from engine.config import PROPOSERS
+from engine.messages import MAX_LOGPROBS, Grammar
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
 from server.api.errors import invalid
 from server.api.limits import (

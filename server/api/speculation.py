@@ -123,7 +123,6 @@ REASONS: dict[Reason, str] = {
     "probe": "K is 0, and a probe of {k} looks whether guesses would pay by now.",
     "trial": "K is 0, and a trial of {k} looks what guesses would cost and save by now.",
     "baseline": "K is above 0, and this step plays K = 0 to compare.",
-    "neighbour": "This step plays K = {k}, one off the present K, to compare.",
     "fixed": "The configuration fixes K at {k}.",
 }
 SWITCHED: dict[Mode, str] = {

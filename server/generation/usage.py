@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.messages import PROPOSERS, Output
+from engine.config import PROPOSERS
+from engine.messages import Output
 from server.generation.generation_spec import Guessing
 
 PREDICTION, GRAMMAR = "prediction", "grammar"

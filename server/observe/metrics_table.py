@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
-from engine.messages import PROPOSERS, CheckOutcome, Mode, Reason
+from engine.config import PROPOSERS
+from engine.messages import CheckOutcome, Mode, Reason
 from server.engine.lifecycle import EngineState
 
 Finish = Literal["stop", "length", "abort", "error"]
@@ -166,8 +167,8 @@ METRICS: tuple[Metric, ...] = (
     counter(
         "spec_decode_decisions_total",
         "steps by why their K was chosen: it `pays`, `off` (0 does), an experiment (while K is 0"
-        " `probe`: some guess, `trial`: all do; else `baseline`: K = 0, `neighbour`: a K one off),"
-        " or `fixed` by somebody",
+        " `probe`: some guess, `trial`: all do; else `baseline`: K = 0), or `fixed` by"
+        " configuration or operator",
         {"reason": get_args(Reason)},
     ),
     gauge("spec_decode_mode", "1 for the present mode, 0 for the others", {"mode": get_args(Mode)}),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
-from engine.messages import PROPOSERS, Estimates, StepMetrics, StepSeconds
+from engine.config import PROPOSERS
+from engine.messages import Estimates, StepMetrics, StepSeconds
 from server.observe.metrics_table import PARTS
 
 MEMORY_STEPS = 512
+_parts = attrgetter(*PARTS)
 HEAVY = 1e100  # weights are scaled down beyond it
 
 
@@ -112,7 +115,7 @@ class Share:
 
 def seconds_of(seconds: StepSeconds) -> float:
     """All of a step, and what passed between the one before and it."""
-    return sum(float(getattr(seconds, part)) for part in PARTS)
+    return float(sum(_parts(seconds)))
 
 
 def compared(step: StepMetrics) -> tuple[float, float]:
@@ -166,7 +169,7 @@ class Gain:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """By proposer, of those who guessed lately, in the order of messages.PROPOSERS."""
+        """By proposer, of those who guessed lately, in the order of config.PROPOSERS."""
         rounds, tokens = self._sums["rounds"], max(self._sums["tokens"], 1e-9)
         found = {}
         for name in PROPOSERS:

@@ -109,7 +109,7 @@ def test_a_folder_without_traces_is_one_sentence(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "learns"), [("no hysteresis", True), ("profile only", False)])
+@pytest.mark.parametrize(("name", "learns"), [("no change test", True), ("profile only", False)])
 def test_a_variant_learns_costs_but_where_it_goes_by_the_profile(name: str, learns: bool) -> None:
     """Bug: what "no optimism" was told was learnt for costs that it did not ask, and "profile only"
     learnt from the rounds that were overheard."""

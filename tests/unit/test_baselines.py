@@ -9,7 +9,7 @@ def baselines(explore: Exploration, *, gain: float, rounds: int) -> list[int]:
     """Rounds of each, where guesses gain so much."""
     found, alone = list[int](), True
     for _ in range(rounds):
-        is_baseline = explore.while_on(1.0, gain=gain, varies=True) == "baseline"
+        is_baseline = explore.while_on(1.0, gain=gain) == "baseline"
         if is_baseline:
             found = [*found, 1] if alone else [*found[:-1], found[-1] + 1]
         explore.over(asked=not is_baseline, lost=0.1 if is_baseline else 0.0, usual=1.0)
@@ -41,7 +41,7 @@ def test_a_size_that_comes_back_is_no_new_one() -> None:
     def first_after(size: int) -> int:
         explore.restart(size)
         for count in range(1, 200):
-            if explore.while_on(1.0, gain=0.4, varies=True) == "baseline":
+            if explore.while_on(1.0, gain=0.4) == "baseline":
                 return count
             explore.over(asked=True, lost=0.0, usual=1.0)
         raise AssertionError
@@ -58,7 +58,7 @@ def test_what_exploration_loses_is_a_small_share() -> None:
     explore.restart(1)
     played = 0
     for _ in range(2000):
-        is_baseline = explore.while_on(1.0, gain=0.05, varies=True) == "baseline"
+        is_baseline = explore.while_on(1.0, gain=0.05) == "baseline"
         played += is_baseline
         explore.over(asked=not is_baseline, lost=10.0 if is_baseline else 0.0, usual=1.0)
     assert 0 < played < 30

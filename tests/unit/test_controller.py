@@ -131,14 +131,6 @@ def test_a_wrong_profile_is_corrected(informed: float | None, stops: bool, wrong
     assert trace.rate > 0.93 * world.best_rate
 
 
-def test_a_profile_that_calls_everything_free_is_corrected() -> None:
-    """Where depths never vary, what drafting costs would be taken for its beginning, and what rows
-    cost for the machine's slowness: neighbours of K are tried."""
-    world = World(alpha=0.6, batch=4, draft=1.5e-3, row=8e-4)
-    trace = play(wrongly_told(world, 1e3, stops=False), world, 800)
-    assert trace.rate > 0.93 * world.best_rate
-
-
 def test_without_a_profile_it_learns_from_the_clock() -> None:
     world = World(alpha=0.9)
     trace = play(AdaptiveK(K_MAX, stops=False), world, 800)
@@ -404,7 +396,7 @@ def test_where_little_is_lost_baselines_are_more_frequent() -> None:
         exploration = Exploration()
         played = []
         for _ in range(1000):
-            played.append(exploration.while_on(1.0, gain=gain, varies=True))
+            played.append(exploration.while_on(1.0, gain=gain))
             exploration.over(asked=True, lost=0.05 * (played[-1] == "baseline"), usual=1.0)
         rounds[close] = [i for i, r in enumerate(played) if r == "baseline" != played[i - 1]]
     assert max(b - a for a, b in zip(rounds[True], rounds[True][1:], strict=False)) < 160
@@ -420,7 +412,7 @@ def test_what_guesses_save_pays_for_exploration() -> None:
         exploration.round = "trial"
         exploration.over(asked=True, lost=5.0, usual=1.0)
         for _ in range(100):
-            exploration.while_on(1.0, gain=gain, varies=True)
+            exploration.while_on(1.0, gain=gain)
             exploration.over(asked=False, lost=0.0, usual=1.0)
         exploration.turned(back=False)
         found = [exploration.while_off(1.0, alone=True) for _ in range(1000)]

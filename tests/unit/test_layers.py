@@ -48,8 +48,7 @@ OFFLINE = {
 # One door per heavy package: the only modules (or packages) that may name it.
 DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.cpu", "engine.core",
-              "engine.demo", "engine.grammar.compiler", "engine.step",
-              "engine.speculation.draft_model", "engine.speculation.drafts",
+              "engine.demo", "engine.grammar.compiler", "engine.step", "engine.speculation",
               "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.synthetic"],
     "transformers": ["engine.model.checkpoint", "engine.model.precision",
                      "engine.attention.interface", "engine.demo",

@@ -39,7 +39,7 @@ def test_on_and_off_are_said_and_each_k_is_not(log: pytest.LogCaptureFixture) ->
     for k in (3, 4, 2, 3):
         regimes.observe(said(k, "pays"))
     regimes.observe(said(0, "baseline"))
-    regimes.observe(said(4, "neighbour"))
+    regimes.observe(said(4, "trial"))
     (line,) = lines(log)
     assert line.startswith("speculation on: K = 3 for 1 sequence, acceptance 0.50")
     clock.now = QUIET_SECONDS

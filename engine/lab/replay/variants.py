@@ -73,13 +73,6 @@ class _NoHindsight(AdaptiveK):
         super().update(replace(record, hindsight=()))
 
 
-class _NoHysteresis(AdaptiveK):
-    """Chooses the best rate, however often that changes."""
-
-    def _best(self, *, changed: bool) -> int:
-        return super()._best(changed=True)
-
-
 class _OnlyProbes(Exploration):
     """Asks a few while K is 0, but plays no K that is not believed to pay."""
 
@@ -89,7 +82,7 @@ class _OnlyProbes(Exploration):
         self.round = "probe" if found == "trial" else found
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float, varies: bool) -> Round:
+    def while_on(self, seconds: float, *, gain: float) -> Round:
         return "usual"
 
 
@@ -125,7 +118,6 @@ VARIANTS: Mapping[str, Build] = MappingProxyType(
             lambda whole: whole._explore, while_off="usual", while_on="usual"
         ),
         "only probes": _only_probes,
-        "no hysteresis": _NoHysteresis,
     }
 )
 
