@@ -277,10 +277,8 @@ def draw(settings: Settings, name: str) -> None:
 
 def _panel(speeds: Axes, ks: Axes, settings: Settings, block: dict[str, Any]) -> None:
     """Of what fits the memory and the positions."""
-    possible = [cell for cell in block["cells"] if cell["within_positions"]]
-    possible = sorted(
-        (cell for cell in possible if cell["fits"] is not False), key=itemgetter("batch")
-    )
+    cells = [c for c in block["cells"] if c["within_positions"] and c["fits"] is not False]
+    cells.sort(key=itemgetter("batch"))
     for context in settings.contexts:
         shown = [cell for cell in cells if cell["context"] == context]
         batches = [cell["batch"] for cell in shown]
