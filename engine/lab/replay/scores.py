@@ -74,11 +74,11 @@ def play(
 ) -> Played:  # fmt: skip
     """Every fixed K, and the named policies, of whose passes the last one counts. `charge`: how
     many times a policy's own time does. Raises ConfigError."""
+    players = [_player(name, scene, k_max, charge=charge, seed=seed) for name in policies]
     fixed = [
         scene.score(f"K={k}", Player(FixedK(k), scene.costs, budget=scene.budget))
         for k in range(k_max + 1)
     ]
-    players = [_player(name, scene, k_max, charge=charge, seed=seed) for name in policies]
     scores = [
         [scene.score(name, player) for _ in range(passes)][-1]
         for name, player in zip(policies, players, strict=True)
@@ -99,13 +99,14 @@ def seconds_of(played: Sequence[Played]) -> list[dict[str, object]]:
 
 
 def policy_table(played: Sequence[Played]) -> list[str]:
-    """A line for each policy and reference, over all scenes."""
+    """A line for each policy and reference, over all scenes; a K that all of them played."""
     titles = ["policy", "seconds", "tokens/s", "drafts/round", "accepted", "switches/1k"]
     titles += ["us, B=1", "us, B=32", "vs K=0", "vs best fixed", "vs oracle"]
     titles += [f"vs {score.name}" for score in played[0].policies[:1]]
     rows = [[*titles, ">2% slower"]]
-    first = len(played[0].fixed)
-    for i, scores in enumerate(zip(*(scene.all for scene in played), strict=True)):
+    first = min(len(scene.fixed) for scene in played)
+    each = ([*scene.fixed[:first], *scene.policies, scene.oracle] for scene in played)
+    for i, scores in enumerate(zip(*each, strict=True)):
         own = [scene.own[i - first] for scene in played if 0 <= i - first < len(scene.own)]
         rows.append([*_figures(scores, played), *_own_time(own), *_ratios(scores, played)])
     best = [scene.best for scene in played]
