@@ -97,16 +97,16 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
             alike[1, max(depths), sum(depths) + step.catch_up_rows].append(step.draft_seconds)
     if not alike:
         return 0.0, _SHORTEST, 0.0
-    seconds = [max(median(found), _SHORTEST) for found in alike.values()]
-    sizes = np.array(list(alike), float) / np.array(seconds)[:, None]
+    medians = np.array([max(median(found), _SHORTEST) for found in alike.values()])
+    sizes = np.array(list(alike), float) / medians[:, None]
     free = list(range(3))
     while True:  # without what would be negative
         found = np.linalg.lstsq(sizes[:, free], np.ones(len(sizes)), rcond=None)[0]
         if min(found) >= 0.0:
             break
         free.remove(free[int(np.argmin(found))])
-    begin, step_, row = (dict(zip(free, found, strict=True)).get(i, 0.0) for i in range(3))
-    return float(begin), float(step_), float(row)
+    fitted = dict(zip(free, map(float, found), strict=True))
+    return fitted.get(0, 0.0), fitted.get(1, 0.0), fitted.get(2, 0.0)
 
 
 def _bin(size: int) -> int:

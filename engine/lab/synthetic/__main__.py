@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers.utils import logging
 
 from engine.arguments import Parser, exit_code, number, whole
 from engine.errors import ConfigError
@@ -51,7 +50,6 @@ def run(parsed: argparse.Namespace) -> int:
             f"allowed are 1 to {shape.layers - 1}"
         )
     set_threads(None)
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with new_folder(parsed.output) as folder:
         write(parsed, shape, folder)
     print(f"written: {Path(parsed.output, 'target')} and {Path(parsed.output, 'draft')}")

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from engine.arguments import number
 from engine.config import BUILTIN, model_folder
@@ -273,6 +274,7 @@ def make_pair(
 def save(folder: Path, target: Any, draft: Any, dtype: torch.dtype) -> None:
     """Both models, which are of that type then, with the built-in pair's tokenizer, as the folders
     `target` and `draft`."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     for role, model in (("target", target), ("draft", draft)):
         model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]
         model.to(dtype).save_pretrained(folder / role)  # its config.json says the model's type
