@@ -23,6 +23,7 @@ from engine.lab.comparison.workload import Arm, Lane, Pools, Workload, lanes
 
 SHORTEST, LONGEST = 12, 256  # tokens of a reply whose length nobody said
 _TRIAL = 8  # tokens, to see how fast this is
+PATIENCE = 1.5  # times the minutes granted, after which further rounds are left out
 
 
 class Player(Protocol):
@@ -42,7 +43,7 @@ class Player(Protocol):
 @dataclass(frozen=True, slots=True)
 class Race:
     """What is raced. `minutes`: for workloads whose replies have no length yet. Where even the
-    shortest replies take longer, later rounds are left out."""
+    shortest replies take half as long again, later rounds are left out."""
 
     arms: tuple[Arm, ...]
     workloads: Sequence[Workload]
@@ -57,7 +58,7 @@ class Race:
         sized = self.sized(player)
         with tqdm(sized, file=sys.stderr, unit="cell", dynamic_ncols=True, leave=False) as bar:
             for place, workload in enumerate(bar, start=1):
-                due = began + 60 * self.minutes * place / len(sized)
+                due = began + PATIENCE * 60 * self.minutes * place / len(sized)
                 bar.set_description_str(workload.name)
                 plans = [lanes(workload, self.pools, at) for at in range(-1, self.rounds)]
                 cell = Cell(workload)
