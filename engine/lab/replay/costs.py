@@ -87,7 +87,7 @@ def _group(step: StepRecord) -> int:
 
 def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, float, float]:
     """Seconds that drafting takes once, for each forward, and for each row of a forward: least
-    squares over relative errors, of the medians of steps alike and of the profile."""
+    squares over the means of steps alike, outliers cut, and the profile."""
     alike: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for n, seconds in profile:
         alike[0, 1, n].append(seconds)
@@ -97,11 +97,11 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
             alike[1, max(depths), sum(depths) + step.catch_up_rows].append(step.draft_seconds)
     if not alike:
         return 0.0, _SHORTEST, 0.0
-    medians = np.array([max(median(found), _SHORTEST) for found in alike.values()])
-    sizes = np.array(list(alike), float) / medians[:, None]
-    free = list(range(3))
+    weights = np.sqrt([len(found) for found in alike.values()])
+    means = [fmean(min(s, _OUTLIER * fmean(found)) for s in found) for found in alike.values()]
+    sizes, free = np.array(list(alike), float) * weights[:, None], [0, 1, 2]
     while True:  # without what would be negative
-        found = np.linalg.lstsq(sizes[:, free], np.ones(len(sizes)), rcond=None)[0]
+        found = np.linalg.lstsq(sizes[:, free], means * weights, rcond=None)[0]
         if min(found) >= 0.0:
             break
         free.remove(free[int(np.argmin(found))])
