@@ -175,7 +175,8 @@ def test_a_trace_that_cannot_be_written_is_a_sentence_at_start(
 
 
 def test_the_recording_command(tmp_path: Path) -> None:
-    """Law: a trace for each workload. Bug: it asked its options for one that it does not have."""
+    """Law: a trace for each workload. Bug: it asked its options for one that it does not have.
+    Bug: the engine profiled its steps by a clock that stood still."""
     model = tiny_text.target()
     target = tiny_text.save(model, tmp_path / "target")
     draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
@@ -194,7 +195,10 @@ def test_the_recording_command(tmp_path: Path) -> None:
     assert main(words) == 0
     traces = sorted(found.iterdir())
     assert len(traces) == len(MIXES)
-    assert all(read_trace(trace).steps for trace in traces)
+    read = [read_trace(trace) for trace in traces]
+    assert all(trace.steps for trace in read)
+    profiles = [trace.header.profile for trace in read]
+    assert all(seconds > 0 for each in profiles for _, seconds in [*each.target, *each.draft])
 
 
 @pytest.mark.parametrize(

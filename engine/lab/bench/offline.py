@@ -189,7 +189,9 @@ class Offline:
         for arm, own in zip(modes, shares, strict=True):
             watch = TurnClock(clock)
             said = _config(config, arm, len(own), concurrency)
+            watch.start()  # by which it profiles its steps
             engine = Engine(said, pair=pair, cache=cache.part(own), clock=watch)
+            watch.stop()
             self.engines[arm] = engine, watch
             _set_mode(engine, arm)
 
