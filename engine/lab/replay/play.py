@@ -235,8 +235,8 @@ class Player:
         seconds = self._costs.begin(len(drafting)) + self._costs.draft(late + len(drafting))
         depth = 1
         while more := [live for live in drafting if live.asked > depth]:
-            found = [live.confidences(depth) for live in more]
-            if self._stops and not self._ask(controller.goes_on, found):
+            sure = [live.confidences(depth) for live in more]
+            if self._stops and not self._ask(controller.goes_on, sure):
                 break
             seconds += self._costs.draft(len(more))
             depth += 1

@@ -130,8 +130,9 @@ def random_target(
 
 
 def _empty(config: LlamaConfig, device: str | torch.device, dtype: torch.dtype) -> Any:
+    build: Any = LlamaForCausalLM
     with torch.device(device):
-        model: Any = LlamaForCausalLM._from_config(config, dtype=dtype)
+        model = build._from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
