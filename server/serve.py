@@ -23,10 +23,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import uvicorn
+import uvloop
 
 from engine.config import check_folders, model_folder
 from engine.errors import ConfigError, EngineError
 from engine.messages import StepMetrics
+from server.api.services import Services
 from server.app import create_app
 from server.config import Config
 from server.connection import Connection
@@ -34,7 +36,7 @@ from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState, RestartPolicy
 from server.generation.structured import grammar_checker
 from server.observe.metrics import Metrics
-from server.observe.speculation_log import SpeculationLog
+from server.observe.speculation import SpeculationLog
 from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
 from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
@@ -119,14 +121,14 @@ class Service:
         # What the tokenizer's libraries made stays: a collection that walks it holds every stream.
         gc.collect()
         gc.freeze()
-        app = create_app(
-            self._config,
+        services = Services(
+            config=self._config,
             tokenizer=tokenizer,
             client=self._client,
             metrics=self._metrics,
             grammars=self._grammars,
         )
-        self._http = http = _Http(app)
+        self._http = http = _Http(create_app(services))
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         over = asyncio.create_task(self._over.wait())
         announcing = asyncio.create_task(self._say_ready(http))
@@ -267,18 +269,10 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run."""
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main)
     finally:
         main.close()  # it has ended, or was interrupted before it began
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def welcome(config: Config, port: int) -> str:

@@ -8,17 +8,18 @@ A schema is enforced whether `strict` is set or not; what is not enforced is ref
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
-from engine.messages import Grammar
+from engine.messages import Grammar, GrammarKind
 from server.api.body import duplicate_key, num_values
 from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME, MAX_VALUES
+from server.api.messages import Description
 from server.api.request import Absent, AnyObject, Part, Source, Text, fault
-from server.api.tools import Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,16 @@ class SchemaFormat(Part):
 ResponseFormat = Annotated[FreeFormat | SchemaFormat, Field(discriminator="type")]
 
 
+# Of StructuredOutputs' members, in the order in which they are told.
+KINDS: Mapping[str, GrammarKind] = {
+    "json_": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
+    "json_object": "json_object",
+}
+
+
 class StructuredOutputs(Part):
     """Exactly one of the first five."""
 
@@ -113,30 +124,21 @@ class StructuredOutputs(Part):
     structural_tag: Absent = None
 
     @property
-    def grammars(self) -> dict[str, Grammar]:
-        """By the member that asks for it."""
-        found: dict[str, Grammar] = {}
-        if self.json_ is not None:
-            found["json"] = Grammar("json_schema", _json(self.json_))
-        if self.regex is not None:
-            found["regex"] = Grammar("regex", self.regex)
-        if self.choice is not None:
-            found["choice"] = Grammar("choice", _json(self.choice))
-        if self.grammar is not None:
-            found["grammar"] = Grammar("lark", self.grammar)
-        if self.json_object:
-            found["json_object"] = Grammar("json_object")
-        return found
+    def given(self) -> dict[str, Any]:
+        """What is asked for, by the attribute that holds it."""
+        found = {name: getattr(self, name) for name in KINDS}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def constraint(self) -> Constraint:
-        [(name, grammar)] = self.grammars.items()
-        return Constraint(grammar, f"structured_outputs.{name}")
+        [(name, value)] = self.given.items()
+        source = "" if value is True else value if isinstance(value, str) else _json(value)
+        return Constraint(Grammar(KINDS[name], source), f"structured_outputs.{name.rstrip('_')}")
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        count = len(self.grammars)
-        if count != 1:
+        if len(self.given) != 1:
             names = "`json`, `regex`, `choice`, `grammar`, `json_object`"
-            raise fault("", f"`{{path}}` must hold exactly one of {names}; {count} were given")
+            sentence = f"`{{path}}` must hold exactly one of {names}; {len(self.given)} were given"
+            raise fault("", sentence)
         return self

@@ -19,35 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from engine.messages import MAX_LOGPROBS, Ready
-from server.api.limits import (
-    MAX_LABEL_LENGTH,
-    MAX_LOGIT_BIAS,
-    MAX_MESSAGES,
-    MAX_METADATA,
-    MAX_N,
-    MAX_PRIORITY,
-    MAX_STOP_LENGTH,
-    MAX_STOP_TOKEN_IDS,
-    MAX_STOPS,
-    MAX_TEMPLATE_KWARGS,
-    MAX_TOOLS,
-)  # fmt: skip
-from server.config import Config
-from server.text.tokenizer import Tokenizer
-from server.text.tools.formats import tool_format
+from engine.messages import MAX_LOGPROBS
+from server.api import limits
+from server.api.services import Services
+from server.text.tool_format import tool_format
 
 Endpoint = Literal["completions", "chat", "responses", "tokenize", "detokenize", "speculation"]
 Status = Literal["supported", "no-op", "refused"]
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a row's status may depend on. `ready`: of the engine, once it was ready."""
-
-    config: Config
-    tokenizer: Tokenizer
-    ready: Ready | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +40,7 @@ class FieldRow:
     allowed: str
     meaning: str
     neutral: tuple[object, ...] = ()
-    unless: Callable[[Facts], str | None] | None = None
+    unless: Callable[[Services], str | None] | None = None
 
     def status(self, endpoint: Endpoint) -> Status | None:
         """None: the endpoint has no such field."""
@@ -98,21 +76,21 @@ def refused(endpoints: tuple[Endpoint, ...], name: str, meaning: str, *neutral: 
     return FieldRow("refused", endpoints, name, allowed, meaning, neutral)
 
 
-def _no_chat_template(facts: Facts) -> str | None:
-    if facts.tokenizer.has_chat_template:
+def _no_chat_template(services: Services) -> str | None:
+    if services.tokenizer.has_chat_template:
         return None
     return "this model has no chat template; use /v1/completions with a plain prompt"
 
 
-def _no_fill_in(facts: Facts) -> str | None:
-    if facts.tokenizer.fill_in is not None:
+def _no_fill_in(services: Services) -> str | None:
+    if services.tokenizer.fill_in is not None:
         return None
     return "the vocabulary of this model has no tokens for fill-in-the-middle"
 
 
-def _no_variables(facts: Facts) -> str | None:
-    allowed = facts.config.server.chat_template_kwargs
-    if any(map(facts.tokenizer.template_reads, allowed)):
+def _no_variables(services: Services) -> str | None:
+    allowed = services.config.server.chat_template_kwargs
+    if any(map(services.tokenizer.template_reads, allowed)):
         return None
     return (
         "this model's chat template reads none of the variables that requests may set"
@@ -120,17 +98,18 @@ def _no_variables(facts: Facts) -> str | None:
     )
 
 
-def _no_effort(facts: Facts) -> str | None:
-    if any(map(facts.tokenizer.template_reads, ("reasoning_effort", "enable_thinking"))):
+def _no_effort(services: Services) -> str | None:
+    if any(map(services.tokenizer.template_reads, ("reasoning_effort", "enable_thinking"))):
         return None
     return "this model's chat template reads neither reasoning_effort nor enable_thinking"
 
 
-def _no_tools(facts: Facts) -> str | None:
-    found = tool_format(facts.tokenizer, facts.config.server.tool_parser)
+def _no_tools(services: Services) -> str | None:
+    found = tool_format(services.tokenizer, services.config.server.tool_parser)
     return found if isinstance(found, str) else None
 
 
+LABEL = f"a string of at most {limits.MAX_LABEL_LENGTH} characters"
 LOGPROBS = "message.output_text.logprobs"  # of /v1/responses' `include`
 ENCRYPTED = "reasoning.encrypted_content"
 REASONING_REFUSED = ("summary", "generate_summary", "context", "mode")
@@ -146,7 +125,7 @@ FIELDS: tuple[FieldRow, ...] = (
         "a string, a list of token ids, or a list of up to 128 strings or lists of token ids;"
         " none of them empty",
         "Each prompt gets `n` choices."),
-    supported(CHAT_PROMPT, "messages", f"a list of 1 to {MAX_MESSAGES} messages",
+    supported(CHAT_PROMPT, "messages", f"a list of 1 to {limits.MAX_MESSAGES} messages",
         "Roles system, developer (treated as system), user, assistant, tool; content is a string"
         " or a list of text parts (of the assistant: refusals, too), which are joined by line"
         " breaks; `name` and `tool_call_id` are handed to the chat template. Special tokens that a"
@@ -158,10 +137,10 @@ FIELDS: tuple[FieldRow, ...] = (
         "Default: until the context is full. Prompt plus `max_tokens` must fit the context."),
     supported(CHAT, "max_completion_tokens", "an integer of at least 1",
         "The newer name of `max_tokens`; the two must not disagree."),
-    supported(BOTH, "n", f"an integer from 1 to {MAX_N}",
+    supported(BOTH, "n", f"an integer from 1 to {limits.MAX_N}",
         "Choices per prompt. Choice 0 uses the seed itself, choice i a fixed mix of seed and i."),
     supported(COMPLETIONS, "best_of",
-        f"an integer from `n` to {MAX_N}, and equal to `n` with `stream`",
+        f"an integer from `n` to {limits.MAX_N}, and equal to `n` with `stream`",
         "So many are generated per prompt; the `n` with the highest log-probability per token are"
         " returned, best first. All of them count as completion tokens."),
     supported(COMPLETIONS, "suffix", "a string, and only without `echo`",
@@ -175,8 +154,8 @@ FIELDS: tuple[FieldRow, ...] = (
         " (false), and only with `stream`",
         "A last chunk with the usage and no choices. Nothing is padded."),
     supported(GENERATING, "stop",
-        f"a string or a list of up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_LENGTH}"
-        " characters",
+        f"a string or a list of up to {limits.MAX_STOPS} strings, each of 1 to"
+        f" {limits.MAX_STOP_LENGTH} characters",
         "Ends the text before the first match."),
     supported(GENERATING, "temperature", "a number from 0 to 2",
         "Default 1; 0 takes the most likely token, and so does anything below 0.0001."),
@@ -187,8 +166,8 @@ FIELDS: tuple[FieldRow, ...] = (
     supported(GENERATING, "presence_penalty", "a number from -2 to 2", "Default 0."),
     supported(GENERATING, "frequency_penalty", "a number from -2 to 2", "Default 0."),
     supported(GENERATING, "logit_bias",
-        f"an object of at most {MAX_LOGIT_BIAS} entries, token id (below the vocabulary size) to"
-        " a number from -100 to 100",
+        f"an object of at most {limits.MAX_LOGIT_BIAS} entries, token id (below the vocabulary"
+        " size) to a number from -100 to 100",
         "Added to the logits."),
     supported(BOTH, "logprobs", "an integer from 0 to 20 (completions) or true or false (chat)",
         "Of the model itself: before penalties, bias, temperature and filters."),
@@ -204,8 +183,8 @@ FIELDS: tuple[FieldRow, ...] = (
         "Extension. The reply continues the last message, which is the assistant's and has text;"
         " that text is not repeated."),
     supported(CHAT_RESPONSES_PROMPT, "chat_template_kwargs",
-        f"an object of at most {MAX_TEMPLATE_KWARGS} variables, to true, false, a number or a"
-        " string",
+        f"an object of at most {limits.MAX_TEMPLATE_KWARGS} variables, to true, false, a number or"
+        " a string",
         "Extension. Variables of the model's chat template: those that the operator allows"
         " (`server.chat_template_kwargs`) and the template reads.",
         neutral=({},), unless=_no_variables),
@@ -225,15 +204,16 @@ FIELDS: tuple[FieldRow, ...] = (
     supported(GENERATING, "ignore_eos", "true or false",
         "Extension. Generate through the end-of-text token."),
     supported(GENERATING, "stop_token_ids",
-        f"a list of at most {MAX_STOP_TOKEN_IDS} token ids below the vocabulary size",
+        f"a list of at most {limits.MAX_STOP_TOKEN_IDS} token ids below the vocabulary size",
         "Extension. Tokens that end the text."),
     supported(GENERATING, "include_stop_str_in_output", "true or false",
         "Extension. Keep the stop string or stop token in the text."),
     supported(GENERATING, "skip_special_tokens", "true or false",
         "Extension. Default true: special tokens leave no text."),
-    supported(GENERATING, "cache_salt", f"a string of at most {MAX_LABEL_LENGTH} characters",
+    supported(GENERATING, "cache_salt", LABEL,
         "Extension. Only requests of the same salt share cached prompt prefixes."),
-    supported(GENERATING, "priority", f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}",
+    supported(GENERATING, "priority",
+        f"an integer from {-limits.MAX_PRIORITY} to {limits.MAX_PRIORITY}",
         "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
         " full. Equals are served in the order of arrival."),
     supported(BOTH, "prompt_logprobs",
@@ -267,19 +247,18 @@ FIELDS: tuple[FieldRow, ...] = (
         'an object with exactly one of "json" (a schema), "regex", "choice" (a list of strings),'
         ' "grammar" (Lark, or EBNF as llama.cpp writes it) and "json_object" (true)',
         "Extension. The text is what that describes, and ends when nothing more can follow."),
-    no_op(GENERATING, "user", f"a string of at most {MAX_LABEL_LENGTH} characters", "Not stored."),
+    no_op(GENERATING, "user", LABEL, "Not stored."),
     no_op(GENERATING, "metadata",
-        f"an object of at most {MAX_METADATA} strings of at most {MAX_LABEL_LENGTH} characters",
+        f"an object of at most {limits.MAX_METADATA} strings of at most {limits.MAX_LABEL_LENGTH}"
+        " characters",
         "Not stored."),
     no_op(BOTH, "store", "true or false", "Nothing is ever stored."),
     no_op(GENERATING, "service_tier", '"auto", "default", "flex", "scale", "priority" or "fast"',
         'There is one tier, and replies to requests with this field say "default".'),
-    no_op(GENERATING, "safety_identifier", f"a string of at most {MAX_LABEL_LENGTH} characters",
-        "Not stored."),
-    no_op(GENERATING, "prompt_cache_key", f"a string of at most {MAX_LABEL_LENGTH} characters",
-        "The prefix cache needs no hint."),
+    no_op(GENERATING, "safety_identifier", LABEL, "Not stored."),
+    no_op(GENERATING, "prompt_cache_key", LABEL, "The prefix cache needs no hint."),
     supported(CHAT_PROMPT, "tools",
-        f'a list of at most {MAX_TOOLS} objects with the type "function" and a function'
+        f'a list of at most {limits.MAX_TOOLS} objects with the type "function" and a function'
         " of name, description, parameters (a JSON schema) and strict; no name twice",
         "Functions that the model may call; needs a chat template that knows tools. The arguments"
         " of `strict` tools are held to their schema by a grammar.",
@@ -304,7 +283,7 @@ FIELDS: tuple[FieldRow, ...] = (
     refused(GENERATING, "moderation", "Moderation."),
     refused(GENERATING, "prompt_cache_options", "Cache control."),
     refused(GENERATING, "prompt_cache_retention", "Cache control.", "in_memory"),
-    supported(RESPONSES, "input", f"a string or a list of 1 to {MAX_MESSAGES} items",
+    supported(RESPONSES, "input", f"a string or a list of 1 to {limits.MAX_MESSAGES} items",
         "Items: messages (roles user, system, developer, assistant; content a string or a list"
         " of input_text and output_text parts), function_call and function_call_output. Ids"
         " and statuses of items are not stored.", unless=_no_chat_template),
@@ -326,7 +305,7 @@ FIELDS: tuple[FieldRow, ...] = (
         f" {', '.join(f'`{name}`' for name in REASONING_REFUSED)} {NO_REASONING}.",
         neutral=({},), unless=_no_effort),
     supported(RESPONSES, "tools",
-        f'a list of at most {MAX_TOOLS} objects with the type "function", name, description,'
+        f'a list of at most {limits.MAX_TOOLS} objects with the type "function", name, description,'
         " parameters and strict",
         "As for chat. There are no hosted tools.", neutral=([],), unless=_no_tools),
     supported(RESPONSES, "tool_choice",

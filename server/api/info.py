@@ -10,6 +10,7 @@ good, so that the platform replaces the container. /ready is green in the state 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +19,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.messages import Ready
 from server.api import limits, replies
-from server.api.fields import ROWS, Endpoint, Facts, FieldRow
+from server.api.fields import ROWS, Endpoint, FieldRow
 from server.api.routes import refusals
-from server.api.services import Services
+from server.api.services import VERSION, Services
 from server.observe.metrics import CONTENT_TYPE
 
 # Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
@@ -39,7 +40,7 @@ VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_ma
 
 def info_router(services: Services) -> APIRouter:
     router = APIRouter()
-    created = int(services.wall())
+    created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
         return {
@@ -67,14 +68,17 @@ def info_router(services: Services) -> APIRouter:
 
     @router.get("/v1/capabilities", response_model=replies.Capabilities)
     async def capabilities() -> Response:
-        facts = services.facts
+        ready = services.client.ready
         reply = {
             "object": "capabilities",
-            "version": services.version,
+            "version": VERSION,
             "models": list(services.config.model_names),
-            "engine": {name: getattr(facts.ready, name, None) for name in ENGINE_FACTS},
-            "limits": _limits(services, facts.ready),
-            "endpoints": {path: _fields(endpoint, facts) for endpoint, path in PATHS.items()},
+            "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
+            "limits": _limits(services, ready),
+            "endpoints": {
+                path: {name: _field(row, services) for name, row in ROWS[endpoint].items()}
+                for endpoint, path in PATHS.items()
+            },
         }
         return JSONResponse(reply)
 
@@ -105,17 +109,13 @@ def info_router(services: Services) -> APIRouter:
     async def version() -> Response:
         ready = services.client.ready
         facts = {} if ready is None else {name: getattr(ready, name) for name in VERSION_FACTS}
-        return JSONResponse({"name": "foredraft", "version": services.version, **facts})
+        return JSONResponse({"name": "foredraft", "version": VERSION, **facts})
 
     return router
 
 
-def _fields(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
-    return {name: _field(row, facts) for name, row in ROWS[endpoint].items()}
-
-
-def _field(row: FieldRow, facts: Facts) -> dict[str, Any]:
-    reason = row.unless(facts) if row.unless is not None else None
+def _field(row: FieldRow, services: Services) -> dict[str, Any]:
+    reason = row.unless(services) if row.unless is not None else None
     found = {"status": row.kind, "allowed": row.allowed, "meaning": row.meaning}
     return found if reason is None else {**found, "status": "refused", "reason": reason}
 

@@ -1,40 +1,31 @@
 """Intake: from a request to a started Generation, the same for all endpoints that generate.
 
 Order, so that the cheap refusals come first: body within its cap (413, `body`), JSON and fields
-(400, `request`), model name (404), engine ready (503), room (429), tokenizing (a long text in a
-worker thread), context (400), the grammar in a child process (400). Leaves response shapes to the
-endpoints.
+(400, `request`), model name (404), engine ready (503), what the engine has and has not (400), room
+(429), tokenizing (`prompts`), context (400), the grammar in a child process (400). Leaves response
+shapes to the endpoints.
 """
 
 from __future__ import annotations
 
-import asyncio
+import secrets
+import time
 import uuid
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.types import Receive
-
-from engine.messages import Ready
-from server.api.errors import ClientGone, invalid, too_long
-from server.api.params import (
-    Prompts,
-    check_ids,
-    check_length,
-    engine_speculation,
-    generation_spec,
-)
+from engine.messages import Ready, SamplingParams, Speculation, proposers_of
+from server.api.errors import invalid, too_long
+from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
 from server.api.request import check_settings
-from server.api.schema import CommonRequest
+from server.api.schema import ChatRequest, CommonRequest, CompletionRequest, SpeculationOptions
 from server.api.services import Services
-from server.generation.choice import Delta
+from server.api.tool_use import ToolUse
 from server.generation.generation import Generation
+from server.generation.generation_spec import MASK, GenerationSpec, Guessing
 
-T = TypeVar("T")
-SHORT = 1024  # characters: tokenized in half a millisecond or so
+GREEDY_BELOW = 1e-4  # of temperatures
+SEED_BITS = 53  # of a drawn seed, which survives clients whose numbers are doubles (JavaScript)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +40,7 @@ class Call:
     include_usage: bool
     generation: Generation
     service_tier: str | None = None  # as asked for; there is one only
+    use: ToolUse | None = None  # how to read tool calls in it
 
     def head(self, kind: str) -> dict[str, Any]:
         tier = {} if self.service_tier is None else {"service_tier": "default"}
@@ -62,43 +54,31 @@ class Call:
         }
 
 
-def check(services: Services, request: CommonRequest, *, num_prompts: int) -> Ready:
-    """The engine's facts, once the request is known to fit them; its prompts aside."""
-    services.check_model(request.model)
-    ready = services.require_ready()
-    check_settings(request, services.facts)
-    check_ids(request.biases, ready=ready, param="logit_bias")
-    check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
-    engine_speculation(request.speculation, ready)
-    count, allowed = num_prompts * request.fan_out, services.admission.max_inflight
-    if count > allowed:
-        name = "n" if request.fan_out == request.n else "best_of"
-        raise invalid(
-            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
-        )
-    return ready
-
-
-async def begin(
-    services: Services, request: CommonRequest, prompts: Prompts, ready: Ready, *, prefix: str
+async def start(
+    services: Services, request: ChatRequest | CompletionRequest, *, prefix: str
 ) -> Call:
-    """Check the request with its prompts, and submit it."""
-    for ids, param in zip(prompts.ids, prompts.params, strict=True):
-        check_length(len(ids), request, ready, param=param)
-    if request.constraint is not None:
-        await services.grammars.check(request.constraint.grammar, param=request.constraint.param)
-    prediction = await _prediction(services, request, ready)
-    seed = request.seed if request.seed is not None else services.draw_seed()
-    id = prefix + uuid.uuid4().hex
-    generation = Generation(
-        generation_spec(request, prompts, prediction, ready, id=id, seed=seed),
-        client=services.client,
-        tokenizer=services.tokenizer,
-        metrics=services.metrics,
-        clock=services.monotonic,
-    )
-    now = services.wall()
-    generation.start(arrival=now)
+    """A started generation of every choice of every prompt. `prefix`: of its id."""
+    ready = _check(services, request)
+    with services.admission.reserve(request.num_sequences):
+        if isinstance(request, ChatRequest):
+            prompts = await of_chat(services, request, ready)
+        else:
+            prompts = await of_completion(services, request, ready)
+        for ids, param in zip(prompts.ids, prompts.params, strict=True):
+            _check_length(len(ids), request, ready, param=param)
+        if (asked := request.constraint) is not None:
+            await services.grammars.check(asked.grammar, param=asked.param)
+        prompts.prediction = await of_prediction(services, request, ready)
+        seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
+        id = prefix + uuid.uuid4().hex
+        generation = Generation(
+            _spec(request, prompts, ready, id=id, seed=seed),
+            client=services.client,
+            tokenizer=services.tokenizer,
+            metrics=services.metrics,
+        )
+        now = time.time()
+        generation.start(arrival=now)
     return Call(
         id=id,
         created=int(now),
@@ -108,106 +88,111 @@ async def begin(
         include_usage=request.include_usage,
         generation=generation,
         service_tier=request.service_tier,
+        use=prompts.use,
     )
 
 
-async def _prediction(services: Services, request: CommonRequest, ready: Ready) -> tuple[int, ...]:
-    if request.prediction is None:
-        return ()
-    text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
-    ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
-    if len(ids) > context:
-        raise too_long(
-            param,
-            f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
-            " output together",
+def _check(services: Services, request: CommonRequest) -> Ready:
+    """The engine's facts, once the request is known to fit them; its prompts aside."""
+    services.check_model(request.model)
+    ready = services.require_ready()
+    check_settings(request, services)
+    check_ids(request.biases, ready=ready, param="logit_bias")
+    check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
+    _speculation(request.speculation, ready)
+    count, allowed = request.num_sequences, services.admission.max_inflight
+    if count > allowed:
+        name = "n" if request.fan_out == request.n else "best_of"
+        raise invalid(
+            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
         )
-    return tuple(ids)
+    return ready
 
 
-async def encode(
-    services: Services,
-    text: str,
-    *,
-    ready: Ready,
-    param: str,
-    add_special_tokens: bool,
-    plain: bool = False,
-) -> list[int]:
-    """Token ids of a text. One that cannot fit is not tokenized. `plain`: no special token, not
-    even where the text spells one out."""
-
-    def work() -> list[int]:
-        check_size(services, text, ready=ready, param=param)
-        if plain:
-            return services.tokenizer.encode_plain(text)
-        return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    return await off_loop(work, size=len(text))
-
-
-async def off_loop(work: Callable[[], T], *, size: int) -> T:
-    """`work()`, which reads `size` characters: in a worker thread, unless it takes less than the
-    way there and back while others stream."""
-    return work() if size <= SHORT else await asyncio.to_thread(work)
-
-
-def check_size(services: Services, text: str, *, ready: Ready, param: str) -> None:
-    """Raises ApiError for more bytes than the context can hold in any tokens."""
-    size = len(text.encode("utf-8"))
-    if size > ready.max_model_len * services.longest_token:
+def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:
+    """Only a `max_tokens` that the client named is held against it; a default is clipped. The words
+    are OpenAI's: litellm and langchain know a full context by them. `param`: the field to name."""
+    context = ready.max_model_len
+    known = f"This model's maximum context length is {context} tokens, prompt and output together"
+    if size == 0:
+        raise invalid(param, f"`{param}` is empty; a prompt needs at least one token")
+    if size > context or (size == context and request.length != 0):
+        raise too_long(param, f"{known}; the prompt is too long: it alone has {size}")
+    named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
+    if named and request.length is not None and size + request.length > context:
         raise too_long(
-            param,
-            f"This model's maximum context length is {ready.max_model_len} tokens, but"
-            f" `{param}` has {size} bytes, which is more than they can hold",
+            min(named) if request.length >= context else param,
+            f"{known}, but {size + request.length} were asked for: {size} in the prompt and"
+            f" {request.length} of `{min(named)}`",
         )
 
 
-async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
-    """Every wanted choice, whole and numbered in order; raises as `while_connected` does."""
-    return await while_connected(http, generation, _collect(generation))
+def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation | None:
+    """The options as the engine takes them. Raises ApiError for what this engine has not."""
+    if asked is None:
+        return None
+    bound = None if asked.max_draft == "auto" else asked.max_draft
+    if bound is not None and bound > ready.k_max:
+        allowed = f'"auto" or an integer from 0 to {ready.k_max}'
+        path = "speculation.max_draft"
+        raise invalid(path, f"`{path}` must be {allowed}, but {bound} was given")
+    for i, name in enumerate(asked.proposers or ()):
+        if name not in ready.proposers:
+            path = f"speculation.proposers[{i}]"
+            here = ", ".join(ready.proposers) or "nobody: speculation is off"
+            raise invalid(path, f"`{path}`: {name} does not guess on this server; {here}")
+    proposers = None if asked.proposers is None else tuple(asked.proposers)
+    return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)
 
 
-async def while_connected(
-    http: HttpRequest, generation: Generation, reading: Coroutine[Any, Any, T]
-) -> T:
-    """What `reading` makes of the generation. Raises ClientGone when the connection closes first,
-    EngineLost or GenerationFailed as the generation does; in each case nothing is left running."""
-    work = asyncio.ensure_future(reading)
-    watch = asyncio.ensure_future(until_gone(http.receive))
-    try:
-        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientGone
-        return work.result()
-    finally:
-        work.cancel()
-        watch.cancel()
-        generation.close()
-
-
-async def until_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _collect(generation: Generation) -> list[Delta]:
-    parts: list[list[Delta]] = [[] for _ in generation.choices]
-    async for delta in generation.deltas():
-        parts[delta.index].append(delta)
-    return [_joined(i, parts[choice.index]) for i, choice in enumerate(generation.wanted)]
-
-
-def _joined(index: int, deltas: list[Delta]) -> Delta:
-    """All of a choice as one."""
-    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
-    origins = [delta.provenance for delta in deltas if delta.provenance is not None]
-    return Delta(
-        index,
-        "".join(delta.text for delta in deltas),
-        list(chain.from_iterable(logprobs)) if logprobs else None,
-        deltas[-1].finish,
-        list(chain.from_iterable(delta.tokens for delta in deltas)),
-        list(chain.from_iterable(origins)) if origins else None,
+def _spec(
+    request: CommonRequest, prompts: Prompts, ready: Ready, *, id: str, seed: int
+) -> GenerationSpec:
+    params = _sampling_params(request, prompts, ready, seed=seed)
+    guessing, proposers = Guessing(), proposers_of(params, ready)
+    if proposers:
+        bound = None if params.speculation is None else params.speculation.max_draft
+        guessing = Guessing(True, "auto" if bound is None else bound, proposers)
+    grammar_param = request.constraint.param if request.constraint is not None else None
+    return GenerationSpec(
+        id=id,
+        prompts=prompts.ids,
+        params=params,
+        guessing=guessing,
+        context=ready.max_model_len,
+        n=request.n,
+        best_of=request.fan_out,
+        stop=tuple(request.stop),
+        include_stop=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        shown_tokens=frozenset() if prompts.use is None else prompts.use.format.shown_tokens,
+        echoes=prompts.echoes,
+        show_logprobs=request.alternatives is not None,
+        show_tokens=request.return_token_ids,
+        grammar_param=grammar_param if prompts.grammar is None else "tools",
     )
+
+
+def _sampling_params(
+    request: CommonRequest, prompts: Prompts, ready: Ready, *, seed: int
+) -> SamplingParams:
+    """A field that both have under one name is handed on, unless it is changed here."""
+    counts = [request.alternatives if prompts.echoes else None, request.prompt_logprobs]
+    logprobs = request.alternatives
+    if logprobs is None and request.fan_out > request.n:
+        logprobs = 0  # to choose by
+    changed: dict[str, Any] = {
+        "seed": seed & MASK,
+        "max_tokens": request.length if request.length is not None else ready.max_model_len,
+        "temperature": request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
+        "top_k": request.top_k if 0 < request.top_k < ready.vocab_size else 0,
+        "stop_token_ids": (*request.stop_token_ids, *(() if request.ignore_eos else prompts.ends)),
+        "logit_bias": request.biases,
+        "logprobs": logprobs,
+        "prompt_logprobs": max((count for count in counts if count is not None), default=None),
+        "prediction": prompts.prediction,
+        "speculation": _speculation(request.speculation, ready),
+        "grammar": prompts.grammar or request.grammar,
+    }
+    same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)
+    return SamplingParams(**{name: getattr(request, name) for name in same} | changed)

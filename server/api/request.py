@@ -2,7 +2,7 @@
 
 Strict types (a bool is no number, "3" is not 3), no NaN, unknown members refused, every list and
 number bounded. A null is the same as leaving the member out. Models say what is allowed once, for
-reading and for /openapi.json. Facts of the engine (vocabulary, context) are checked in `params`.
+reading and for /openapi.json. Facts of the engine (vocabulary, context) are checked in `intake`.
 
 Messages name strings and containers by their kind only, so that none repeats a prompt.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -25,10 +25,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from server.api.body import parse_json
 from server.api.errors import ApiError, invalid, missing, unknown_field, unsupported
-from server.api.fields import FIELDS, ROWS, Endpoint, Facts
+from server.api.fields import FIELDS, ROWS, Endpoint
 from server.api.limits import MAX_LABEL_LENGTH, MAX_LENGTH_FIELD, MAX_STOP_LENGTH
+from server.api.services import Services
 
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # NUL is no text
 Source = Annotated[Text, Field(min_length=1)]
@@ -99,14 +99,6 @@ class RequestBody(Part):
         return handler.resolve_ref_schema(handler(model.__pydantic_core_schema__))
 
 
-Request = TypeVar("Request", bound=RequestBody)
-
-
-def parse(body: bytes, kind: type[Request]) -> Request:
-    """A request from the bytes of its body. Raises ApiError, always a 400."""
-    return kind.read(parse_json(body))
-
-
 def split(data: dict[str, Any], endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of an endpoint's own, and those that it shares with chat. Raises ApiError."""
     given, rows = check_names(data, endpoint), ROWS[endpoint]
@@ -139,13 +131,13 @@ def check_names(data: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     return kept
 
 
-def check_settings(request: RequestBody, facts: Facts) -> None:
+def check_settings(request: RequestBody, services: Services) -> None:
     """Raises ApiError for a field that the present settings refuse (`FieldRow.unless`)."""
     for name in request.model_fields_set:
         row = ROWS[request.endpoint][name]
         if row.unless is None or row.is_neutral(getattr(request, name)):
             continue
-        reason = row.unless(facts)
+        reason = row.unless(services)
         if reason is not None:
             message = f"`{name}` is not supported under the present settings: {reason}"
             raise unsupported(name, message)

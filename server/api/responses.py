@@ -1,29 +1,38 @@
 """POST /v1/responses: input items in, output items out. Nothing is stored.
 
-The chat endpoint does the work (`schema_responses` makes its request, `response_events` turns its
+The chat endpoint does the work (`schema_responses` makes its request, `ResponseEvents` turns its
 choices into items): the same template, tools, grammars and sampling.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from server.api import replies
-from server.api.chat import ChatShape, prompt_ids, start_chat
+from server.api.chat import ChatShape
 from server.api.errors import ApiError
 from server.api.fields import LOGPROBS, NOT_STORED
-from server.api.intake import Call, while_connected
+from server.api.gather import while_connected
+from server.api.intake import Call, start
+from server.api.prompts import chat_ids
 from server.api.replies import usage_body
-from server.api.response_events import Event, ResponseEvents
+from server.api.request import check_settings
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema_responses import InputTokensRequest, ResponsesRequest
 from server.api.services import Services
 from server.api.sse import EventStream, as_event, as_logged_error
+
+Event = dict[str, Any]
+EXTRAS = ("provenance", "token_ids")
 
 
 def responses_router(services: Services) -> APIRouter:
@@ -32,13 +41,13 @@ def responses_router(services: Services) -> APIRouter:
     @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED | REFUSALS)
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
-            call, use = await start_chat(services, request.chat, prefix="resp_")
+            call = await start(services, request.chat, prefix="resp_")
         writer = ResponseEvents(
             _base(request, call),
             with_logprobs=LOGPROBS in request.include,
-            with_calls=use is not None,
+            with_calls=call.use is not None,
         )
-        events = _events(services, call, ChatShape(call.id, use), writer)
+        events = _events(call, ChatShape(call.id, call.use), writer)
         if request.chat.stream:
             return EventStream(call, _stream(call, events, writer))
         with request.renamed():
@@ -53,7 +62,9 @@ def responses_router(services: Services) -> APIRouter:
             if request.chat.model:
                 services.check_model(request.chat.model)
             with services.admission.reserve(1):
-                ids = await prompt_ids(services, request.chat, services.known())
+                ready = services.known()
+                check_settings(request.chat, services)
+                ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @router.api_route(
@@ -66,7 +77,7 @@ def responses_router(services: Services) -> APIRouter:
 
 
 async def _events(
-    services: Services, call: Call, shape: ChatShape, writer: ResponseEvents
+    call: Call, shape: ChatShape, writer: ResponseEvents
 ) -> AsyncGenerator[Event, None]:
     """From created to completed or incomplete; raises as the generation does."""
     for event in writer.begin():
@@ -76,7 +87,7 @@ async def _events(
             for choice in shape.choices(delta):
                 for event in writer.feed(choice):
                     yield event
-    for event in writer.end(_usage(call), now=int(services.wall())):
+    for event in writer.end(_usage(call), now=int(time.time())):
         yield event
 
 
@@ -148,3 +159,177 @@ def _base(request: ResponsesRequest, call: Call) -> dict[str, Any]:
         "prompt_cache_key": chat.prompt_cache_key,
         "service_tier": "default",
     }
+
+
+def draw_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+@dataclass
+class ResponseEvents:
+    """A chat reply as the output items of a Response, and the events of them.
+
+    Takes the choices of chat chunks in; a whole reply is its own single chunk, so that a Response
+    is what the events of its stream add up to. Order, held by the tests: created, in_progress; per
+    item output_item.added, then for text content_part.added, output_text.delta ...,
+    output_text.done, content_part.done, for a call function_call_arguments.delta ..., .done;
+    output_item.done; last one of completed, incomplete, failed. One item is open at a time; numbers
+    rise by one. What a chat choice has beside the text (`EXTRAS`, extensions) stands in the last
+    Response, whole, and in streams also on the next delta event.
+
+    `base` is the Response without its output, status, usage and error. `with_calls`: whether the
+    text may hold calls; log-probabilities are then those of the bytes before the first call."""
+
+    base: dict[str, Any]
+    with_logprobs: bool = False
+    with_calls: bool = False
+    draw_id: Callable[[str], str] = draw_id
+    output: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _finish: str | None = field(default=None, init=False)
+    _number: int = field(default=0, init=False)
+    _open: bool = field(default=False, init=False)  # whether the last item of the output is
+    _called: bool = field(default=False, init=False)
+    _spare: list[Any] = field(default_factory=list, init=False)  # logprobs of text not out yet
+    _bytes_out: int = field(default=0, init=False)  # of text
+    _bytes_scored: int = field(default=0, init=False)  # of the text of log-probabilities sent
+    _extras: dict[str, list[Any]] = field(default_factory=dict, init=False)
+    _fresh: dict[str, list[Any]] = field(default_factory=dict, init=False)  # not on an event yet
+
+    def begin(self) -> Iterator[Event]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self.response("in_progress"))
+
+    def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
+        """The events of one choice of a chat chunk."""
+        delta = choice["delta"]
+        for name in EXTRAS:
+            if name in choice:
+                self._extras.setdefault(name, []).extend(choice[name])
+                self._fresh.setdefault(name, []).extend(choice[name])
+        if self.with_logprobs and not self._called:
+            self._spare += (choice["logprobs"] or {}).get("content") or []
+        if delta.get("content"):
+            yield from self._text(delta["content"])
+        for call in delta.get("tool_calls") or ():
+            yield from self._call(call)
+        self._finish = choice["finish_reason"] or self._finish
+
+    def end(self, usage: dict[str, Any], *, now: int) -> Iterator[Event]:
+        """The end of a reply that came to one: by itself, or at its limit."""
+        status = "incomplete" if self._finish == "length" else "completed"
+        if not self.output or (self._spare and not self._called):
+            yield from self._text("", last=True)
+        if self._open:
+            yield from self._close(status)
+        yield self._event(f"response.{status}", response=self.response(status, usage, now=now))
+
+    def fail(self, error: ApiError) -> Event:
+        """The end of a reply that was cut off: what is open stays unfinished."""
+        code = "invalid_prompt" if error.status == 400 else "server_error"  # the API's own names
+        cause = {"code": code, "message": error.message}
+        return self._event("response.failed", response=self.response("failed", error=cause))
+
+    def response(
+        self,
+        status: str,
+        usage: dict[str, Any] | None = None,
+        *,
+        error: dict[str, Any] | None = None,
+        now: int | None = None,
+    ) -> dict[str, Any]:
+        """The Response as it stands."""
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            **self.base,
+            "status": status,
+            "completed_at": now if status == "completed" else None,
+            "error": error,
+            "incomplete_details": cut,
+            "output": list(self.output),
+            "usage": usage,
+            **self._extras,
+        }
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        return self.output[-1]
+
+    def _text(self, text: str, *, last: bool = False) -> Iterator[Event]:
+        if not (self._open and self._item["type"] == "message"):
+            yield from self._begin_message()
+        self._bytes_out += len(text.encode())
+        part, logprobs = self._item["content"][0], self._release(last=last)
+        part["text"] += text
+        if self.with_logprobs:
+            part["logprobs"] += logprobs
+        if text or logprobs:
+            yield self._delta("output_text", text, content_index=0, logprobs=logprobs)
+
+    def _begin_message(self) -> Iterator[Event]:
+        item = {"id": self.draw_id("msg"), "type": "message", "role": "assistant", "content": []}
+        yield from self._add(item)
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+        if self.with_logprobs:
+            part["logprobs"] = []
+        yield self._of_item("content_part.added", content_index=0, part=deepcopy(part))
+        self._item["content"] = [part]
+
+    def _release(self, *, last: bool) -> list[Any]:
+        """The log-probabilities that belong to the text that is out."""
+        size = len(self._spare)
+        if self._called:
+            size = 0
+        elif self.with_calls and not last:
+            size = 0
+            while size < len(self._spare) and self._bytes_scored < self._bytes_out:
+                self._bytes_scored += len(self._spare[size]["bytes"])
+                size += 1
+        out, self._spare = self._spare[:size], self._spare[size:]
+        return out
+
+    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
+        """One delta of a tool call: its begin (with an id), or more of its arguments."""
+        function = call["function"]
+        if "id" in call:
+            self._called = True
+            item = {"id": self.draw_id("fc"), "type": "function_call", "call_id": call["id"]}
+            yield from self._add({**item, "name": function["name"], "arguments": ""})
+        if text := function.get("arguments"):
+            self._item["arguments"] += text
+            yield self._delta("function_call_arguments", text)
+
+    def _add(self, item: dict[str, Any]) -> Iterator[Event]:
+        if self._open:
+            yield from self._close("completed")
+        self.output.append({**item, "status": "in_progress"})
+        self._open = True
+        yield self._of_output("output_item.added")
+
+    def _close(self, status: str) -> Iterator[Event]:
+        self._open, item = False, self._item
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            text = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            yield self._of_item("output_text.done", content_index=0, **text)
+            yield self._of_item("content_part.done", content_index=0, part=dict(part))
+        else:
+            yield self._of_item("function_call_arguments.done", arguments=item["arguments"])
+        yield self._of_output("output_item.done")
+
+    def _delta(self, of: str, text: str, **fields: Any) -> Event:
+        fresh, self._fresh = self._fresh, {}
+        return self._of_item(f"{of}.delta", delta=text, **fields, **fresh)
+
+    def _of_output(self, kind: str) -> Event:
+        index = len(self.output) - 1
+        return self._event(f"response.{kind}", output_index=index, item=dict(self._item))
+
+    def _of_item(self, kind: str, **fields: Any) -> Event:
+        place = {"item_id": self._item["id"], "output_index": len(self.output) - 1}
+        return self._event(f"response.{kind}", **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event

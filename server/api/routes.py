@@ -18,9 +18,9 @@ from starlette.routing import request_response
 
 from engine.messages import Ready
 from server.api import replies
-from server.api.body import read_body
-from server.api.request import RequestBody, parse
-from server.api.services import Services
+from server.api.body import parse_json, read_body
+from server.api.request import RequestBody
+from server.api.services import VERSION, Services
 
 EVENT = {
     "type": "object",
@@ -87,7 +87,7 @@ class BodyRouter(APIRouter):
                 async def handle(http: Request) -> Response:
                     if guard is not None:
                         guard(http)
-                    request = parse(await read_body(http, limit), kind)
+                    request = kind.read(parse_json(await read_body(http, limit)))
                     response: Response = await endpoint(http=http, **{name: request})
                     return response
 
@@ -103,7 +103,7 @@ def openapi_router(services: Services) -> APIRouter:
     @router.get("/openapi.json", response_model=replies.Document)
     async def openapi(http: Request) -> Response:
         nonlocal last
-        ready = services.facts.ready
+        ready = services.client.ready
         if last is None or last[0] is not ready:
             last = (ready, bytes(JSONResponse(document(http.app, services)).body))
         return Response(last[1], media_type="application/json")
@@ -114,9 +114,9 @@ def openapi_router(services: Services) -> APIRouter:
 def document(app: FastAPI, services: Services) -> dict[str, Any]:
     """What FastAPI says of the routes, with what it cannot know: the names of the model, the keys,
     and the bounds of the engine, once it was ready."""
-    ready, keyed = services.facts.ready, services.config.server.api_key is not None
+    ready, keyed = services.client.ready, services.config.server.api_key is not None
     found = get_openapi(
-        title=app.title, version=services.version, openapi_version="3.1.0", routes=app.routes
+        title=app.title, version=VERSION, openapi_version="3.1.0", routes=app.routes
     )
     for methods in found["paths"].values():
         for operation in methods.values():

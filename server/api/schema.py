@@ -1,4 +1,4 @@
-"""Request bodies of the generating endpoints: what chat and completions have in common, and chat.
+"""Request bodies of /v1/chat/completions and /v1/completions, and what they have in common.
 
 A list that could be long fails at its first bad entry (`fail_fast`), so that no body is slow to
 refuse.
@@ -14,24 +14,18 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine.config import PROPOSERS
 from engine.messages import MAX_LOGPROBS, Grammar
+from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
 from server.api.errors import invalid
-from server.api.limits import (
-    MAX_LENGTH_FIELD,
-    MAX_LOGIT_BIAS,
-    MAX_MESSAGES,
-    MAX_METADATA,
-    MAX_METADATA_KEY,
-    MAX_N,
-    MAX_PRIORITY,
-    MAX_STOP_LENGTH,
-    MAX_STOP_TOKEN_IDS,
-    MAX_STOPS,
-    MAX_TEMPLATE_KWARGS,
+from server.api.messages import (
+    Message,
+    TextPart,
+    ToolChoiceBody,
+    Tools,
+    as_template_sees,
+    check_tools,
 )
-from server.api.messages import Message, TextPart, as_template_sees
-from server.api.request import Label, Part, RequestBody, Source, Text, fault
-from server.api.tools import ToolChoiceBody, Tools, check_tools
+from server.api.request import Label, Part, RequestBody, Source, Text, fault, must_be
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -58,14 +52,14 @@ def _by_token_id(bias: dict[str, float]) -> dict[str, float]:
 
 TokenId = Annotated[int, Field(ge=0, title="TokenId")]  # /openapi.json adds the vocabulary's bound
 Stops = Annotated[
-    list[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
-    Field(max_length=MAX_STOPS, fail_fast=True),
+    list[Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]],
+    Field(max_length=limits.MAX_STOPS, fail_fast=True),
 ]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-MetadataKey = Annotated[Text, Field(max_length=MAX_METADATA_KEY)]
+MetadataKey = Annotated[Text, Field(max_length=limits.MAX_METADATA_KEY)]
 TemplateValue = bool | int | float | Label
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Length = Annotated[int, Field(ge=1, le=MAX_LENGTH_FIELD)]
+Length = Annotated[int, Field(ge=1, le=limits.MAX_LENGTH_FIELD)]
 
 
 class StreamOptions(Part):
@@ -116,7 +110,7 @@ class CommonRequest(RequestBody, ABC):
 
     model: str
     max_tokens: Length | None = None
-    n: int = Field(1, ge=1, le=MAX_N)
+    n: int = Field(1, ge=1, le=limits.MAX_N)
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: Annotated[
@@ -124,7 +118,7 @@ class CommonRequest(RequestBody, ABC):
         BeforeValidator(
             lambda value: [value] if isinstance(value, str) else value,
             json_schema_input_type=Annotated[
-                Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)
+                Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)
             ] | Stops,
         ),
     ] = []  # fmt: skip
@@ -135,23 +129,23 @@ class CommonRequest(RequestBody, ABC):
     frequency_penalty: Penalty = 0.0
     logit_bias: Annotated[
         dict[str, Bias],
-        Field(max_length=MAX_LOGIT_BIAS),
-        at_most(MAX_LOGIT_BIAS),
+        Field(max_length=limits.MAX_LOGIT_BIAS),
+        at_most(limits.MAX_LOGIT_BIAS),
         AfterValidator(_by_token_id),
     ] = {}
 
-    top_k: int = Field(0, ge=-1, le=MAX_LENGTH_FIELD)
+    top_k: int = Field(0, ge=-1, le=limits.MAX_LENGTH_FIELD)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=10)
-    min_tokens: int = Field(0, ge=0, le=MAX_LENGTH_FIELD)
+    min_tokens: int = Field(0, ge=0, le=limits.MAX_LENGTH_FIELD)
     ignore_eos: bool = False
     stop_token_ids: Annotated[
-        list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
+        list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)
     ] = []
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: Label = ""
-    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    priority: int = Field(0, ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     prediction: Prediction | None = None
@@ -162,7 +156,9 @@ class CommonRequest(RequestBody, ABC):
 
     user: Label | None = None
     metadata: Annotated[
-        dict[MetadataKey, Label], Field(max_length=MAX_METADATA), at_most(MAX_METADATA)
+        dict[MetadataKey, Label],
+        Field(max_length=limits.MAX_METADATA),
+        at_most(limits.MAX_METADATA),
     ] = {}
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
@@ -188,6 +184,11 @@ class CommonRequest(RequestBody, ABC):
     def fan_out(self) -> int:
         """Sequences generated per prompt."""
         return self.n
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences generated in all."""
+        return self.fan_out
 
     @cached_property
     def constraint(self) -> Constraint | None:
@@ -231,7 +232,9 @@ class CommonRequest(RequestBody, ABC):
 class ChatRequest(CommonRequest):
     endpoint = "chat"
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Annotated[
+        list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
+    ]
     max_completion_tokens: Length | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -239,8 +242,8 @@ class ChatRequest(CommonRequest):
     continue_final_message: bool = False
     chat_template_kwargs: Annotated[
         dict[str, TemplateValue],
-        Field(max_length=MAX_TEMPLATE_KWARGS),
-        at_most(MAX_TEMPLATE_KWARGS),
+        Field(max_length=limits.MAX_TEMPLATE_KWARGS),
+        at_most(limits.MAX_TEMPLATE_KWARGS),
     ] = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
@@ -300,3 +303,70 @@ class ChatRequest(CommonRequest):
                 f"`{path}` must be a message of the assistant with some text and no tool calls:"
                 " `continue_final_message` continues it",
             )
+
+
+Prompt = str | list[int]
+OnePrompt = Source | Annotated[list[TokenId], Field(min_length=1)]
+ManyPrompts = Annotated[list[OnePrompt], Field(min_length=1, max_length=limits.MAX_PROMPTS)]
+
+
+def is_ids(value: Any) -> bool:
+    # One pass in C: a body may hold very many, and other streams wait meanwhile.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def as_prompts(value: Any) -> tuple[Prompt, ...]:
+    """One prompt or many, always as a tuple of them."""
+    many = value if isinstance(value, list) and not (value and is_ids(value)) else [value]
+    if not 1 <= len(many) <= limits.MAX_PROMPTS:
+        raise must_be("prompt", value)
+    for i, prompt in enumerate(many):
+        path = "prompt" if many is not value else f"prompt[{i}]"
+        if not (isinstance(prompt, str) or is_ids(prompt)):
+            raise must_be("prompt", value)
+        if not prompt:
+            raise invalid(path, f"`{path}` is empty; a prompt needs at least one token")
+    return tuple(many)
+
+
+class CompletionRequest(CommonRequest):
+    endpoint = "completions"
+
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        BeforeValidator(as_prompts, json_schema_input_type=OnePrompt | ManyPrompts),
+    ]
+    max_tokens: int | None = Field(16, ge=0, le=limits.MAX_LENGTH_FIELD)
+    best_of: int | None = Field(None, ge=1, le=limits.MAX_N)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    suffix: str = ""
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def fan_out(self) -> int:
+        return self.best_of or self.n
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompt) * self.fan_out
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.fan_out < self.n:
+            raise invalid(
+                "best_of",
+                f"`best_of` must be at least `n` ({self.n}), but {self.best_of} was given",
+            )
+        if self.fan_out > self.n and self.stream:
+            raise invalid(
+                "best_of",
+                f"`best_of` must be left out or equal to `n` ({self.n}) with `stream`: true, since"
+                " candidates are compared when they are complete",
+            )
+        if self.suffix and self.echo:
+            raise invalid("echo", "`echo` is only allowed without `suffix`")
+        return self

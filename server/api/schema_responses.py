@@ -18,9 +18,9 @@ from server.api.constraints import FreeFormat, JsonSchema
 from server.api.errors import ApiError, as_api_error, invalid
 from server.api.fields import LOGPROBS
 from server.api.limits import MAX_MESSAGES, MAX_TOOLS
+from server.api.messages import FunctionName, ToolFunction
 from server.api.request import Absent, AnyObject, Label, Part, RequestBody, Text, split
 from server.api.schema import ChatRequest, Length
-from server.api.tools import FunctionName, ToolFunction
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
 
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")

@@ -1,21 +1,22 @@
-"""Services: what all handlers share; one per app."""
+"""Services: what all handlers share."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from importlib.metadata import version
 
 from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
-from server.api.fields import Facts
 from server.config import Config
 from server.engine.client import Admission, EngineClient
 from server.engine.lifecycle import NOT_READY
 from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
+
+VERSION = version("foredraft")
 
 
 @dataclass(kw_only=True)
@@ -26,12 +27,11 @@ class Services:
     tokenizer: Tokenizer
     client: EngineClient
     metrics: Metrics
-    admission: Admission
     grammars: GrammarChecker
-    version: str
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
-    draw_seed: Callable[[], int]
+
+    @cached_property
+    def admission(self) -> Admission:
+        return Admission(self.client, self.config.max_inflight)
 
     def require_ready(self) -> Ready:
         """The engine's facts. Raises NotReady (503) when it takes no requests."""
@@ -57,24 +57,14 @@ class Services:
                 code="model_not_found",
             )
 
-    @property
-    def facts(self) -> Facts:
-        """What the status of fields depends on."""
-        return Facts(self.config, self.tokenizer, self.client.ready)
-
     def fingerprint(self, ready: Ready) -> str:
         """Changes with whatever may change a reply to the same request: code, model, numerics.
         Speculation does not."""
-        facts = (self.version, ready.target, ready.dtype, ready.device, ready.attention)
-        return _fingerprint(facts)
+        facts = (VERSION, ready.target, ready.dtype, ready.device, ready.attention)
+        return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @cached_property
     def longest_token(self) -> int:
         """Bytes of the longest token; a text of more than that times the context cannot fit."""
         tokenizer = self.tokenizer
         return max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)
-
-
-@lru_cache(maxsize=1)
-def _fingerprint(facts: tuple[str, ...]) -> str:
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

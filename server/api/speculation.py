@@ -103,7 +103,7 @@ def speculation_router(services: Services) -> APIRouter:
     return router
 
 
-def came_of(gain: Gain) -> str:
+def gain_sentence(gain: Gain) -> str:
     """What all guesses together came to lately, and whose they were; empty before the first."""
     if not gain.tokens_per_round:
         return ""
@@ -131,7 +131,7 @@ SWITCHED: dict[Mode, str] = {
 }
 
 
-def why(estimates: Estimates) -> str:
+def choice_sentence(estimates: Estimates) -> str:
     """One or two sentences about the last choice."""
     nothing_yet = estimates.num_sequences == 0
     reason = "No step has been made yet." if nothing_yet else REASONS[estimates.reason]
@@ -168,7 +168,7 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
     settled = None if asked.mode == "auto" else asked.mode
     k = last.k if asked.mode == "auto" else asked.k
     gain = services.metrics.gain if obeyed else Gain()
-    chosen = why(last) if obeyed else f"From the next step on K is {_in_words(asked)}."
+    chosen = choice_sentence(last) if obeyed else f"From the next step on K is {_in_words(asked)}."
     return {
         "object": "speculation",
         "mode": asked.mode,
@@ -177,11 +177,18 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
         "k_max": ready.k_max,
         "k": k,
         "reason": last.reason if obeyed else settled,
-        "explanation": " ".join(filter(None, [chosen, came_of(gain)])),
+        "explanation": " ".join(filter(None, [chosen, gain_sentence(gain)])),
         "num_sequences": last.num_sequences,
         "speedup": _figure(gain.speedup),
         "tokens_per_round": _figure(gain.tokens_per_round),
-        "by_proposer": _shares(gain),
+        "by_proposer": {
+            name: {
+                "proposed": _figure(share.proposed),
+                "accepted": _figure(share.accepted),
+                "share": _figure(share.tokens),
+            }
+            for name, share in gain.shares.items()
+        },
         "acceptance": _figure(last.acceptance) if estimated else None,
         "kept": [_figure(share) for share in services.metrics.acceptance.shares],
         "survival": [_figure(chance) for chance in last.survival],
@@ -190,17 +197,6 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
         if estimated
         else None,
         "regret": _figure(services.metrics.regret.value) if estimated else None,
-    }
-
-
-def _shares(gain: Gain) -> dict[str, replies.Share]:
-    return {
-        name: {
-            "proposed": _figure(share.proposed),
-            "accepted": _figure(share.accepted),
-            "share": _figure(share.tokens),
-        }
-        for name, share in gain.shares.items()
     }
 
 

@@ -24,7 +24,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
 from server.api.errors import ApiError, as_api_error
-from server.api.intake import Call, until_gone
+from server.api.gather import until_gone
+from server.api.intake import Call
 from server.api.replies import usage_body
 from server.generation.choice import Delta
 

@@ -14,11 +14,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field, PrivateAttr
 
 from server.api import replies
-from server.api.chat import prompt_ids
 from server.api.errors import ApiError, invalid, too_long
-from server.api.intake import encode
-from server.api.params import check_ids
-from server.api.request import RequestBody, split
+from server.api.prompts import chat_ids, check_ids, encode
+from server.api.request import RequestBody, check_settings, split
 from server.api.routes import REFUSALS, BodyRouter
 from server.api.schema import ChatRequest, TokenId
 from server.api.services import Services
@@ -75,7 +73,8 @@ def tokenize_router(services: Services) -> APIRouter:
         ready, special = services.known(), request.add_special_tokens
         with services.admission.reserve(1):
             if request.chat is not None:
-                ids = await prompt_ids(
+                check_settings(request.chat, services)
+                ids = await chat_ids(
                     services, request.chat, ready, add_special_tokens=bool(special)
                 )
             else:

@@ -5,7 +5,7 @@ A grammar binds the reply wherever a promise was asked for that a model alone wo
 call that is required or named, one call at most, a choice among the tools, strict tools, or a
 format for the replies without calls. Else the model is free, and pays nothing.
 
-A reply's text is read while it comes (`text.tools.calls`), so the deltas of a stream put together
+A reply's text is read while it comes (`text.tool_calls`), so the deltas of a stream put together
 are the message of the same reply unstreamed.
 """
 
@@ -21,14 +21,19 @@ from typing import Any
 
 from engine.messages import Grammar
 from server.api.errors import invalid
+from server.api.messages import ToolFunction, tool_choice
 from server.api.schema import ChatRequest
 from server.api.services import Services
-from server.api.tools import ToolFunction, tool_choice
 from server.errors import GrammarRefused
 from server.generation.choice import Finish
-from server.text.tools.calls import CallArguments, CallBegin, Text, ToolCallParser, ToolEvent
-from server.text.tools.formats import ToolFormat, tool_format
-from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from server.text.tool_calls import Piece, ToolCallParser
+from server.text.tool_format import (
+    ANY_OBJECT,
+    NO_ARGUMENTS,
+    ToolFormat,
+    call_grammar,
+    tool_format,
+)
 
 
 class CallReader:
@@ -39,43 +44,22 @@ class CallReader:
         self._name = name
 
     def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        events = self._parser.push(text)
-        if finish is not None:
-            events += self._parser.finish()
-        return [self._delta(event) for event in merged(events)]
+        return [self._delta(piece) for piece in self._parser.push(text, last=finish is not None)]
 
     def finish(self, finish: Finish | None) -> str | None:
         """The reason that clients get: a reply that came to its end with calls in it ended for
         them."""
         return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
 
-    def _delta(self, event: ToolEvent) -> dict[str, Any]:
-        match event:
-            case Text(text):
-                return {"content": text}
-            case CallBegin(index, name):
-                begin = {"index": index, "id": self._id(index), "type": "function"}
-                return {"tool_calls": [{**begin, "function": {"name": name, "arguments": ""}}]}
-            case CallArguments(index, text):
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-    def _id(self, index: int) -> str:
-        name = f"{self._name}-{index}".encode()
-        return "call_" + hashlib.sha256(name).hexdigest()[:24]
-
-
-def merged(events: Iterable[ToolEvent]) -> list[ToolEvent]:
-    """Neighbours of one kind as one."""
-    out: list[ToolEvent] = []
-    for event in events:
-        match (out[-1] if out else None, event):
-            case (Text(before), Text(text)):
-                out[-1] = Text(before + text)
-            case (CallArguments(index, before), CallArguments(_, text)):
-                out[-1] = CallArguments(index, before + text)
-            case _:
-                out.append(event)
-    return out
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if piece.call is None:
+            return {"content": piece.text}
+        call: dict[str, Any] = {"index": piece.call, "function": {"arguments": piece.text}}
+        if piece.name is not None:
+            digest = hashlib.sha256(f"{self._name}-{piece.call}".encode()).hexdigest()
+            call = {"index": piece.call, "id": f"call_{digest[:24]}", "type": "function"}
+            call["function"] = {"name": piece.name, "arguments": ""}
+        return {"tool_calls": [call]}
 
 
 def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -139,7 +123,7 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
     def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
         names = [tool.name for tool in use.offered]
         functions = list(zip(names, schemas, strict=True))
-        return call_grammar(use.format, CallRules(functions, required, many, content))
+        return call_grammar(use.format, functions, required=required, many=many, content=content)
 
     held = rules([_schema(tool) for tool in use.offered])
     try:

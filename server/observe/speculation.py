@@ -1,47 +1,41 @@
-"""How speculation fared lately: regret of the choices of K, acceptance by position, and gain."""
+"""How speculation fared lately: regret of the choices of K, acceptance by position, gain, and the
+log's lines about it. Time is passed in."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from engine.config import PROPOSERS
-from engine.messages import Estimates, StepMetrics, StepSeconds
+from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
 from server.observe.metrics_table import PARTS
 
+logger = logging.getLogger(__name__)
+
 MEMORY_STEPS = 512
+QUIET_SECONDS = 10.0  # between two log lines of on and off; the switch of a mode is always logged
+NO_EXPERIMENTS = frozenset({"pays", "off", "fixed"})
+FORGOTTEN = 0.01  # faded guesses below which a proposer is not shown
 _parts = attrgetter(*PARTS)
-HEAVY = 1e100  # weights are scaled down beyond it
 
 
-class FadingSums:
-    """Sums by key, in which a step weighs less the longer ago it was. Instead of all sums fading,
-    what is added weighs more with every step."""
+class FadingSums(defaultdict[object, float]):
+    """Sums by key, in which a step weighs less the longer ago it was. A long memory fades at every
+    few steps: fading at each takes longer than all else that is done about it."""
 
     def __init__(self, memory_steps: int) -> None:
-        self._growth = 1.0 / (1.0 - 1.0 / memory_steps)
-        self.clear()
-
-    def clear(self) -> None:
-        self._weight = 1.0  # of the last step
-        self._sums: defaultdict[object, float] = defaultdict(float)
+        super().__init__(float)
+        self._steps, self._every = 0, max(1, memory_steps // 32)
+        self._kept = (1.0 - 1.0 / memory_steps) ** self._every
 
     def begin_step(self) -> None:
-        self._weight *= self._growth
-        if self._weight > HEAVY:
-            for key in self._sums:
-                self._sums[key] /= self._weight
-            self._weight = 1.0
-
-    def add(self, key: object, amount: float) -> None:
-        """To the sum of `key`, for the present step."""
-        self._sums[key] += amount * self._weight
-
-    def __getitem__(self, key: object) -> float:
-        """The sum, where an amount of the present step counts as it is."""
-        return self._sums.get(key, 0.0) / self._weight
+        self._steps += 1
+        if self._steps % self._every == 0:
+            for key in self:
+                self[key] *= self._kept
 
 
 class Regret:
@@ -61,8 +55,8 @@ class Regret:
             self._seconds.clear()
         self._seconds.begin_step()
         for other, rate in enumerate(rates):
-            self._seconds.add(other, num_tokens / rate)
-        self._seconds.add("chosen", num_tokens / rates[k])
+            self._seconds[other] += num_tokens / rate
+        self._seconds["chosen"] += num_tokens / rates[k]
 
     @property
     def value(self) -> float:
@@ -74,33 +68,25 @@ class RecentAcceptance:
     """Of the last `memory_steps` steps that had guesses."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
-        self._proposed, self._accepted = FadingSums(memory_steps), FadingSums(memory_steps)
-        self._depth = 0
+        self._sums = FadingSums(memory_steps)
 
     def observe(self, proposed_at: Sequence[int], accepted_at: Sequence[int]) -> None:
         """One step; see messages.StepMetrics."""
         if not proposed_at:
             return
-        self._depth = max(self._depth, len(proposed_at))
-        for sums, counts in ((self._proposed, proposed_at), (self._accepted, accepted_at)):
-            sums.begin_step()
+        self._sums.begin_step()
+        for name, counts in (("proposed", proposed_at), ("accepted", accepted_at)):
             for position, count in enumerate(counts):
-                sums.add(position, count)
+                self._sums[name, position] += count
 
     @property
     def shares(self) -> list[float]:
         """[position]: of the guesses that were verified there, the share that was accepted. Ends
         where hardly any were verified."""
-        found = []
-        for position in range(self._depth):
-            proposed = self._proposed[position]
-            if proposed < 1.0:
-                break
-            found.append(self._accepted[position] / proposed)
+        sums, found = self._sums, list[float]()
+        while (proposed := sums["proposed", len(found)]) >= 1.0:
+            found.append(sums["accepted", len(found)] / proposed)
         return found
-
-
-_FORGOTTEN = 0.01  # faded guesses below which a proposer is not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +131,15 @@ class Gain:
             return
         sums.begin_step()
         taken, plain = compared(step)
-        sums.add("taken", taken)
-        sums.add("plain", plain)
+        sums["taken"] += taken
+        sums["plain"] += plain
         # Seconds of the same tokens without guesses, if guesses take no time at all.
-        sums.add("most", taken * step.num_generated_tokens / step.num_sampling)
-        sums.add("tokens", step.num_generated_tokens)
-        sums.add("rounds", step.num_sampling)
+        sums["most"] += taken * step.num_generated_tokens / step.num_sampling
+        sums["tokens"] += step.num_generated_tokens
+        sums["rounds"] += step.num_sampling
         for name, (proposed, accepted) in step.by_proposer.items():
-            sums.add(("proposed", name), proposed)
-            sums.add(("accepted", name), accepted)
+            sums["proposed", name] += proposed
+            sums["accepted", name] += accepted
 
     @property
     def speedup(self) -> float | None:
@@ -174,6 +160,49 @@ class Gain:
         found = {}
         for name in PROPOSERS:
             proposed, accepted = self._sums["proposed", name], self._sums["accepted", name]
-            if proposed >= _FORGOTTEN:
+            if proposed >= FORGOTTEN:
                 found[name] = Share(proposed / rounds, accepted / rounds, accepted / tokens)
         return found
+
+
+class SpeculationLog:
+    """One log line when speculation goes on, goes off, or is switched by its operator; not for each
+    K, and not for experiments, which last a round or two. `observe` what each step, or beat of an
+    idle engine, says."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._mode: Mode = "auto"
+        self._on: bool | None = None  # as last logged
+        self._was: bool | None = None  # in the last step that was no experiment
+        self._changes = 0  # since the last line
+        self._logged_at = float("-inf")
+
+    def observe(self, estimates: Estimates) -> None:
+        on = estimates.k > 0
+        if estimates.mode != self._mode:
+            logger.info("speculation mode %s -> %s: %s", self._mode, estimates.mode, _k(estimates))
+            self._mode, self._on, self._was, self._changes = estimates.mode, on, on, 0
+            return
+        if not estimates.num_sequences or estimates.reason not in NO_EXPERIMENTS:
+            return
+        self._changes += on != self._was
+        self._was = on
+        now = self._clock()
+        if on == self._on or now - self._logged_at < QUIET_SECONDS:
+            return
+        before = {None: "", True: "on -> ", False: "off -> "}[self._on]
+        more = f", {self._changes} changes since the last line" if self._changes > 1 else ""
+        logger.info("speculation %s%s: %s%s", before, "on" if on else "off", _k(estimates), more)
+        self._on, self._changes, self._logged_at = on, 0, now
+
+
+def _k(estimates: Estimates) -> str:
+    """The K, and the evidence for it where there is any."""
+    if not estimates.rates:
+        return f"K = {estimates.k}"
+    plural = "s" if estimates.num_sequences != 1 else ""
+    return (
+        f"K = {estimates.k} for {estimates.num_sequences} sequence{plural}, acceptance"
+        f" {estimates.acceptance:.2f}, expected speed-up {estimates.speedup:.2f}"
+    )

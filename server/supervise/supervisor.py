@@ -56,7 +56,6 @@ class EngineSupervisor:
         environment: Mapping[str, str] | None = None,
         runtime_folder: Path | None = None,
         on_state: Callable[[EngineState], None] = lambda state: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failed = asyncio.Event()
         self._config = config
@@ -66,7 +65,6 @@ class EngineSupervisor:
         self._environment = dict(os.environ if environment is None else environment)
         self._runtime_folder = runtime_folder
         self._on_state = on_state
-        self._clock = clock
         self._lifecycle = Lifecycle(self._settings.restarts, observe=self._changed)
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
@@ -152,7 +150,7 @@ class EngineSupervisor:
         """Streams end first, before the process is killed and its folder removed."""
         delay: float | None = None
         if self.state != "draining":
-            delay = self._lifecycle.lose(loss, self._clock())
+            delay = self._lifecycle.lose(loss, time.monotonic())
         self._client.fail_all(loss.sentence)
         if self.state == "failed":
             self.failed.set()
@@ -178,7 +176,7 @@ class EngineSupervisor:
         if isinstance(event, Ready):
             if self._end.is_set():
                 return
-            self._lifecycle.ready(self._clock())
+            self._lifecycle.ready(time.monotonic())
         incarnation.receive(event)
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:
@@ -199,8 +197,8 @@ class EngineSupervisor:
     async def _final_loss(self, incarnation: Incarnation) -> Loss:
         """What was sent before the end may still be on the way. A Fatal holds the reason; an
         interpreter with torch in it may take seconds to exit after that."""
-        deadline = self._clock() + FINAL_EVENTS_SECONDS
-        while incarnation.fatal is None and self._clock() < deadline:
+        deadline = time.monotonic() + FINAL_EVENTS_SECONDS
+        while incarnation.fatal is None and time.monotonic() < deadline:
             code = incarnation.exit_code
             if code is not None and (code < 0 or (code == 0 and self._client.inflight == 0)):
                 break

@@ -17,8 +17,7 @@ from engine.core import Engine
 from engine.messages import Grammar, SamplingParams, Speculation
 from engine.model.pair import Pair, load_pair
 from server.generation.usage import Usage
-from server.text.tools.formats import Marker, ToolFormat
-from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, Marker, ToolFormat, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all
 from tests.support import tiny, tiny_text
 from tests.support.drafters import Liar, Oracle, TreeOracle
@@ -59,8 +58,8 @@ CALLS = ToolFormat(
     Marker("</tool_call>", None, False), (),
 )  # fmt: skip
 FUNCTIONS = [("ab", json.loads(SCHEMA.source)), ("na", NO_ARGUMENTS), ("me", ANY_OBJECT)]
-REQUIRED = call_grammar(CALLS, CallRules(FUNCTIONS, required=True, many=True))
-ALLOWED = call_grammar(CALLS, CallRules(FUNCTIONS, required=False, many=True))
+REQUIRED = call_grammar(CALLS, FUNCTIONS, required=True, many=True)
+ALLOWED = call_grammar(CALLS, FUNCTIONS, required=False, many=True)
 
 FIELDS: dict[str, SamplingParams] = {
     "schema": SamplingParams(seed=1, max_tokens=LENGTH, grammar=SCHEMA, logprobs=2),

@@ -9,7 +9,7 @@ import pytest
 from engine.config import model_folder
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer, load_tokenizer
-from server.text.tools.formats import ToolFormat, tool_format
+from server.text.tool_format import ToolFormat, tool_format
 from tests.model.test_tokenizer import byte_level
 
 # The parts about tools, as the templates of these families write them.

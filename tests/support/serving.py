@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine.config import EngineConfig
+from server.api.services import Services
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
@@ -68,14 +69,14 @@ def serve(
     config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
     metrics = Metrics()
     grammars = grammar_checker(config, metrics.observe_grammar)  # starts with the first grammar
-    app = create_app(
-        config,
+    services = Services(
+        config=config,
         tokenizer=tokenizer if tokenizer is not None else ByteTokenizer(),
         client=client,
         metrics=metrics,
         grammars=grammars,
-        lifespan=lifespan,
     )
+    app = create_app(services, lifespan=lifespan)
     uvicorn_config = uvicorn.Config(
         app, http=Connection, log_level="critical", timeout_graceful_shutdown=2
     )

@@ -7,7 +7,7 @@ from dataclasses import astuple
 import pytest
 
 from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
-from server.api.speculation import came_of
+from server.api.speculation import gain_sentence
 from server.observe.speculation import Gain
 
 
@@ -137,12 +137,12 @@ def test_what_is_long_ago_is_forgotten() -> None:
 
 def test_what_came_of_it_as_a_sentence() -> None:
     """Law: the gain of all, then whose the tokens are, the most first; as much as is known."""
-    assert came_of(Gain()) == ""
-    assert came_of(gain_of(step(tokens=1, proposed=0))) == "Lately nothing was guessed."
-    unknown = came_of(gain_of(step(tokens=2, plain=0.0, guesses={"ngram": (1, 1)})))
+    assert gain_sentence(Gain()) == ""
+    assert gain_sentence(gain_of(step(tokens=1, proposed=0))) == "Lately nothing was guessed."
+    unknown = gain_sentence(gain_of(step(tokens=2, plain=0.0, guesses={"ngram": (1, 1)})))
     assert unknown == "Lately 2.00 tokens a request and step; of 100 tokens guessed 50 by ngram."
     guesses = {"draft_model": (2, 1), "ngram": (5, 2)}
-    assert came_of(gain_of(step(tokens=4, guesses=guesses))) == (
+    assert gain_sentence(gain_of(step(tokens=4, guesses=guesses))) == (
         "Lately 4.00 tokens a request and step, 2.50 times as fast as without any guesses; of 100"
         " tokens guessed 50 by ngram, 25 by draft_model."
     )

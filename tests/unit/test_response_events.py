@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.api.errors import ApiError
-from server.api.response_events import ResponseEvents
+from server.api.responses import ResponseEvents
 from tests.support.response_law import told
 
 Choice = dict[str, Any]

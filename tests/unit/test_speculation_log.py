@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import Estimates, Mode, Reason
-from server.observe.speculation_log import QUIET_SECONDS, SpeculationLog
+from server.observe.speculation import QUIET_SECONDS, SpeculationLog
 
 
 class Clock:
@@ -27,7 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level("INFO", logger="server.observe.speculation_log")
+    caplog.set_level("INFO", logger="server.observe.speculation")
     return caplog
 
 

@@ -7,14 +7,7 @@ import random
 
 import pytest
 
-from server.text.tools.calls import (
-    CallArguments,
-    CallBegin,
-    HermesParser,
-    LlamaParser,
-    Text,
-    ToolCallParser,
-)
+from server.text.tool_calls import HermesParser, LlamaParser, Piece, ToolCallParser
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 OFFERED = ("add", "get_time")
@@ -23,18 +16,17 @@ OFFERED = ("add", "get_time")
 def read(parser: ToolCallParser, pieces: list[str]) -> Read:
     """What a client puts together; a call's name must come before its arguments, in order."""
     content, calls = "", list[tuple[str, str]]()
-    for events in [*map(parser.push, pieces), parser.finish()]:
-        for event in events:
-            match event:
-                case Text(text):
-                    assert text
-                    content += text
-                case CallBegin(index, name):
-                    assert index == len(calls)
-                    calls.append((name, ""))
-                case CallArguments(index, text):
-                    assert index == len(calls) - 1
-                    calls[index] = (calls[index][0], calls[index][1] + text)
+    for found in [*map(parser.push, pieces), parser.push("", last=True)]:
+        for piece in found:
+            if piece.call is None:
+                assert piece.text
+                content += piece.text
+            elif piece.name is not None:
+                assert (piece.call, piece.text) == (len(calls), "")
+                calls.append((piece.name, ""))
+            else:
+                assert piece.call == len(calls) - 1
+                calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
     return content, calls
 
 
@@ -145,7 +137,7 @@ WORDS = [
 
 @pytest.mark.parametrize("parser", [HermesParser, LlamaParser])
 def test_any_text_cut_anyhow(parser: type[ToolCallParser]) -> None:
-    """Law: events are a function of the text alone, for nonsense as well as for calls."""
+    """Law: pieces are a function of the text alone, for nonsense as well as for calls."""
     num_calls = 0
     for seed in range(1500):
         rng = random.Random(seed)
@@ -163,19 +155,19 @@ def test_arguments_come_as_they_are_written() -> None:
     """A long argument must not be held back until its end."""
     parser = HermesParser(OFFERED)
     begun = parser.push('<tool_call>{"name": "add", "arguments": {"a": "')
-    assert begun == [CallBegin(0, "add"), CallArguments(0, '{"a": "')]
+    assert begun == [Piece("", 0, "add"), Piece('{"a": "', 0)]
     for word in ("once ", "upon ", "a time"):
-        assert parser.push(word) == [CallArguments(0, word)]
-    assert parser.push('"}}</tool') == [CallArguments(0, '"}')]
+        assert parser.push(word) == [Piece(word, 0)]
+    assert parser.push('"}}</tool') == [Piece('"}', 0)]
     assert parser.push("_call>") == []
-    assert parser.finish() == []
+    assert parser.push("", last=True) == []
 
 
 def test_content_that_may_become_a_tag_waits_and_no_longer() -> None:
     """Half a tag is held, the rest of the text is not; a tag that is none comes late."""
     parser = HermesParser(OFFERED)
-    assert parser.push("one <tool") == [Text("one")]
-    assert parser.push("s> two") == [Text(" <tools> two")]
+    assert parser.push("one <tool") == [Piece("one")]
+    assert parser.push("s> two") == [Piece(" <tools> two")]
 
 
 def test_special_tokens_that_were_shown_to_the_parser_leave_no_text() -> None:

@@ -19,8 +19,7 @@ from engine.config import model_folder
 from engine.grammar.source import compile_grammar
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
-from server.text.tools.formats import Marker, ToolFormat
-from server.text.tools.grammar import ANY_OBJECT, NO_ARGUMENTS, CallRules, call_grammar
+from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, Marker, ToolFormat, call_grammar
 from tests.unit.test_tool_calls import read
 
 FOLDER = model_folder("demo", "target")
@@ -87,8 +86,8 @@ CASES: list[tuple[ToolFormat, bool, bool, bool, list[str], list[str]]] = [
 def test_what_is_let_through(case: Any) -> None:
     """Calls where they may stand, and nothing that looks like one elsewhere."""
     format, required, many, answered, accepted, refused = case
-    rules = CallRules(FUNCTIONS, required, many, ANSWER if answered else None)
-    grammar = call_grammar(format, rules)
+    content = ANSWER if answered else None
+    grammar = call_grammar(format, FUNCTIONS, required=required, many=many, content=content)
     for text in accepted:
         assert accepts(grammar, text), text
     for text in refused:
@@ -98,7 +97,7 @@ def test_what_is_let_through(case: Any) -> None:
 def test_an_answer_may_begin_like_a_call() -> None:
     """The lexer once took the longer piece for certain, and no answer could follow it."""
     name = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    grammar = call_grammar(LLAMA, CallRules(FUNCTIONS, False, True, name))
+    grammar = call_grammar(LLAMA, FUNCTIONS, required=False, many=True, content=name)
     for text in ('{"name": "Bob"}', '{"name": "weather"}', L):
         assert accepts(grammar, text), text
 
@@ -108,7 +107,7 @@ def test_an_answer_may_begin_like_a_call() -> None:
 )
 def test_names_and_schemas_are_held(wrong: str) -> None:
     """Another function, another argument, another type, a bound."""
-    grammar = call_grammar(HERMES, CallRules(FUNCTIONS, True, True))
+    grammar = call_grammar(HERMES, FUNCTIONS, required=True, many=True)
     right, _, other = wrong.partition("|")
     assert not accepts(grammar, H.replace(right, other))
 
@@ -130,7 +129,7 @@ def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
     """Law: with a required call no text of the grammar leaves the parser anything but calls of the
     offered functions, whose arguments satisfy their schemas."""
     grammar = call_grammar(
-        format, CallRules([("weather", CITY), ("stop", NO_ARGUMENTS)], True, True)
+        format, [("weather", CITY), ("stop", NO_ARGUMENTS)], required=True, many=True
     )
     names = set()
     for seed in range(12):

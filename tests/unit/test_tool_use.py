@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +10,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Grammar
-from server.api.request import parse
 from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.api.tool_use import grammar_of, tool_use
 from server.config import Config, ServerConfig
-from server.engine.client import Admission
 from server.errors import GrammarRefused
 from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
@@ -46,12 +43,7 @@ def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | N
         tokenizer=ByteTokenizer(),
         client=FakeClient(),
         metrics=Metrics(),
-        admission=Admission(FakeClient(), 9),
         grammars=grammars,
-        version="0",
-        monotonic=lambda: 0.0,
-        wall=lambda: 0.0,
-        draw_seed=lambda: 0,
     )
     tools: list[dict[str, Any]] = []
     for i in range(4):
@@ -62,7 +54,7 @@ def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | N
         "model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools,
         "tool_choice": "required",
     }  # fmt: skip
-    request = parse(json.dumps(body).encode(), ChatRequest)
+    request = ChatRequest.read(body)
     use = tool_use(services, request)
     assert use is not None
     return asyncio.run(grammar_of(services, request, use))

@@ -15,6 +15,7 @@ from engine.errors import ConfigError, EngineError
 from engine.lab.comparison.figures import Reply, Run, StepSums
 from engine.lab.comparison.workload import Arm, Lane, Request
 from engine.messages import Ready, SetSpeculation
+from server.api.services import Services
 from server.app import create_app
 from server.config import Config
 from server.engine.client import EngineClient
@@ -54,13 +55,14 @@ class Front:
         self._client = client or EngineClient(on_metrics=lambda step: self._steps.add(step))
         metrics = Metrics()
         self._grammars = grammar_checker(config, metrics.observe_grammar)
-        self._app = create_app(
-            config,
+        services = Services(
+            config=config,
             tokenizer=tokenizer,
             client=self._client,
             metrics=metrics,
             grammars=self._grammars,
         )
+        self._app = create_app(services)
 
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[Ready]:

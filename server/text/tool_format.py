@@ -1,4 +1,5 @@
-"""ToolFormat: the form in which a model writes its calls, found in its chat template.
+"""ToolFormat: the form in which a model writes its calls, found in its chat template, and the
+grammar of replies in that form.
 
 The template is asked by rendering a conversation with a call in it: what it writes is what the
 model was trained to write. So one probe gives the parser and the text that a grammar forces.
@@ -6,18 +7,29 @@ model was trained to write. So one probe gives the parser and the text that a gr
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from engine.messages import Grammar
 from server.errors import ChatTemplateError
 from server.text.tokenizer import Tokenizer
-from server.text.tools.calls import HermesParser, LlamaParser, ToolCallParser
+from server.text.tool_calls import HermesParser, LlamaParser, ToolCallParser
 
 FormatName = Literal["hermes", "llama3_json"]
 PARSERS: Mapping[str, type[ToolCallParser]] = {"hermes": HermesParser, "llama3_json": LlamaParser}
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+NO_ARGUMENTS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+_ANY = "(.|\\n)*"
+_LEXEMES = re.compile(r'"[^"]*"|[{}]|[:,]\s*|\s+|[^"{}:,\s]+|"')
 
 NAME = "probe_of_tools"
 ARGUMENTS = {"probe_argument": "probe"}
@@ -38,8 +50,9 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [
     {"id": "call00000", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
 ]}  # fmt: skip
 
+# Groups: what stands before the name, between it and the arguments, and after those.
 _HERMES = re.compile(
-    r"<tool_call>(\s*)(\{\s*\"name\":\s*\")" + NAME + r"(\",\s*\"arguments\":\s*)\{[^{}]*\}"
+    r"<tool_call>(\s*\{\s*\"name\":\s*\")" + NAME + r"(\",\s*\"arguments\":\s*)\{[^{}]*\}"
     r"(\s*\}\s*)</tool_call>"
 )
 _LLAMA = re.compile(
@@ -118,13 +131,10 @@ def _marker(tokenizer: Tokenizer, text: str) -> Marker:
 
 def _hermes(tokenizer: Tokenizer, called: str) -> ToolFormat:
     found = _HERMES.search(called)
-    before, head, middle, tail = (
-        found.groups() if found else ("\n", '{"name": "', '", "arguments": ', "}\n")
-    )
+    head, middle, tail = found.groups() if found else ('\n{"name": "', '", "arguments": ', "}\n")
     opening = _marker(tokenizer, HermesParser.OPEN)
     closing = _marker(tokenizer, HermesParser.CLOSE)
-    both = (opening, closing)
-    return ToolFormat("hermes", before + head, middle, tail, "\n", opening, closing, both)
+    return ToolFormat("hermes", head, middle, tail, "\n", opening, closing, (opening, closing))
 
 
 def _llama(tokenizer: Tokenizer, called: str) -> ToolFormat:
@@ -132,3 +142,67 @@ def _llama(tokenizer: Tokenizer, called: str) -> ToolFormat:
     head, middle, tail = found.groups() if found else ('{"name": "', '", "parameters": ', "}")
     tag = (_marker(tokenizer, LlamaParser.TAG),)
     return ToolFormat("llama3_json", head, middle, tail, "; ", None, None, tag)
+
+
+def call_grammar(
+    format: ToolFormat,
+    functions: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    required: bool,
+    many: bool,
+    content: Mapping[str, Any] | None = None,
+) -> Grammar:
+    """The grammar of a reply that may or must call tools, in llguidance's dialect of Lark.
+
+    `functions`: names that may be called, with the schema of their arguments. `required`: the reply
+    is calls and nothing else. `many`: several calls are allowed. `content`: the schema of a reply
+    without calls; None: any text.
+
+    The text around names and arguments is the template's own, so that a forced call is one as the
+    model was trained to write it, and what is forced is guessed for free. Where calls are free to
+    be made or not, the grammar binds from the opening marker on: before it any text is allowed that
+    the parser would not take for a call."""
+    opening = "" if format.opening is None else "opening "
+    names = " | ".join(f"call_{i}" for i in range(len(functions)))
+    closing = "" if format.closing is None else f" {_symbol(format.closing)}"
+    lines = [f"call: ({names}){closing}"]
+    if format.opening is not None:
+        lines.append(f"opening: {_symbol(format.opening)}")
+    for i, (name, schema) in enumerate(functions):
+        before, after = _lexemes(format.head + name + format.middle), _lexemes(format.tail)
+        lines += [f"call_{i}: {before} arguments_{i} {after}"]
+        lines += [f"arguments_{i}: %json {json.dumps(schema)}"]
+    calls = f"{opening}call"
+    if many:
+        calls += f" ({json.dumps(format.between)} {opening}call)*"
+    if required:
+        start = calls
+    elif content is not None:
+        start = f"content | {calls}"
+        lines.append(f"content: %json {json.dumps(content)}")
+    elif format.opening is None:  # only a reply that begins with a call is one
+        start = f"TEXT | {calls}"
+        lines.append(f"TEXT: /{_ANY}/ & ~/[ \\t\\r\\n]*\\{{{_ANY}/")
+    else:
+        start = "(text_opening call)* TEXT" if many else "TEXT | text_opening call"
+        lines += _free_text(format.opening)
+    return Grammar("lark", "\n".join([f"start: {start}", *lines]) + "\n")
+
+
+def _free_text(opening: Marker) -> list[str]:
+    """TEXT: what the parser takes for no call; text_opening: such text up to a call's marker."""
+    text = f"TEXT: /{_ANY}/ & ~/{_ANY}{opening.text}{_ANY}/"
+    if opening.token is not None:
+        return [text, f"text_opening: TEXT {_symbol(opening)}"]
+    return [text, f"text_opening[lazy]: /{_ANY}{opening.text}/"]
+
+
+def _symbol(marker: Marker) -> str:
+    """A marker with a token of its own is that token, never its spelling."""
+    return json.dumps(marker.text) if marker.token is None else f"<[{marker.token}]>"
+
+
+def _lexemes(text: str) -> str:
+    """The text as the pieces in which a schema's grammar reads JSON: a longer one would win over
+    those, and a reply that begins like a call could be nothing else any more."""
+    return " ".join(map(json.dumps, _LEXEMES.findall(text)))

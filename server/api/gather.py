@@ -1,0 +1,68 @@
+"""Gather: a generation as whole choices, for replies that are not streamed, and the watch over the
+client meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import chain
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
+
+from server.api.errors import ClientGone
+from server.generation.choice import Delta
+from server.generation.generation import Generation
+
+T = TypeVar("T")
+
+
+async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
+    """Every wanted choice, whole and numbered in order; raises as `while_connected` does."""
+    return await while_connected(http, generation, _collect(generation))
+
+
+async def while_connected(
+    http: HttpRequest, generation: Generation, reading: Coroutine[Any, Any, T]
+) -> T:
+    """What `reading` makes of the generation. Raises ClientGone when the connection closes first,
+    EngineLost or GenerationFailed as the generation does; in each case nothing is left running."""
+    work = asyncio.ensure_future(reading)
+    watch = asyncio.ensure_future(until_gone(http.receive))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return work.result()
+    finally:
+        work.cancel()
+        watch.cancel()
+        generation.close()
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _collect(generation: Generation) -> list[Delta]:
+    parts: list[list[Delta]] = [[] for _ in generation.choices]
+    async for delta in generation.deltas():
+        parts[delta.index].append(delta)
+    return [_joined(i, parts[choice.index]) for i, choice in enumerate(generation.wanted)]
+
+
+def _joined(index: int, deltas: list[Delta]) -> Delta:
+    """All of a choice as one."""
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    origins = [delta.provenance for delta in deltas if delta.provenance is not None]
+    return Delta(
+        index,
+        "".join(delta.text for delta in deltas),
+        list(chain.from_iterable(logprobs)) if logprobs else None,
+        deltas[-1].finish,
+        list(chain.from_iterable(delta.tokens for delta in deltas)),
+        list(chain.from_iterable(origins)) if origins else None,
+    )

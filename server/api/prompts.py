@@ -1,0 +1,216 @@
+"""Prompts: the token ids that a request comes to, by its text, its ids, or its messages.
+
+Chat templates are programs of the model's author and the only ones that are run; a request may set
+those of their variables that the operator allows (`server.chat_template_kwargs`). A long text is
+tokenized in a worker thread, one that the context could never hold not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from engine.messages import Grammar, Ready
+from server.api.errors import invalid, too_long, unsupported
+from server.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from server.api.services import Services
+from server.api.tool_use import ToolUse, grammar_of, tool_use
+from server.generation.generation_spec import Echo
+from server.text.conversation import render, token_ids
+
+T = TypeVar("T")
+SHORT = 1024  # characters: tokenized in half a millisecond or so
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Token ids of every prompt, and the field to name when one is too long."""
+
+    ids: list[list[int]]
+    params: list[str]
+    echoes: list[Echo] | None = None  # what a completion that echoes begins with
+    ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
+    use: ToolUse | None = None  # of a chat that may call tools
+    grammar: Grammar | None = None  # of tool calls, checked
+    prediction: tuple[int, ...] = ()  # what the reply is expected to be
+
+
+async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Prompts:
+    """Raises ChatTemplateError, GrammarRefused, and ApiError for a text that cannot fit."""
+    use = tool_use(services, request)
+    prompts = Prompts([await chat_ids(services, request, ready)], ["messages"], use=use)
+    if use is not None:
+        prompts.grammar = await grammar_of(services, request, use)
+    return prompts
+
+
+async def chat_ids(
+    services: Services, request: ChatRequest, ready: Ready, *, add_special_tokens: bool = False
+) -> list[int]:
+    """What the template makes of the messages. Raises ChatTemplateError, and ApiError for a text
+    that cannot fit."""
+    tools = None
+    if tool_use(services, request) is not None:
+        tools = [tool.as_template_sees() for tool in request.tools]
+    variables = _template_variables(services, request)
+
+    def work() -> list[int]:
+        rendered = render(
+            services.tokenizer,
+            request.turns,
+            tools=tools,
+            add_generation_prompt=request.generation_prompt,
+            continue_final_message=request.continue_final_message,
+            variables=variables,
+        )
+        _check_size(services, rendered.text, ready=ready, param="messages")
+        return token_ids(services.tokenizer, rendered, add_special_tokens=add_special_tokens)
+
+    plain = tools is None and len(request.messages) <= SHORT
+    size = sum(len(message.text) for message in request.messages) if plain else SHORT + 1
+    return await _off_loop(work, size=size)
+
+
+def _template_variables(services: Services, request: ChatRequest) -> dict[str, Any]:
+    """What the request sets for the template. Raises ApiError for what would have no effect."""
+    allowed = services.config.server.chat_template_kwargs
+    reads, effort = services.tokenizer.template_reads, request.reasoning_effort
+    for name in request.chat_template_kwargs:
+        path = f"chat_template_kwargs.{name}"
+        if name not in allowed:
+            names = ", ".join(allowed) or "none"
+            raise unsupported(
+                path,
+                f"`{path}` is not among the variables that this server lets a request set:"
+                f" {names} (`server.chat_template_kwargs`)",
+            )
+        if not reads(name):
+            message = f"`{path}`: the chat template of this model does not read such a variable"
+            raise unsupported(path, message)
+    reasoning: dict[str, Any] = {}
+    if effort is not None and reads("reasoning_effort"):
+        reasoning = {"reasoning_effort": effort}
+    elif effort == "none" and reads("enable_thinking"):  # which can only switch reasoning
+        reasoning = {"enable_thinking": False}
+    elif effort not in (None, "none"):
+        raise invalid(
+            "reasoning_effort",
+            '`reasoning_effort` must be left out or "none": the chat template of this model does'
+            " not read it",
+        )
+    return reasoning | request.chat_template_kwargs
+
+
+async def of_completion(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
+    """Token ids are taken as they are. Raises ApiError for ids that there are not and for a text
+    that cannot fit."""
+    count = len(request.prompt)
+    params = [f"prompt[{i}]" for i in range(count)] if count > 1 else ["prompt"]
+    all_ids: list[list[int]] = []
+    for prompt, param in zip(request.prompt, params, strict=True):
+        if isinstance(prompt, str):
+            plain = bool(request.suffix)
+            ids = await encode(
+                services, prompt, ready=ready, param=param, add_special_tokens=True, plain=plain
+            )
+        else:
+            check_ids(ids := prompt, ready=ready, param=param)
+        all_ids.append(ids)
+    if request.suffix:
+        return await _fill_in(services, request.suffix, all_ids, params, ready)
+    if not request.echo:
+        return Prompts(all_ids, params)
+    decode, skip = services.tokenizer.decode, request.skip_special_tokens
+    texts = [
+        prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=skip)
+        for prompt in request.prompt
+    ]
+    echoes = [Echo(text, ids, request.logprobs) for text, ids in zip(texts, all_ids, strict=True)]
+    return Prompts(all_ids, params, echoes)
+
+
+async def _fill_in(
+    services: Services, suffix: str, prompts: list[list[int]], params: list[str], ready: Ready
+) -> Prompts:
+    """Prompts that ask for the text between each prompt and the suffix. Both are plain text: code
+    that spells out a special token must not end the gap. When they are too long together, the
+    longer one is named."""
+    fill_in = services.tokenizer.fill_in
+    assert fill_in is not None, "the row of `suffix` refuses it"
+    after = await encode(
+        services, suffix, ready=ready, param="suffix", add_special_tokens=False, plain=True
+    )
+    lead = services.tokenizer.encode("", add_special_tokens=True)
+    return Prompts(
+        [[*lead, *fill_in.prompt(before, after)] for before in prompts],
+        [
+            "suffix" if len(after) > len(before) else param
+            for before, param in zip(prompts, params, strict=True)
+        ],
+        ends=tuple(token for token in fill_in.ends if token < ready.vocab_size),
+    )
+
+
+async def of_prediction(
+    services: Services, request: CommonRequest, ready: Ready
+) -> tuple[int, ...]:
+    """Raises ApiError for too many."""
+    if request.prediction is None:
+        return ()
+    text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
+    ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
+    if len(ids) > context:
+        raise too_long(
+            param,
+            f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
+            " output together",
+        )
+    return tuple(ids)
+
+
+async def encode(
+    services: Services,
+    text: str,
+    *,
+    ready: Ready,
+    param: str,
+    add_special_tokens: bool,
+    plain: bool = False,
+) -> list[int]:
+    """Token ids of a text. `plain`: no special token, not even where the text spells one out."""
+
+    def work() -> list[int]:
+        _check_size(services, text, ready=ready, param=param)
+        if plain:
+            return services.tokenizer.encode_plain(text)
+        return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    return await _off_loop(work, size=len(text))
+
+
+async def _off_loop(work: Callable[[], T], *, size: int) -> T:
+    """`work()`, which reads `size` characters: in a worker thread, unless it takes less than the
+    way there and back while others stream."""
+    return work() if size <= SHORT else await asyncio.to_thread(work)
+
+
+def _check_size(services: Services, text: str, *, ready: Ready, param: str) -> None:
+    """Raises ApiError for more bytes than the context can hold in any tokens."""
+    size = len(text.encode("utf-8"))
+    if size > ready.max_model_len * services.longest_token:
+        raise too_long(
+            param,
+            f"This model's maximum context length is {ready.max_model_len} tokens, but"
+            f" `{param}` has {size} bytes, which is more than they can hold",
+        )
+
+
+def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
+    """Raises ApiError for an id that is not in the vocabulary."""
+    for token in (min(ids, default=0), max(ids, default=0)):  # there may be millions
+        if not 0 <= token < ready.vocab_size:
+            given = str(token) if abs(token) < 10**20 else "a larger number"
+            allowed = f"token ids must be from 0 to {ready.vocab_size - 1}"
+            raise invalid(param, f"`{param}`: {allowed}, but {given} was given")

@@ -1,0 +1,291 @@
+"""ToolCallParser: the text of a reply -> its content and its calls, as soon as each is certain.
+
+Promise: the pieces depend on the text alone, not on how it was cut; names come before arguments,
+and the pieces of arguments put together are the whole, byte for byte as the model wrote it. Text
+that turns out to be no call of an offered function stays content, character for character. A call
+is announced at the `{` of its arguments and cannot be taken back: if what follows is no JSON, or
+the reply ends within it, the client gets what there is, as from OpenAI. Content is the text with
+the calls cut out, and then without white space at its ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from server.text.detokenizer import partial_length
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+KEYS = (*ARGUMENT_KEYS, "type", "id")  # of what is not a call if it has others
+SPACES = " \t\r\n"
+_NOT_SPACE = re.compile(r"[^ \t\r\n]")
+_SCALAR_END = re.compile(r"[ \t\r\n,}\]]")
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*("?)', re.DOTALL)  # group: its end
+_BETWEEN_STRINGS = re.compile(r'[^"{}\[\]]*(["{}\[\]]?)')
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """More of the content, or of the arguments of a `call`: JSON text as the model wrote it. The
+    calls of a reply are counted from 0; the piece that begins one has its function's `name`, one of
+    the offered, and no text."""
+
+    text: str
+    call: int | None = None
+    name: str | None = None
+
+
+class Reader:
+    """Text that comes in pieces, read by a program that is written as if it were all there: a
+    generator that yields where it needs more text than there is. What it finds is therefore a
+    function of the text alone. `at` is the place of the next character in `text`; before `ended`
+    more may come."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+
+    def forget(self) -> None:
+        """Drops what lies before `at`; only where no other place in `text` is remembered."""
+        self.text, self.at = self.text[self.at :], 0
+
+    def find(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Goes to the first character of the pattern, which is not taken; "" at the end."""
+        while (found := pattern.search(self.text, self.at)) is None:
+            self.at = len(self.text)
+            if self.ended:
+                return ""
+            yield
+        self.at = found.start()
+        return found[0]
+
+    def spaces(self) -> Steps[str]:
+        """Takes white space; the character after it, not taken."""
+        return (yield from self.find(_NOT_SPACE))
+
+    def key(self) -> Steps[str | None]:
+        """Takes a separator, the key of a member, the colon and all white space around them; the
+        key, or None if there is none."""
+        self.at += 1
+        yield from self.spaces()
+        key = yield from self.string()
+        if key is None or (yield from self.spaces()) != ":":
+            return None
+        self.at += 1
+        yield from self.spaces()
+        return key
+
+    def string(self) -> Steps[str | None]:
+        """Takes a JSON string; its value, or None if there is none."""
+        raw = (yield from self.value()) if self.text.startswith('"', self.at) else None
+        return None if raw is None else decoded(raw)
+
+    def value(self, hand_out: Callable[[str], None] | None = None) -> Steps[str | None]:
+        """Takes the JSON value that begins here, by its brackets and quotes; its text, or None if
+        the text ends before it does. `hand_out` gets its pieces as they come, and they are dropped
+        here."""
+        start, depth, in_string = self.at, 0, False
+        if self.text[start : start + 1] not in ('"', "{", "["):
+            is_over = (yield from self.find(_SCALAR_END)) != ""
+            return self.text[start : self.at] or None if is_over else None
+        while True:
+            found = (_IN_STRING if in_string else _BETWEEN_STRINGS).match(self.text, self.at)
+            assert found is not None
+            self.at, mark = found.end(), found[1]
+            in_string ^= mark == '"'
+            depth += (mark in ("{", "[")) - (mark in ("}", "]"))
+            is_over = mark != "" and depth <= 0 and not in_string
+            if mark and not is_over:
+                continue
+            if self.ended and not is_over:
+                self.at = len(self.text)  # past half an escape
+            if hand_out is not None and self.at > start:
+                hand_out(self.text[start : self.at])
+                self.forget()
+                start = 0
+            if is_over or self.ended:
+                return self.text[start : self.at] if is_over else None
+            yield
+
+
+class ToolCallParser(Reader, ABC):
+    """`push` text as it comes, the `last` of it too. `hidden`: markers that are special tokens and
+    would have left no text of their own, so that content must not show them."""
+
+    def __init__(self, offered: Collection[str], *, hidden: Collection[str] = ()) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self._offered = frozenset(offered)
+        self._hidden = frozenset(hidden)
+        self._pieces: list[Piece] = []
+        self._space = ""  # white space that is content only if content follows it
+        self._has_content = False
+        self._program = self.program()
+
+    @abstractmethod
+    def program(self) -> Steps[None]:
+        """Reads the whole reply."""
+
+    def push(self, text: str, *, last: bool = False) -> list[Piece]:
+        """What has become certain; neighbours of one kind are one piece."""
+        self.text += text
+        self.ended = last
+        next(self._program, None)
+        # White space that the reply ends with is content, unless a call stands before it.
+        if last and self._space and not self.num_calls:
+            self._add(Piece(self._space))
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def content(self, text: str) -> None:
+        """Hands out content, but for white space at its end."""
+        text = self._space + text
+        if self.num_calls and not self._has_content:
+            text = text.lstrip(SPACES)
+        solid = text.rstrip(SPACES)
+        self._space = text[len(solid) :]
+        if solid:
+            self._has_content = True
+            self._add(Piece(solid))
+
+    def marker(self, marker: str) -> None:
+        """A marker that marks no call is content."""
+        if marker not in self._hidden:
+            self.content(marker)
+
+    def text_until(self, *markers: str) -> Steps[str]:
+        """Hands content out up to the first marker, which is taken; "" at the end of the text."""
+        while True:
+            found = [(at, m) for m in markers if (at := self.text.find(m, self.at)) >= 0]
+            end, marker = min(found, default=(len(self.text), ""))
+            if not marker and not self.ended:
+                end -= partial_length(self.text[self.at :], markers)
+            self.content(self.text[self.at : end])
+            self.at = end + len(marker)
+            if marker:
+                return marker
+            self.forget()
+            if self.ended:
+                return ""
+            yield
+
+    def call(self) -> Steps[bool]:
+        """Reads {"name": .., "arguments": {..}}. False when it is not such a call; then everything
+        that was read is still to be handed out, by the caller, as content."""
+        name: str | None = None
+        arguments: str | None = "{}"
+        separator = "{"
+        while (yield from self.spaces()) == separator:
+            key, separator = (yield from self.key()), ","
+            if key == "name":
+                name = yield from self.string()
+                if name not in self._offered:
+                    return False
+            elif key in ARGUMENT_KEYS and name is not None and self.text.startswith("{", self.at):
+                self._announce(name)
+                yield from self.value(self._add_arguments)
+                return True
+            else:
+                raw = (yield from self.value()) if key in KEYS else None
+                if raw is None:
+                    return False
+                arguments = _arguments_of(raw) if key in ARGUMENT_KEYS else arguments
+        if name is None or arguments is None or not self.text.startswith("}", self.at):
+            return False
+        self._announce(name)
+        self._add_arguments(arguments)
+        return True
+
+    def rest_of_call(self) -> Steps[None]:
+        """After the arguments: other keys are passed over, as are brackets too many."""
+        while (yield from self.spaces()) == ",":
+            before = self.at
+            if (yield from self.key()) is None or (yield from self.value()) is None:
+                self.at = before
+                return
+        while (yield from self.spaces()) == "}":
+            self.at += 1
+
+    def _announce(self, name: str) -> None:
+        self._add(Piece("", self.num_calls, name))
+        self.num_calls += 1
+
+    def _add_arguments(self, text: str) -> None:
+        self._add(Piece(text, self.num_calls - 1))
+
+    def _add(self, piece: Piece) -> None:
+        before = self._pieces[-1] if self._pieces else None
+        if before is not None and (before.call, before.name) == (piece.call, piece.name):
+            self._pieces[-1] = Piece(before.text + piece.text, piece.call)
+        else:
+            self._pieces.append(piece)
+
+
+class HermesParser(ToolCallParser):
+    """`<tool_call>{"name": .., "arguments": {..}}</tool_call>`, anywhere in the text: Hermes, Qwen,
+    the built-in pair."""
+
+    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+    def program(self) -> Steps[None]:
+        in_call = False
+        while marker := (yield from self.text_until(self.OPEN, self.CLOSE)):
+            if marker == self.CLOSE:
+                if not in_call:
+                    self.marker(marker)
+                in_call = False
+                continue
+            start = self.at
+            if (yield from self.call()):
+                in_call = True
+                yield from self.rest_of_call()
+            else:
+                self.marker(marker)
+                self.at = start
+
+
+class LlamaParser(ToolCallParser):
+    """`{"name": .., "parameters": {..}}` as the whole reply, several with `;` between them, or
+    after `<|python_tag|>`: Llama 3.1 and later."""
+
+    TAG = "<|python_tag|>"
+
+    def program(self) -> Steps[None]:
+        tag = ""
+        while True:
+            start = self.at
+            if (yield from self.call()):
+                yield from self.rest_of_call()
+                while (yield from self.spaces()) == ";":
+                    self.at += 1
+                tag = ""
+                continue
+            self.at = start
+            self.marker(tag)
+            if not (tag := (yield from self.text_until(self.TAG))):
+                return
+
+
+def decoded(raw: str) -> str | None:
+    """The value of a JSON string; control characters, which models write, are let pass."""
+    try:
+        value = json.loads(raw, strict=False)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _arguments_of(raw: str) -> str | None:
+    """Arguments that are an object, in a string or not, or nothing; None: no such arguments."""
+    inner = decoded(raw) if raw.startswith('"') else raw
+    if inner is None or inner.strip() in ("", "null"):
+        return "{}"
+    return inner if inner.strip().startswith("{") else None

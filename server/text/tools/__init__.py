@@ -1,1 +1,0 @@
-"""Tool calls in text: which form a model writes them in, reading them, and forcing them."""
