@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import geometric_mean, median
 from time import perf_counter
@@ -30,6 +31,7 @@ from engine.cpu.draws import QuickDraws
 from engine.cpu.fused import FusedDecoder
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.vectors import multiplies_pairs
+from engine.demo.tokenizer import VOCABULARY
 from engine.lab.synthetic.pair import random_target, shape_of
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
@@ -61,14 +63,13 @@ class Pair(NamedTuple):
     simpler: Run
 
 
-def models() -> dict[str, Any]:
+def models() -> Iterator[tuple[str, Any]]:
     """In float32, and exact in bfloat16."""
-    built_in = {role: read_llama(Path(demo.__file__).parent / role) for role in ("draft", "target")}
-    found: dict[str, Any] = {role: model.float() for role, model in built_in.items() if model}
-    return {
-        **found,
-        "27 M": adopt(random_target(shape_of(27e6), 0), role="draft", name="27 M").model,
-    }
+    for role in ("draft", "target"):
+        built_in = read_llama(Path(demo.__file__).parent / role)
+        assert built_in is not None
+        yield role, built_in.float()
+    yield "27 M", adopt(random_target(shape_of(27e6), 0), role="draft", name="27 M").model
 
 
 def forwards(name: str, model: Any) -> Iterator[Pair]:
@@ -114,9 +115,7 @@ def draws(vocab: int) -> Iterator[Pair]:
             contexts = [RowContext(seq, [0] * depth) for depth in range(rows)]
             asked = [Rows(seq, 0, rows, seq.num_tokens)]
 
-            def slow(logits: Any = logits, contexts: Any = contexts) -> object:
-                return exact.draw_adjusted(logits, contexts)
-
+            slow = partial(exact.draw_adjusted, logits, contexts)
             cell = f"{vocab} ids, {rows} rows, T={temperature:g}, top_p={top_p:g}"
             yield Pair("compiled draws", cell, partial(quick.draw, logits.numpy(), asked), slow)
 
@@ -143,15 +142,14 @@ def products() -> Iterator[Pair]:
 def medians(pair: Pair, turns: int) -> tuple[float, float]:
     """In seconds: of the variant, and of the simpler one."""
     swept = np.ones(SWEPT, np.uint8)
-    found: tuple[list[float], list[float]] = ([], [])
-    for turn in range(turns + 2):
-        for run, times in zip((pair.run, pair.simpler), found, strict=True):
+    found = []
+    for _ in range(turns + 2):  # of which two warm up
+        for run in (pair.run, pair.simpler):
             swept.max()
             begin = perf_counter()
             run()
-            if turn >= 2:
-                times.append(perf_counter() - begin)
-    return median(found[0]), median(found[1])
+            found.append(perf_counter() - begin)
+    return median(found[4::2]), median(found[5::2])
 
 
 @torch.inference_mode()
@@ -162,10 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     ratios: dict[str, list[float]] = {}
     print(f"{'variant':20} {'cell':40} {'ms':>8} {'simpler':>8} {'ratio':>6}")
-    cells = [products()]
-    for name, model in models().items():
-        cells += [forwards(name, model), draws(model.config.vocab_size)]
-    for pair in (pair for some in cells for pair in some):
+    cells = [products(), draws(VOCABULARY), *(forwards(*named) for named in models())]
+    for pair in chain.from_iterable(cells):
         mine, simpler = medians(pair, turns)
         ratio = simpler / mine
         ratios.setdefault(pair.variant, []).append(ratio)

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.__main__ import build_parser, read_config
@@ -29,13 +29,6 @@ from engine.messages import (
 )
 from engine.process import EngineProcess
 
-Rule = Callable[[Sequence[int], int], int]  # (prompt and output so far, prompt length) -> token
-
-
-def repeat_prompt(tokens: Sequence[int], num_prompt: int) -> int:
-    """The prompt again and again: replies that are text, whatever the vocabulary."""
-    return tokens[len(tokens) - num_prompt]
-
 
 @dataclass
 class Running:
@@ -46,10 +39,6 @@ class Running:
     rounds: int = 0
     proposed: int = 0
 
-    @property
-    def num_output(self) -> int:
-        return len(self.tokens) - len(self.submit.prompt)
-
 
 class ScriptedEngine:
     """engine.process.StepEngine, by script. Honours max_tokens and stop_token_ids.
@@ -57,13 +46,7 @@ class ScriptedEngine:
     A step begins `step_seconds` after the one before, or at once when that was longer ago.
     """
 
-    def __init__(
-        self,
-        ready: Ready,
-        *,
-        step_seconds: float = 0.0,
-        rule: Rule = repeat_prompt,
-    ) -> None:
+    def __init__(self, ready: Ready, *, step_seconds: float = 0.0) -> None:
         self.ready = ready
         self.running: dict[str, Running] = {}
         self.ended: list[Output] = []
@@ -71,8 +54,11 @@ class ScriptedEngine:
         self.mode: Mode = "auto"
         self.k = 0  # of the mode fixed
         self._step_seconds = step_seconds
-        self._rule = rule
         self._next_step = time.monotonic()
+
+    def next_token(self, running: Running) -> int:
+        """The prompt again and again: replies that are text, whatever the vocabulary."""
+        return running.tokens[-len(running.submit.prompt)]
 
     @property
     def has_work(self) -> bool:
@@ -105,7 +91,9 @@ class ScriptedEngine:
         return {"auto": self.ready.k_max, "fixed": self.k, "off": 0}[self.mode]
 
     def step(self) -> Outputs:
-        self._wait()
+        time.sleep(max(self._next_step - time.monotonic(), 0.0))
+        # From when it was due, so that late wake-ups do not slow the rate.
+        self._next_step = max(self._next_step + self._step_seconds, time.monotonic())
         self.num_steps += 1
         items, self.ended = self.ended, []
         num_ended, before = len(items), self.num_tokens
@@ -119,24 +107,17 @@ class ScriptedEngine:
         metrics.num_generated_tokens = self.num_tokens - before
         return Outputs(items, metrics)
 
-    def _wait(self) -> None:
-        pause = self._next_step - time.monotonic()
-        if pause > 0:
-            time.sleep(pause)
-        # From when it was due, so that late wake-ups do not slow the rate.
-        now = time.monotonic()
-        self._next_step = max(self._next_step + self._step_seconds, now)
-
     def _advance(self, running: Running) -> Output:
-        params, num_prompt = running.submit.params, len(running.submit.prompt)
+        params, limit = running.submit.params, running.submit.params.max_tokens
+        num_before = len(running.tokens) - len(running.submit.prompt)
         tokens: list[int] = []
         finish: FinishReason | None = None
         while finish is None and len(tokens) < 1 + self.draft:
-            tokens.append(self._rule(running.tokens, num_prompt))
+            tokens.append(self.next_token(running))
             running.tokens.append(tokens[-1])
             if tokens[-1] in params.stop_token_ids:
                 finish = "stop"
-            elif running.num_output >= params.max_tokens:
+            elif num_before + len(tokens) >= limit:
                 finish = "length"
         running.rounds += 1
         running.proposed += self.draft
@@ -149,7 +130,7 @@ class ScriptedEngine:
             cached_tokens=0 if running.rounds == 1 else None,
             rounds=running.rounds,
             proposed=running.proposed,
-            accepted=running.num_output - running.rounds,
+            accepted=num_before + len(tokens) - running.rounds,
             source=self.ready.proposer if self.draft else "",
         )
 

@@ -15,8 +15,7 @@ from engine.lab.bench.__main__ import main
 from engine.lab.bench.offline import EngineSession, TurnClock
 from engine.lab.bench.record import MIXES, drive
 from engine.lab.replay.__main__ import compare
-from engine.lab.replay.costs import MeasuredCosts
-from engine.lab.replay.recorded import Repeat, recorded
+from engine.lab.replay.recorded import check, recorded
 from engine.messages import Output, SamplingParams, Submit
 from engine.scheduling.step_record import StepRecord
 from engine.step.trace import Trace, read_trace
@@ -96,9 +95,8 @@ def test_who_repeats_the_recorded_choices_meets_the_recorded_lengths(
     told = recorded(trace)
     generated = sum(len(output.tokens) for outputs in said.values() for output in outputs)
     assert told.tokens == generated
-    player = Repeat(MeasuredCosts(trace), trace)
-    steps = list(player.play(told.workload()))
-    assert player.other == 0
+    assert check(told)[2] == 0
+    steps = trace.steps
     assert sum(step.tokens for step in steps) == generated
     ends = [outputs[-1] for outputs in said.values()]
     accepted = sum(part.accepted for step in steps for part in step.parts)
@@ -128,10 +126,8 @@ def test_what_was_recorded_under_load_is_repeated(
     drive(engine, EngineSession(engine, clock, lanes, whole=True), explore=explore)
     trace = read_trace(tmp_path / "t")
     told = recorded(trace)
-    player = Repeat(MeasuredCosts(trace), trace)
-    steps = list(player.play(told.workload()))
-    assert player.other == 0
-    assert len(steps) == len(trace.steps)
+    assert check(told)[2] == 0
+    assert check(told)[1] > 0
     if explore:
         assert {step.k for step in trace.steps} == set(range(5))
 
@@ -143,8 +139,8 @@ def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_p
     _, said = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
     accepted = sum(outputs[-1].accepted for outputs in said.values())
     found = compare(trace, [], k_max=5, charge=0.0)
-    missing = (1 - found.known) * found.tokens
-    assert found.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
+    missing = (1 - found.told.known) * found.told.tokens
+    assert found.played.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
 
 
 def test_no_text_is_recorded(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:

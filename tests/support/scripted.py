@@ -22,7 +22,7 @@ import engine.lab.scripted
 from engine.__main__ import build_parser, read_config
 from engine.child import follow_parent
 from engine.errors import ModelError
-from engine.lab.scripted import make_ready
+from engine.lab.scripted import Running, make_ready
 from engine.messages import Outputs, Ready
 from engine.process import EngineProcess
 
@@ -67,8 +67,11 @@ class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
     """With the script's troubles."""
 
     def __init__(self, script: Script, ready: Ready) -> None:
-        super().__init__(ready, rule=lambda tokens, _: next_token(tokens, script.vocab_size))
+        super().__init__(ready)
         self.script = script
+
+    def next_token(self, running: Running) -> int:
+        return next_token(running.tokens, self.script.vocab_size)
 
     def step(self) -> Outputs:
         self._trouble()

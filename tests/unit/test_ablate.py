@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Load
 from engine.control.profile import Profile
-from engine.lab.replay import ablate
-from engine.lab.replay.variants import (
-    STOP,
-    VARIANTS,
-    WHOLE,
-    KeepAll,
-    NoHindsight,
-    ProfileOnly,
-    Uniform,
-)
+from engine.lab.replay import ablate, scores
+from engine.lab.replay.variants import STOP, VARIANTS, WHOLE
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Trace
 from tests.support.controller_world import K_MAX, World, play
 from tests.unit.test_trace import served, write
 
 
-def test_a_line_for_each_variant_and_each_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_for_each_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a.jsonl", served(3))
     write(tmp_path / "b.jsonl", served(4, requests=1))
     figures = tmp_path / "f.json"
     assert ablate.main([str(tmp_path), "--seeds", "1", "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("2 traces")
-    for word in (*VARIANTS, "a  ", "b  "):
+    for word in VARIANTS:
         assert word in printed
-    assert '"a"' in figures.read_text()
+    assert [scene["name"] for scene in json.loads(figures.read_text())] == ["a", "b"]
 
 
-def test_a_trace_whose_drafter_cannot_stop_is_not_judged_on_stopping(tmp_path: Path) -> None:
-    trace = served(5, stops=False)
-    path = write(tmp_path / "t", trace)
-    assert STOP not in ablate.judge(path, seeds=1, charge=0.0, stops=False).seconds
-    assert STOP in ablate.judge(path, seeds=1, charge=0.0, stops=True).seconds
+def test_a_trace_whose_drafter_cannot_stop_is_not_judged_on_stopping(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stops in (False, True):
+        path = write(tmp_path / f"{stops}.jsonl", served(5, stops=stops))
+        assert ablate.main([str(path), "--seeds", "1"]) == 0
+        assert (STOP in capsys.readouterr().out) == stops
 
 
 def test_without_the_stop_it_drafts_on_however_unsure() -> None:
@@ -64,9 +56,9 @@ def test_without_the_stop_it_drafts_on_however_unsure() -> None:
 
 def test_equal_seeds_are_equal_plays(tmp_path: Path) -> None:
     """Common random numbers: only what was taken out may tell variants apart."""
-    path = write(tmp_path / "t", served(3))
-    first, again = (ablate.judge(path, seeds=1, charge=0.0, stops=False) for _ in range(2))
-    assert first == again
+    scene = ablate.read(write(tmp_path / "t", served(3)))
+    first, again = (scores.play(scene, list(VARIANTS), k_max=4, charge=0.0) for _ in range(2))
+    assert first.policies == again.policies
 
 
 def test_a_trace_of_plain_decoding_has_nothing_to_tell(
@@ -84,24 +76,24 @@ CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]
 
 def test_the_same_rows_for_each_are_as_many_as_before() -> None:
     ragged = VARIANTS[WHOLE](4, stops=False)
-    uniform = Uniform(4, stops=False)
+    uniform = VARIANTS["same rows for each"](4, stops=False)
     for controller in (ragged, uniform):
         controller.profile(Profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)]))
         controller.choose(Load(2))
     kept = ragged.keep(CONFIDENCES)
     assert kept[0] > kept[1]
     assert uniform.keep(CONFIDENCES) == [round(sum(kept) / 2)] * 2
-    assert KeepAll(4).keep(CONFIDENCES) == [4, 4]
+    assert VARIANTS["verify all guesses"](4).keep(CONFIDENCES) == [4, 4]
 
 
-@pytest.mark.parametrize("build", [NoHindsight, ProfileOnly])
-def test_what_is_taken_out_teaches_nothing(build: type[AdaptiveK]) -> None:
+@pytest.mark.parametrize("name", ["no hindsight", "profile only"])
+def test_what_is_taken_out_teaches_nothing(name: str) -> None:
     told = StepRecord(
-        [Part(0, 0, 0, rows=1 if build is ProfileOnly else 9)],
+        [Part(0, 0, 0, rows=1 if name == "profile only" else 9)],
         target_seconds=9.0,
-        hindsight=[Agreement(0, 0, [(1.0, False)] * 9)] if build is NoHindsight else (),
+        hindsight=[Agreement(0, 0, [(1.0, False)] * 9)] if name == "no hindsight" else (),
     )
-    controller, fresh = build(4), build(4)
+    controller, fresh = VARIANTS[name](4), VARIANTS[name](4)
     controller.update(told)
     controller.choose(Load(1))
     fresh.choose(Load(1))

@@ -146,6 +146,16 @@ def test_replies_are_as_long_as_the_time_allows() -> None:
     assert found(50.0, said) == said
 
 
+@pytest.mark.parametrize(("tokens", "rounds"), [(0, 1), (7, 3)])
+def test_rounds_are_left_out_where_time_has_run_out(tokens: int, rounds: int) -> None:
+    """Law: of every cell one round is played; all of them where replies have a length that was
+    said, since then no minutes were. Bug: `--minutes 1` took several on a busy machine."""
+    workloads = [Workload("code", 0.0, 1, tokens), Workload("code", 0.0, 4, tokens)]
+    player = ScriptedPlayer(lambda arm, prompt: 50.0)
+    found = Race(ARMS, workloads, POOLS, rounds=3, minutes=1e-9).run(player)
+    assert [len(cell.rounds[ARMS[0]]) for cell in found.cells] == [rounds] * 2
+
+
 def test_order_turns_and_the_first_round_does_not_count() -> None:
     """Law: first tokens, then the prompts' cache, then a round of all that does not count."""
     player = ScriptedPlayer(lambda arm, prompt: SPEEDS[arm.name])

@@ -26,10 +26,8 @@ from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.messages import Ready, SetSpeculation, Submit
 from server.config import Config, ServerConfig, load_config
 from server.lab.evaluate.__main__ import build_parser, evaluate, main, overrides
-from server.lab.evaluate.arms import settings_of
 from server.lab.evaluate.front import Front
-from server.lab.evaluate.prompts import PromptsError
-from server.lab.evaluate.report import config_text, recommended, write_config
+from server.lab.evaluate.settings import config_text, recommended, settings_of, write_config
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
 
@@ -229,7 +227,7 @@ def test_bad_bodies_are_one_sentence_and_nothing_is_written(
     shows it by itself."""
     client = PricedClient(memory_bound)
     path = prompts(tmp_path, line)
-    with pytest.raises(PromptsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         run(client, path, "--json", str(tmp_path / "b"), "--write-config", str(tmp_path / "c"))
     assert f"{path}, line 4: " in str(caught.value)
     assert part in str(caught.value)
@@ -242,14 +240,14 @@ def test_what_the_engine_refuses_is_named_by_its_line(tmp_path: Path) -> None:
     """Law: the engine's sentence, and before anything is measured."""
     client = PricedClient(memory_bound)
     client._refusal, client._bad_request = "the engine does not want it", True
-    with pytest.raises(PromptsError, match="line 1: the engine does not want it"):
+    with pytest.raises(ConfigError, match="line 1: the engine does not want it"):
         run(client, prompts(tmp_path))
 
 
 def test_a_bad_body_is_found_although_it_is_not_among_the_chosen(tmp_path: Path) -> None:
     """Bug: of a long file only the lines that were to run were read; the others passed."""
     path = prompts(tmp_path, {"prompt": "a", "temperature": 3}, {"prompt": "b"})
-    with pytest.raises(PromptsError, match="line 4"):
+    with pytest.raises(ConfigError, match="line 4"):
         run(PricedClient(memory_bound), path, "--max-prompts", "1")
 
 
@@ -356,7 +354,7 @@ def test_a_configuration_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--prompts", "nowhere.jsonl"], "cannot read the prompts nowhere.jsonl"),
+        (["--prompts", "nowhere.jsonl"], "cannot read the prompts in nowhere.jsonl"),
         (["--prompts", "p", "--json", "no/where.json"], "cannot write no/where.json"),
         (["--prompts", "p", "--json", "x", "--write-config", "x"], "names x, as --json does"),
         (["--prompts", "p", "--json", "p"], "--json names p, which is read"),

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine.errors import ConfigError
 from server.lab.evaluate.prompts import CHAT as CHAT_PATH
-from server.lab.evaluate.prompts import COMPLETIONS, PromptsError, read_prompts
+from server.lab.evaluate.prompts import COMPLETIONS, read_prompts
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me of the sea."}]}
 
@@ -91,7 +92,7 @@ def test_a_mixed_up_file_is_one_sentence(
     if not parts:
         assert len(read_prompts(path)) == 2
         return
-    with pytest.raises(PromptsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read_prompts(path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
@@ -104,8 +105,8 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"one\ntwo \xff\n")
     for path, part in (
         (tmp_path / "missing", "No such file"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "no regular file"),
         (tmp_path / "b", "line 2: this is not UTF-8"),
     ):
-        with pytest.raises(PromptsError, match=part):
+        with pytest.raises(ConfigError, match=part):
             read_prompts(path)

@@ -6,16 +6,14 @@ import random
 
 import pytest
 
-from engine.lab.bench.costs import speed_up, tokens_per_round
+from engine.lab.bench.costs import speed_up
 from engine.lab.comparison.figures import chance_of
 
 
 def test_leviathan_by_hand() -> None:
     """a = 0.8, k = 3: 1 + .8 + .64 + .512 tokens, 1.3 steps at c = 0.1."""
-    assert tokens_per_round(0.8, 3) == pytest.approx(2.952)
     assert speed_up(0.8, 3, 0.1) == pytest.approx(2.952 / 1.3)
     assert speed_up(0.8, 3, 0.1, 1.2) == pytest.approx(2.952 / 1.5)
-    assert tokens_per_round(1.0, 4) == 5
     assert speed_up(0.5, 0, 0.1) == 1
 
 

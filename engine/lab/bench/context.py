@@ -17,7 +17,7 @@ from typing import get_args
 from engine.arguments import Parser, whole
 from engine.config import AttentionName, EngineConfig
 from engine.errors import ConfigError
-from engine.lab.bench.costs import Copy
+from engine.lab.bench.costs import copier
 from engine.lab.bench.offline import Offline
 from engine.lab.bench.options import add_target, pair_facts, set_threads
 from engine.lab.comparison.figures import Comparison
@@ -76,8 +76,8 @@ def run(parsed: argparse.Namespace) -> int:
         rounds=parsed.rounds,
     )
     comparison = race.run(player)
-    copy = Copy(pair.target.device)
-    copied = copy.bytes / median(copy.seconds(time.perf_counter) for _ in range(parsed.rounds + 1))
+    copy = copier(pair.target.device, time.perf_counter)
+    copied = median(copy() for _ in range(parsed.rounds + 1))
     token_bytes = bytes_per_token(pair.target.layers, pair.target.dtype)
     facts = {**pair_facts(pair, time.perf_counter), "KV bytes of a token": token_bytes}
     engine, _ = player.engines[OFF]

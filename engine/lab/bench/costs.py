@@ -8,7 +8,7 @@ target steps, as if verifying k + 1 rows took as long as one. `speed_up` charges
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
@@ -21,6 +21,7 @@ from engine.lab.bench.offline import BLOCK, Clock
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import MAX_K, OFF
+from engine.lab.plan.roofline import expected_tokens
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair, runner_of
@@ -57,14 +58,14 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
     cache = KVCache(len(blocks), BLOCK, device, scrap=device.type == "cuda")
     target = runner_of(config, pair.target, cache, clock)
     draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
-    copy = Copy(device)
-    found: list[list[float]] = []  # rows 1 to MAX_K + 1, a draft step, a copy
+    copy = copier(device, clock)
+    found: list[list[float]] = []  # rows 1 to MAX_K + 1, a draft step; the rate of a copy
     for _ in range(rounds + 1):
         for _ in range(SETTLING):
             _forward(target, start, blocks, 1)
         seconds = [_forward(target, start, blocks, n) for n in range(1, MAX_K + 2)]
         seconds.append(_forward(draft, start, blocks, 1) if draft else 0.0)
-        found.append([*seconds, copy.seconds(clock)])
+        found.append([*seconds, copy()])
     found = found[1:]  # the first one is warm-up
     *rows, drafted, copied = (median(column) for column in zip(*found, strict=True))
     shares = [[second / round_[0] for second in round_] for round_ in found]
@@ -75,7 +76,7 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
         ratios=ratios,
         draft=drafted,
         draft_ratio=draft_ratio,
-        copy=copy.bytes / copied,
+        copy=copied,
         read=(weights + start * bytes_per_token(pair.target.layers, pair.target.dtype)) / rows[0],
         weight_bytes=weights,
     )
@@ -88,21 +89,19 @@ def _forward(runner: ModelRunner, start: int, blocks: list[int], rows: int) -> f
     return runner.seconds
 
 
-class Copy:
-    """From memory to memory: how fast bytes can be moved."""
+def copier(device: torch.device, clock: Clock) -> Callable[[], float]:
+    """What copies from memory to memory and answers bytes per second, read and written."""
+    source = torch.ones(COPIED, device=device)
+    sink = torch.empty_like(source)
 
-    def __init__(self, device: torch.device) -> None:
-        self._source = torch.ones(COPIED, device=device)
-        self._sink = torch.empty_like(self._source)
-        self.bytes = 2 * self._source.nbytes  # read and written
-
-    def seconds(self, clock: Clock) -> float:
-        """Of one copy."""
+    def copy() -> float:
         started = clock()
-        self._sink.copy_(self._source)
-        if self._source.device.type == "cuda":
-            torch.cuda.synchronize(self._source.device)
-        return clock() - started
+        sink.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return 2 * source.nbytes / (clock() - started)
+
+    return copy
 
 
 def weight_bytes(model: LoadedModel) -> int:
@@ -119,15 +118,10 @@ def weight_bytes(model: LoadedModel) -> int:
     return int(numbers * model.dtype.itemsize)
 
 
-def tokens_per_round(acceptance: float, k: int) -> float:
-    """Expected tokens of a round of k guesses, the target's own included."""
-    return sum(acceptance**i for i in range(k + 1))
-
-
 def speed_up(acceptance: float, k: int, draft_cost: float, verification: float = 1.0) -> float:
     """Over plain decoding; Leviathan's where `verification` is 1. `draft_cost`: a draft step,
     `verification`: a target step of k + 1 rows, both in target steps of one row."""
-    return tokens_per_round(acceptance, k) / (k * draft_cost + verification)
+    return expected_tokens(acceptance, k) / (k * draft_cost + verification)
 
 
 def promises(costs: Costs, comparison: Comparison) -> Iterator[dict[str, Any]]:

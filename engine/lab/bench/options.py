@@ -9,6 +9,8 @@ import random
 import re
 import time
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
@@ -19,7 +21,8 @@ from engine.child import VARIABLES, engine_threads, granted_cores
 from engine.config import BUILTIN, DTypeName, EngineConfig, QuantizationName, model_folder
 from engine.errors import ConfigError
 from engine.lab.bench.offline import Clock, Encode
-from engine.lab.synthetic.on_device import synthetic_pair
+from engine.lab.synthetic.pair import make_pair, save, shape_named
+from engine.model.loader import pick_device
 from engine.model.memory import weights_of
 from engine.model.pair import Pair, load_pair
 
@@ -44,7 +47,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     add("--quantization", default="none", choices=get_args(QuantizationName),
         help="of the target's linear layers; the draft stays as it is")  # fmt: skip
     add("--synthetic", metavar="SIZE",
-        help="instead of folders: a random pair made on the device, `8b` or a number of"
+        help="instead of folders: a random pair made for it, `8b` or a number of"
         " parameters")  # fmt: skip
     add("--acceptance", type=number(0.05, 0.99), help="of the synthetic pair (0.8)")
     add("--cpu-seconds", action="store_true",
@@ -97,7 +100,17 @@ def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
     for option, name in (("--target", parsed.target), ("--draft", parsed.draft)):
         if name != BUILTIN:
             raise ConfigError(f"{option} names a folder, and --synthetic makes a pair instead")
-    pair = synthetic_pair(parsed.synthetic, acceptance=parsed.acceptance or 0.8, config=config)
+    shape, layers = shape_named(parsed.synthetic)
+    device = str(pick_device(parsed.device))
+    with TemporaryDirectory(prefix="synthetic-") as folder:
+        made = make_pair(shape, layers, parsed.acceptance or 0.8, device=device)
+        save(Path(folder), *made, torch.bfloat16)
+        del made  # before it is loaded, so that the device holds one pair only
+        parsed = argparse.Namespace(
+            **{**vars(parsed), "target": f"{folder}/target", "draft": f"{folder}/draft"}
+        )
+        config = pair_config(parsed)
+        pair = load_pair(config)
     known = range(8, pair.target.vocab_size)
     return config, pair, lambda text: random.Random(text).choices(known, k=SYNTHETIC_PROMPT)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from statistics import median
 
 import numpy as np
@@ -42,14 +42,9 @@ class StepSums:
     forward_seconds: float = 0.0
 
     def add(self, step: StepMetrics) -> None:
-        for sums, more in (
-            (self.proposed_at, step.proposed_at),
-            (self.accepted_at, step.accepted_at),
-            (self.k_counts, step.k_counts),
-        ):
-            sums.extend([0.0] * (len(more) - len(sums)))
-            for i, amount in enumerate(more):
-                sums[i] += amount
+        for name in ("proposed_at", "accepted_at", "k_counts"):
+            sums = zip_longest(getattr(self, name), getattr(step, name), fillvalue=0.0)
+            setattr(self, name, [before + more for before, more in sums])
         s = step.seconds
         self.seconds += s.schedule + s.propose + s.verify + s.accept + s.commit + s.emit
         self.forward_seconds += s.propose_forward + s.verify_forward

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,6 +23,7 @@ from engine.lab.comparison.workload import Arm, Lane, Pools, Workload, lanes
 
 SHORTEST, LONGEST = 12, 256  # tokens of a reply whose length nobody said
 _TRIAL = 8  # tokens, to see how fast this is
+PATIENCE = 1.5  # times the minutes granted, after which further rounds are left out
 
 
 class Player(Protocol):
@@ -40,7 +42,8 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What is raced. `minutes`: for workloads whose replies have no length yet."""
+    """What is raced. `minutes`: for workloads whose replies have no length yet. Where even the
+    shortest replies take half as long again, later rounds are left out."""
 
     arms: tuple[Arm, ...]
     workloads: Sequence[Workload]
@@ -50,10 +53,12 @@ class Race:
 
     def run(self, player: Player) -> Comparison:
         """All workloads, with a bar on stderr."""
-        found = Comparison(self.arms, player.exact)
+        found, began = Comparison(self.arms, player.exact), time.monotonic()
+        is_limited = not all(workload.tokens for workload in self.workloads)
         sized = self.sized(player)
         with tqdm(sized, file=sys.stderr, unit="cell", dynamic_ncols=True, leave=False) as bar:
-            for workload in bar:
+            for place, workload in enumerate(bar, start=1):
+                due = began + PATIENCE * 60 * self.minutes * place / len(sized)
                 bar.set_description_str(workload.name)
                 plans = [lanes(workload, self.pools, at) for at in range(-1, self.rounds)]
                 cell = Cell(workload)
@@ -64,6 +69,8 @@ class Race:
                 player.warm(list(dict.fromkeys(prompts)))
                 player.round(self.arms, plans[0])
                 for round_, plan in enumerate(plans[1:]):
+                    if round_ and is_limited and time.monotonic() > due:
+                        break
                     runs = player.round(turned(self.arms, round_), plan)
                     found.add(cell, {arm: runs[arm] for arm in self.arms})
                 found.cells.append(cell)

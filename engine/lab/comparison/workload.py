@@ -69,16 +69,17 @@ def parse_arms(text: str, others: Sequence[str] = ()) -> tuple[Arm, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many requests at a time, of `tokens` each (0: not yet known)."""
+    """So many requests at a time, of `tokens` each (0: not yet known). `temperature` None: as the
+    requests say."""
 
     kind: str
-    temperature: float
+    temperature: float | None
     concurrency: int
     tokens: int = 0
 
     @property
     def text(self) -> str:
-        return f"{self.kind} T={self.temperature:g}"
+        return self.kind if self.temperature is None else f"{self.kind} T={self.temperature:g}"
 
     @property
     def name(self) -> str:
@@ -119,7 +120,7 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
         share = 1.0 if place else (lane + 1) / count
         return Request(
             prompt=pool[index % len(pool)],
-            temperature=workload.temperature,
+            temperature=workload.temperature or 0.0,
             seed=SEED + index,
             tokens=math.ceil(workload.tokens * share),
         )
@@ -142,31 +143,36 @@ def pool(kind: str, count: int = POOL) -> list[str]:
     return list(dict.fromkeys(text for text in found if text.strip()))[:count]
 
 
-def read_prompts(path: str) -> list[str]:
-    """One prompt a line; in a file named *.jsonl each line is a JSON string, or an object with the
-    text under "prompt". Raises ConfigError naming the line."""
+def read_lines(path: str | Path) -> list[tuple[str, str]]:
+    """Of a file of prompts: where each line is, for sentences about it, and what it says. Raises
+    ConfigError."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(f"cannot read the prompts in {path}: it is no regular file")
     try:
-        lines = Path(path).read_bytes().decode("utf-8-sig").splitlines()
+        text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the prompts in {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}, line {number}: this is not UTF-8") from None
-    prompts = [
-        _prompt(line, f"{path}, line {number}", is_json=path.endswith(".jsonl"))
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
+    for where, line in lines:
+        if "\0" in line:
+            raise ConfigError(f"{where}: the character NUL (U+0000) is no text")
+    return lines
+
+
+def read_prompts(path: str) -> list[str]:
+    """One prompt a line; in a file named *.jsonl each line is a JSON string, or an object with the
+    text under "prompt". Raises ConfigError naming the line."""
+    is_json = path.endswith(".jsonl")
+    prompts = [_prompt(line, at, is_json=is_json) for at, line in read_lines(path) if line.strip()]
     if not prompts:
         raise ConfigError(f"{path} has no prompts: it must hold one in each line")
     return prompts
 
 
 def _prompt(line: str, where: str, *, is_json: bool) -> str:
-    if "\0" in line:
-        raise ConfigError(f"{where}: the character NUL (U+0000) is no text")
     if not is_json:
         return line
     try:

@@ -1,4 +1,4 @@
 """`foredraft plan`: whether speculation pays, on paper. No weights, no torch, no network.
 
-shape (what a config.json says) -> roofline (time of a pass and of a round) -> settings -> card.
+shape (what a config.json says) -> roofline (time of a pass and of a round) -> card.
 """

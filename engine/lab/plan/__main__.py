@@ -13,11 +13,9 @@ from engine.config import BUILTIN
 from engine.errors import ConfigError
 from engine.lab.files import write_json
 from engine.lab.picture import check_results
-from engine.lab.plan.card import card, device_line, draw, model_line
-from engine.lab.plan.examples import examples
+from engine.lab.plan.card import Settings, card, device_line, draw, examples, model_line
 from engine.lab.plan.presets import PRESETS, find_model
 from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, device_of
-from engine.lab.plan.settings import Settings
 
 DESCRIPTION = """\
 Does speculation pay for a pair of models on a device? On paper: from the shapes in their

@@ -1,18 +1,140 @@
-"""The card and the plot, for people. Bytes are decimal (GB), as on data sheets."""
+"""What was asked, and what is to be said of it: a card and a plot for people, figures for programs,
+worked examples. Bytes are decimal (GB), as on data sheets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from engine.lab.picture import picture
-from engine.lab.plan.roofline import Device, Scenario, break_even
-from engine.lab.plan.settings import ACCEPTANCES, Settings
+from engine.lab.plan.presets import find_model
+from engine.lab.plan.roofline import (
+    KV_BYTES,
+    Device,
+    Scenario,
+    Served,
+    break_even,
+    device_of,
+)
 from engine.lab.plan.shape import ModelShape
 
 if TYPE_CHECKING:
     from engine.lab.picture import Axes
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_SHAPE = (
+    "name", "layers", "parameters", "active_parameters", "vocab", "kv_values_per_token",
+    "max_positions", "served_positions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`launch`: seconds of overhead a layer; `draft_precision` None: the target's; `batches` and
+    `contexts` begin with the point that is shown in detail."""
+
+    target: ModelShape
+    draft: ModelShape | None
+    device: Device
+    precisions: tuple[str, ...]
+    draft_precision: str | None
+    kv: str
+    launch: float
+    acceptance: float
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    k_max: int
+
+    @property
+    def models(self) -> list[ModelShape]:
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    def scenario(self, precision: str, batch: int, context: int) -> Scenario:
+        def served(shape: ModelShape, weights: str) -> Served:
+            return Served(shape, self.device, weights, KV_BYTES[self.kv], self.launch)
+
+        weights = self.draft_precision or precision
+        draft = None if self.draft is None else served(self.draft, weights)
+        return Scenario(served(self.target, precision), draft, batch, context)
+
+    def notes(self) -> Iterator[str]:
+        """What the reader should know before believing the figures."""
+        target, draft, context = self.target, self.draft, self.contexts[0]
+        for shape in self.models:
+            limit = shape.served_positions
+            if limit != shape.max_positions:
+                yield (
+                    f"{shape.name} is served up to {limit} of its {shape.max_positions} positions:"
+                    " beyond, its rope depends on the longest text of a step"
+                )
+            if limit is not None and limit < context:
+                yield f"{shape.name} has {limit} positions, not {context}"
+        if draft is None:
+            yield "without --draft, guesses cost nothing (n-gram lookup, predictions)"
+        elif draft.active_parameters >= target.active_parameters:
+            yield (
+                f"the draft {draft.name} uses {draft.active_parameters} weights a token, the target"
+                f" {target.name} {target.active_parameters}: a draft should be far smaller"
+            )
+        if draft is not None and draft.vocab != target.vocab:
+            yield (
+                f"the vocabularies differ: {target.vocab} rows in {target.name}, {draft.vocab} in "
+                f"{draft.name}; a draft works only if all token ids below mean the same"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Bytes, seconds, FLOPs and counts, unrounded; costs in plain target steps."""
+        models = {
+            role: {key: getattr(shape, key) for key in _SHAPE}
+            for role, shape in zip(("target", "draft"), self.models, strict=False)
+        }
+        return {
+            "settings": asdict(self) | models,
+            "notes": list(self.notes()),
+            "acceptances": ACCEPTANCES,
+            "blocks": self.blocks(),
+        }
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """The figures of each precision."""
+        return [self._block(precision) for precision in self.precisions]
+
+    def _block(self, precision: str) -> dict[str, Any]:
+        point = self.scenario(precision, self.batches[0], self.contexts[0])
+        return {
+            "precision": precision,
+            "weight_bytes": [model.weight_bytes for model in point.models],
+            "kv_tokens": point.kv_tokens,
+            "target_seconds": point.target_seconds(0),
+            "draft_seconds": point.draft_seconds,
+            "rounds": [
+                {
+                    "k": k,
+                    "round_cost": point.round_cost(k),
+                    "verify_cost": point.verify_cost(k),
+                    "break_even": break_even(k, point.round_cost(k)),
+                    "speed_ups": [point.speed_up(acceptance, k) for acceptance in ACCEPTANCES],
+                }
+                for k in range(1, self.k_max + 1)
+            ],
+            "cells": [
+                self._cell(self.scenario(precision, batch, context))
+                for batch in self.batches
+                for context in self.contexts
+            ],
+        }
+
+    def _cell(self, cell: Scenario) -> dict[str, Any]:
+        k, speed_up = cell.best(self.acceptance, self.k_max)
+        return {
+            "batch": cell.batch, "context": cell.context, "best_k": k, "speed_up": speed_up,
+            "fits": cell.fits, "within_positions": cell.within_positions,
+        }  # fmt: skip
+
 
 SHOWN_KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -34,8 +156,8 @@ def card(settings: Settings) -> str:
     lines = [f"{_pair(settings)} on {device_line(settings.device)}"]
     lines += map(model_line, settings.models)
     lines += [f"note: {note}" for note in (*settings.notes(), *_options(settings))]
-    for precision in settings.precisions:
-        lines += ["", *_block(settings, precision)]
+    for block in settings.blocks():
+        lines += ["", *_block(settings, block)]
     return "\n".join([*lines, LEGEND])
 
 
@@ -51,7 +173,7 @@ def _options(settings: Settings) -> Iterator[str]:
     if settings.draft and settings.draft_precision:
         yield f"draft weights in {settings.draft_precision}"
     if settings.launch:
-        yield f"{duration(settings.launch)} of overhead a layer"
+        yield f"{amount(settings.launch, 's')} of overhead a layer"
 
 
 def device_line(device: Device) -> str:
@@ -87,63 +209,53 @@ def _weights(count: int) -> str:
     return f"{count / 1e9:.2f} G" if count >= 1e8 else f"{count / 1e6:.2f} M"
 
 
-def amount(count: float) -> str:
-    """Bytes with three digits: `141 GB`, `2.47 GB`, `30.7 kB`."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
+def amount(count: float, unit: str = "B") -> str:
+    """Three digits: `141 GB`, `30.7 kB`, `10.6 ms`, `185 us`."""
+    sizes = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
+    prefix = next((prefix for prefix, size in sizes.items() if count >= size), "u")
+    return f"{count / sizes[prefix]:.3g} {prefix}{unit}"
 
 
-def duration(seconds: float) -> str:
-    """`10.6 ms`, `185 us`."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
-
-
-def _block(settings: Settings, precision: str) -> Iterator[str]:
-    point = settings.point(precision)
-    sizes = " + ".join(amount(model.weight_bytes) for model in point.models)
-    yield f"{precision}: weights {sizes}{_room(point)}"
-    if point.kv_tokens == 0:
+def _block(settings: Settings, block: dict[str, Any]) -> Iterator[str]:
+    target, draft = block["target_seconds"], block["draft_seconds"]
+    batch, context = settings.batches[0], settings.contexts[0]
+    sizes = " + ".join(map(amount, block["weight_bytes"]))
+    yield f"{block['precision']}: weights {sizes}{_room(settings.device, block)}"
+    if block["kv_tokens"] == 0:
         return
     yield (
-        f"a step at batch {point.batch}, context {point.context}: target "
-        f"{duration(point.target_seconds(0))}, draft {duration(point.draft_seconds)}, "
-        f"c = {point.draft_cost:.3f}; "
-        f"K = 0 gives {point.batch / point.target_seconds(0):.4g} tokens/s"
+        f"a step at batch {batch}, context {context}: target {amount(target, 's')}, "
+        f"draft {amount(draft, 's')}, c = {draft / target:.3f}; "
+        f"K = 0 gives {batch / target:.4g} tokens/s"
     )
     speeds = " ".join(f"a={acceptance:.1f}".rjust(6) for acceptance in ACCEPTANCES)
     yield f"   K  round  verify  break-even  {speeds}"
-    for k in (k for k in SHOWN_KS if k <= settings.k_max):
-        cost, least = point.round_cost(k), break_even(k, point.round_cost(k))
-        shown = "never" if least is None else f"{least:.3f}"
-        speeds = " ".join(f"{point.speed_up(acceptance, k):5.2f}x" for acceptance in ACCEPTANCES)
-        yield f"{k:4}{cost:7.2f}{point.verify_cost(k):8.2f}{shown:>12}  {speeds}"
+    for row in (row for row in block["rounds"] if row["k"] in SHOWN_KS):
+        least = "never" if row["break_even"] is None else f"{row['break_even']:.3f}"
+        speeds = " ".join(f"{speed_up:5.2f}x" for speed_up in row["speed_ups"])
+        yield f"{row['k']:4}{row['round_cost']:7.2f}{row['verify_cost']:8.2f}{least:>12}  {speeds}"
     yield f"best K and speed-up at acceptance {settings.acceptance:g}, by batch and context"
     heads = (f"{c // 1024}k" if c % 1024 == 0 else str(c) for c in settings.contexts)
     yield " batch" + "".join(head.rjust(13) for head in heads)
+    cells = (_cell(cell).rjust(13) for cell in block["cells"])
     for batch in settings.batches:
-        row = [settings.scenario(precision, batch, context) for context in settings.contexts]
-        yield f"{batch:6}" + "".join(_cell(settings, cell).rjust(13) for cell in row)
+        yield f"{batch:6}" + "".join(islice(cells, len(settings.contexts)))
 
 
-def _room(point: Scenario) -> str:
-    device = point.target.device
-    if point.kv_tokens is None or device.memory is None:
+def _room(device: Device, block: dict[str, Any]) -> str:
+    tokens = block["kv_tokens"]
+    if tokens is None or device.memory is None:
         return ""
-    if point.kv_tokens:
-        return f"; beside them the memory holds the KV of {point.kv_tokens} tokens"
-    least = math.ceil(point.weight_bytes / device.memory * device.count)
+    if tokens:
+        return f"; beside them the memory holds the KV of {tokens} tokens"
+    least = math.ceil(sum(block["weight_bytes"]) / device.memory * device.count)
     return f"; they do not fit {amount(device.memory)}: --devices {least} or more"
 
 
-def _cell(settings: Settings, cell: Scenario) -> str:
-    if not cell.within_positions:
+def _cell(cell: dict[str, Any]) -> str:
+    if not cell["within_positions"]:
         return "too long"
-    k, speed_up = cell.best(settings.acceptance, settings.k_max)
-    return "KV too large" if cell.fits is False else f"{k} {speed_up:5.2f}x"
+    return "KV too large" if cell["fits"] is False else f"{cell['best_k']} {cell['speed_up']:5.2f}x"
 
 
 def draw(settings: Settings, name: str) -> None:
@@ -152,8 +264,8 @@ def draw(settings: Settings, name: str) -> None:
     count = len(settings.precisions)
     with picture(name, (4 * count + 1, 6)) as figure:
         axes = figure.subplots(2, count, squeeze=False, sharex=True, sharey="row")
-        for column, precision in enumerate(settings.precisions):
-            _panel(axes[0][column], axes[1][column], settings, precision)
+        for column, block in enumerate(settings.blocks()):
+            _panel(axes[0][column], axes[1][column], settings, block)
         axes[0][0].set_ylabel("speed-up at the best K")
         axes[1][0].set_ylabel("best K")
         axes[0][-1].legend(title="context")
@@ -163,17 +275,60 @@ def draw(settings: Settings, name: str) -> None:
         )
 
 
-def _panel(speeds: Axes, ks: Axes, settings: Settings, precision: str) -> None:
+def _panel(speeds: Axes, ks: Axes, settings: Settings, block: dict[str, Any]) -> None:
     """Of what fits the memory and the positions."""
+    cells = [c for c in block["cells"] if c["within_positions"] and c["fits"] is not False]
+    cells.sort(key=itemgetter("batch"))
     for context in settings.contexts:
-        cells = [settings.scenario(precision, batch, context) for batch in sorted(settings.batches)]
-        shown = [cell for cell in cells if cell.within_positions and cell.fits is not False]
-        best = [cell.best(settings.acceptance, settings.k_max) for cell in shown]
-        batches = [cell.batch for cell in shown]
-        speeds.plot(batches, [speed for _, speed in best], "o-", label=str(context))
-        ks.plot(batches, [k for k, _ in best], "o-")
+        shown = [cell for cell in cells if cell["context"] == context]
+        batches = [cell["batch"] for cell in shown]
+        speeds.plot(batches, [cell["speed_up"] for cell in shown], "o-", label=str(context))
+        ks.plot(batches, [cell["best_k"] for cell in shown], "o-")
     speeds.axhline(1, color="grey", linewidth=0.8)
-    speeds.set_title(precision)
+    speeds.set_title(block["precision"])
     ks.set_xscale("log", base=2)
     ks.xaxis.set_major_formatter("{x:.0f}")
     ks.set_xlabel("batch")
+
+
+_EXAMPLE = "llama-3.1-70b"
+
+_OTHER_EXAMPLES = """\
+2. Speculation fades as batches grow: read down a column of
+   foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 8
+3. Verification in a mixture of experts touches more experts at small batch: set
+   foredraft plan --target qwen3-30b-a3b --device h100-sxm --devices 2
+   against --target qwen3-32b
+4. A 1B draft for a 70B target keeps to Leviathan's formula, (1 - a^(K+1)) / (1 - a) / (1 + K c),
+   while verifying is bound by reading weights: the table of K in the first of these"""
+
+
+def examples() -> str:
+    """As text."""
+    return "\n".join([*_cache_reads(), "", _OTHER_EXAMPLES])
+
+
+def _cache_reads() -> Iterator[str]:
+    """Verification reads a sequence's cache once for all of its rows."""
+    served = Served(find_model(_EXAMPLE, "target"), device_of("h100-sxm", 8), "bf16")
+    weights = sum(part.bytes for part in served.parts(batch=1, tokens=1, context=0)) / 1e9
+    each = f"{served.kv_bytes_per_token / 1e3:.1f} kB"
+    yield "1. Ten tokens of one query read its KV cache once; ten queries of one token read ten"
+    yield (
+        f"   {_EXAMPLE}, bf16: a pass reads {weights:.1f} GB of weights; KV of a token: "
+        f"{served.shape.layers} layers x {served.shape.attention.kv_values} numbers x 2 bytes = "
+        f"{each}"
+    )
+    for context in (2048, 131_072):
+        cache = served.cache_bytes(context)
+        yield f"   context {context // 1024}k: KV {context} x {each} = {amount(cache)}"
+        seconds = []
+        for name, batch in (("one query, 10 tokens", 1), ("ten queries", 10)):
+            seconds.append(served.seconds(batch=batch, tokens=10 // batch, context=context))
+            yield (
+                f"     {name + ':':22}{weights:.1f} + {batch:2} x {cache / 1e9:.2f} = "
+                f"{weights + batch * cache / 1e9:6.1f} GB, "
+                f"{amount(seconds[-1], 's')} on 8 x h100-sxm"
+            )
+        yield f"     the second is {seconds[1] / seconds[0]:.2f} times the first"
+    yield "   So verification is the cheapest kind of batch, the more so the longer the context."

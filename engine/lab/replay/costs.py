@@ -8,7 +8,7 @@ context and heat cost is in the means.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import exp, log, log2
 from statistics import fmean, median
 
@@ -25,96 +25,46 @@ _FAR = 1 << 20  # rows; no step has more
 
 
 class Curve:
-    """Seconds by size within a group: a base for all groups, times a factor by group and size.
+    """Seconds by group and size: the profile's, without one a line through everything, times a
+    factor. Factors are means of what was seen of a size, outliers cut, and in between on a line
+    over the logarithm of the size; beyond the sizes seen the nearest one holds."""
 
-    The base is the profile (of the nearest group that has one of its own), or else a line through
-    everything. Factors are means of what was seen of a size, outliers cut, and in between on a line
-    over the logarithm of the size; beyond the sizes seen the nearest one holds.
-    """
-
-    def __init__(
-        self,
-        profile: Points,
-        seen: Sequence[tuple[int, int, float]],
-        groups: Mapping[int, Points] | None = None,
-    ) -> None:
-        """`seen`: (group, size, seconds). `groups`: profiles of their own."""
-        own = groups or {}
-        points = profile if len(profile) > 1 else _line([(n, s) for _, n, s in seen])
-        self._profile = _Lines(points)
-        self._profiles = {group: _Lines(points) for group, points in own.items() if points[1:]}
+    def __init__(self, profile: Points, seen: Sequence[tuple[int, int, float]]) -> None:
+        """`seen`: (group, size, seconds)."""
+        known = sorted(profile) if len(profile) > 1 else _line([(n, s) for _, n, s in seen])
+        (near, before), (last, seconds) = known[-2:]
+        slope = max(seconds - before, 0.0) / (last - near)
+        known = [*known, (_FAR, seconds + slope * (_FAR - last))]
+        self._profile = [n for n, _ in known], [max(s, _SHORTEST) for _, s in known]
         errors: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for group, size, seconds in seen:
-            error = log(max(seconds, _SHORTEST) / self._base(size, group))
+            error = log(max(seconds, _SHORTEST) / self._base(size))
             errors[group][_bin(size)].append(error)
         self._factors = {
-            group: (
-                [log2(size) for size in sorted(own)],
-                [_mean(own[size]) for size in sorted(own)],
-            )
+            group: ([log2(n) for n in sorted(own)], [_mean(own[n]) for n in sorted(own)])
             for group, own in errors.items()
         }
 
     def __call__(self, size: int, group: int) -> float:
-        base = self._base(size, group)
         if not self._factors:
-            return base
-        sizes, factors = self._factors[_nearest(self._factors, group)]
-        return base * exp(float(np.interp(log2(max(size, 1)), sizes, factors)))
+            return self._base(size)
+        group = min(self._factors, key=lambda known: (abs(known - group), known))
+        return self._base(size) * exp(np.interp(log2(max(size, 1)), *self._factors[group]))
 
-    def _base(self, size: int, group: int) -> float:
-        if not self._profiles or group == _PROMPT:
-            return self._profile(size)
-        return self._profiles[_nearest(self._profiles, group)](size)
-
-
-class _Lines:
-    """Linear between points and beyond the outermost, but never less than half of the least."""
-
-    def __init__(self, points: Points) -> None:
-        known = sorted((size, max(seconds, _SHORTEST)) for size, seconds in points)
-        ends = [(0, known[0], known[1]), (_FAR, known[-1], known[-2])]
-        for size, (near, seconds), (next_, others) in ends:
-            slope = (others - seconds) / (next_ - near)
-            known.append((size, seconds + slope * (size - near)))
-        self._least = 0.5 * min(max(seconds, _SHORTEST) for _, seconds in points)
-        self._sizes, self._seconds = zip(*sorted(known), strict=True)
-
-    def __call__(self, size: int) -> float:
-        return max(float(np.interp(size, self._sizes, self._seconds)), self._least)
+    def _base(self, size: int) -> float:
+        return float(np.interp(size, *self._profile))
 
 
 class MeasuredCosts:
     """Costs fitted to a trace. Target and host by rows within powers of two of the batch, steps
-    with prompt rows apart; drafting as a line over its forwards, each by sequences, and by row what
-    it must catch up with."""
+    with prompt rows apart; drafting as `_fit_drafts` says."""
 
     def __init__(self, trace: Trace) -> None:
         header, steps = trace.header, [step for step in trace.steps if step.parts]
-        sizes = [(_group(step), step.rows) for step in steps]
-        targets = [(*size, s.target_seconds) for size, s in zip(sizes, steps, strict=True)]
-        hosts = [
-            (*size, s.host_seconds - s.overhead_seconds)
-            for size, s in zip(sizes, steps, strict=True)
-        ]
-        own = {n.bit_length(): points for n, points in header.batch_profiles.items()}
-        self._target = Curve(header.target_profile, targets, own)
-        self._host = Curve([], hosts)
-        drafts = list(_drafts(steps))
-        usual = [(n, depth, s) for n, depth, rows, s in drafts if rows <= n]
-        self._begins = _begins(usual)
-        clean = [(0, n, (s - self.begin(n)) / depth) for n, depth, s in usual]
-        self._draft = Curve(header.draft_profile, clean)
-        known = [n for n, _ in header.draft_profile] + [n for _, n, _ in clean]
-        self._widest = max(known, default=1)
-        late = [
-            (seconds - self.begin(n) - depth * self._draft(n, 0)) / rows
-            for n, depth, rows, seconds in drafts
-            if rows > 4 * n
-        ]
-        widest = self._draft(self._widest, 0)
-        slope = (widest - self._draft(1, 0)) / max(self._widest - 1, 1)
-        self._row = max(median(late) if late else slope, 0.0)
+        targets = [(_group(step), step.rows, step.target_seconds) for step in steps]
+        hosts = [(_group(s), s.rows, s.host_seconds - s.overhead_seconds) for s in steps]
+        self._target, self._host = Curve(header.target_profile, targets), Curve([], hosts)
+        self._begin, self._step, self._row = _fit_drafts(header.draft_profile, steps)
 
     def target(self, rows: int, sequences: int, context: int, *, prompts: bool) -> float:
         return self._target(rows, _PROMPT if prompts else sequences.bit_length())
@@ -124,13 +74,10 @@ class MeasuredCosts:
 
     def begin(self, sequences: int) -> float:
         """What drafting takes besides its forwards."""
-        known = self._begins
-        return known[_nearest(known, sequences.bit_length())] if known else 0.0
+        return self._begin
 
     def draft(self, rows: int) -> float:
-        """A forward over these rows; beyond the widest batch each costs what catching up costs."""
-        extra = max(rows - self._widest, 0)
-        return self._draft(rows - extra, 0) + extra * self._row
+        return self._step + self._row * rows
 
 
 def _group(step: StepRecord) -> int:
@@ -138,35 +85,34 @@ def _group(step: StepRecord) -> int:
     return _PROMPT if prompts else len(step.parts).bit_length()
 
 
-def _drafts(steps: Sequence[StepRecord]) -> Iterable[tuple[int, int, int, float]]:
-    """Of steps that drafted: sequences, forwards, rows to catch up with, seconds."""
+def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, float, float]:
+    """Seconds that drafting takes once, for each forward, and for each row of a forward: least
+    squares over the means of steps alike, outliers cut, and the profile."""
+    alike: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    for n, seconds in profile:
+        alike[0, 1, n].append(seconds)
     for step in steps:
         depths = [part.drafted for part in step.parts if part.drafted and not part.source]
         if depths:
-            yield len(depths), max(depths), step.catch_up_rows, step.draft_seconds
-
-
-def _begins(drafts: Sequence[tuple[int, int, float]]) -> dict[int, float]:
-    """By power of two of the sequences: where the line of seconds over forwards begins. Medians by
-    number of forwards, so that a slow moment is no slope."""
-    groups: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for n, depth, seconds in drafts:
-        groups[n.bit_length()][depth].append(seconds)
-    return {
-        group: _line([(depth, median(found)) for depth, found in by_depth.items()])[0][1]
-        for group, by_depth in groups.items()
-        if len(by_depth) > 1
-    }
+            alike[1, max(depths), sum(depths) + step.catch_up_rows].append(step.draft_seconds)
+    if not alike:
+        return 0.0, _SHORTEST, 0.0
+    weights = np.sqrt([len(found) for found in alike.values()])
+    means = [fmean(min(s, _OUTLIER * fmean(found)) for s in found) for found in alike.values()]
+    sizes, free = np.array(list(alike), float) * weights[:, None], [0, 1, 2]
+    while True:  # without what would be negative
+        found = np.linalg.lstsq(sizes[:, free], means * weights, rcond=None)[0]
+        if min(found) >= 0.0:
+            break
+        free.remove(free[int(np.argmin(found))])
+    fitted = dict(zip(free, map(float, found), strict=True))
+    return fitted.get(0, 0.0), fitted.get(1, 0.0), fitted.get(2, 0.0)
 
 
 def _bin(size: int) -> int:
     """Sizes that are told apart: each up to 16, then eight in an octave."""
     step = max(1 << max(size.bit_length() - 4, 0), 1) if size > 16 else 1
     return max(size - size % step, 1)
-
-
-def _nearest(groups: Iterable[int], group: int) -> int:
-    return min(groups, key=lambda known: (abs(known - group), known))
 
 
 def _mean(logs: Sequence[float]) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from engine.control.controller import KController, Load
@@ -54,10 +53,14 @@ class Request:
 class Live:
     """A request in the batch. `position`: tokens generated; `left`: committed rows still to
     compute, one while it decodes; `known`: generated tokens that the drafter has been run over,
-    below 0 as long as it lacks rows of the prompt."""
+    below 0 as long as it lacks rows of the prompt. Of the present step: guesses `asked` for, `made`
+    and `kept` for the target's forward."""
 
     request: Request
     position: int = 0
+    asked: int = 0
+    made: int = 0
+    kept: int = 0
     left: int = field(init=False)
     known: int = field(init=False)
 
@@ -81,10 +84,12 @@ class Live:
         found = Agreement(self.request.number, span.start, list(guesses))
         return found if found.guesses else None
 
-    def step(self, rows: int, k: int, drafted: int, proposed: int) -> Part:
+    def step(self, rows: int) -> Part:
         """Compute so many committed rows and, if these are the last, walk the guesses and move on.
         A guess that was not verified is compared with the token that came instead."""
-        request, begin = self.request, self.position
+        request, begin, k = self.request, self.position, self.asked
+        drafted, proposed = self.made, self.kept
+        self.asked = self.made = self.kept = 0
         context = request.context + begin
         if rows < self.left:
             self.left -= rows
@@ -133,39 +138,13 @@ class Costs(Protocol):
     def host(self, rows: int, sequences: int, *, prompts: bool) -> float: ...
 
 
-class Noise:
-    """Factors of mean about one, drawn in blocks."""
-
-    def __init__(self, deviation: float, seed: int) -> None:
-        self._deviation = deviation
-        self._rng = np.random.default_rng([seed, 10**6])
-        self._left: list[float] = []
-
-    def __call__(self) -> float:
-        if not self._left:
-            drawn = self._rng.normal(0.0, self._deviation, 4096)
-            self._left = np.exp(drawn).tolist()
-        return self._left.pop()
-
-
-@dataclass(slots=True)
-class Drafts:
-    """By sequence of the batch: guesses asked for, made, and kept for the target's forward."""
-
-    asked: list[int]
-    made: list[int]
-    kept: list[int]
-    seconds: float = 0.0
-    catch_up_rows: int = 0
-    hindsight: Sequence[Agreement] = ()
-
-
 class Player:
     """One controller through any number of workloads, learning all the while.
 
-    `noise`: of the timings that it sees. `budget`: target rows in a step. `stops`: each draft step
-    is a forward of its own, and the controller is asked between them. `charge`: how many times its
-    own time of the round before counts. `took`: by round, the batch and the controller's seconds.
+    `noise`: a factor of each timing that it sees. `budget`: target rows in a step. `stops`: each
+    draft step is a forward of its own, and the controller is asked between them. `charge`: how many
+    times its own time of the round before counts. `took`: by round, the batch and the controller's
+    seconds.
     """
 
     def __init__(
@@ -173,7 +152,7 @@ class Player:
         controller: KController,
         costs: Costs,
         *,
-        noise: Noise | None = None,
+        noise: Callable[[], float] = lambda: 1.0,
         budget: int = UNLIMITED,
         stops: bool = True,
         charge: float = 0.0,
@@ -189,46 +168,40 @@ class Player:
         tokens = 0
         while tokens < workload.tokens:
             workload.admit(batch, tokens)
-            record = self._round(batch, tokens)
+            record = self._round(batch)
             tokens += record.tokens
             batch = [live for live in batch if live.position < live.request.length]
             yield record
 
-    def _round(self, batch: list[Live], begin: int) -> StepRecord:
+    def _round(self, batch: list[Live]) -> StepRecord:
         size, controller = len(batch), self._controller
         charged = self._charge * self.took[-1][1] if self.took else 0.0
         self.took.append((size, 0.0))
         context = sum([live.request.context + live.position for live in batch])
         k: int = self._ask(controller.choose, Load(size, lambda: context / max(size, 1)))
-        rows = self.plan(batch, k, begin)
-        sampling = [live if n == live.left else None for live, n in zip(batch, rows, strict=True)]
-        prompts = max(rows, default=1) > 1 or None in sampling
-        drafts = self.draft(sampling, k, begin)
-        each = zip(batch, rows, drafts.asked, drafts.made, drafts.kept, strict=True)
-        parts = [live.step(*counts) for live, *counts in each]
-        computed = sum(rows) + sum(drafts.kept)
+        rows = self._plan(batch, k)
+        sampling = [live for live, n in zip(batch, rows, strict=True) if n == live.left]
+        prompts = max(rows, default=1) > 1 or len(sampling) < size
+        drafting, late, hindsight = self._draft(sampling, k)
+        computed = sum(rows) + sum([live.kept for live in batch])
+        parts = [live.step(n) for live, n in zip(batch, rows, strict=True)]
         record = StepRecord(
             parts,
             reason=controller.reason,
-            draft_seconds=drafts.seconds,
+            draft_seconds=drafting,
             target_seconds=self._costs.target(computed, size, context, prompts=prompts),
             host_seconds=self._costs.host(computed, size, prompts=prompts) + charged,
             overhead_seconds=charged,
-            catch_up_rows=drafts.catch_up_rows,
-            hindsight=drafts.hindsight,
+            catch_up_rows=late,
+            hindsight=hindsight,
         )
-        self._ask(controller.update, self._measured(record))
-        return record
-
-    def _measured(self, record: StepRecord) -> StepRecord:
-        if self._noise is None:
-            return record
-        draft, target = record.draft_seconds, record.target_seconds
-        return replace(
+        measured = replace(
             record,
-            draft_seconds=draft * self._noise() if draft else 0.0,
-            target_seconds=target * self._noise(),
+            draft_seconds=record.draft_seconds * self._noise(),
+            target_seconds=record.target_seconds * self._noise(),
         )
+        self._ask(controller.update, measured)
+        return record
 
     def _ask(self, function: Callable[..., Any], *given: object) -> Any:
         began = self._clock()
@@ -237,9 +210,9 @@ class Player:
         self.took[-1] = size, seconds + self._clock() - began
         return answer
 
-    def plan(self, batch: Sequence[Live], k: int, begin: int) -> list[int]:
+    def _plan(self, batch: Sequence[Live], k: int) -> list[int]:
         """Committed rows of each, as the scheduler: what decoding leaves of the budget goes to
-        prompts, in order of arrival. `begin`: tokens generated so far."""
+        prompts, in order of arrival."""
         rows = [int(live.left == 1) for live in batch]
         room = max(self._budget - (1 + k) * sum(rows), 1)
         for i, live in enumerate(batch):
@@ -248,45 +221,61 @@ class Player:
                 room -= rows[i] + (k if rows[i] == live.left else 0)
         return rows
 
-    def draft(self, batch: Sequence[Live | None], k: int, begin: int) -> Drafts:
-        """Guess, until the controller has enough; drop what it does not want verified. None stands
-        for who does not sample."""
-        most = self._controller.max_speculating if k else 0
-        left = len(batch) if most is None else most
-        asked = [0] * len(batch)
-        for i, live in enumerate(batch):
-            if live is not None and left > 0:
-                asked[i], left = live.room(k), left - 1
-        depth = max(asked, default=0)
-        if not depth:
-            return Drafts(asked, asked, asked)
-        drafts = self._catch_up(batch, asked)
-        depth = self._depth(batch, asked, drafts)
-        drafts.made = [min(n, depth) for n in asked]
-        found = [
-            live.confidences(n) for live, n in zip(batch, drafts.made, strict=True) if live and n
-        ]
-        kept = iter(self._ask(self._controller.keep, found))
-        drafts.kept = [next(kept) if n else 0 for n in drafts.made]
-        assert all(0 <= a <= b for a, b in zip(drafts.kept, drafts.made, strict=True)), drafts
-        return drafts
-
-    def _catch_up(self, batch: Sequence[Live | None], asked: list[int]) -> Drafts:
-        """The first forward."""
-        drafting = [live for live, n in zip(batch, asked, strict=True) if live and n]
-        rows = sum([live.position - live.known for live in drafting])
-        found = [live.catch_up() for live in drafting]
-        seconds = self._costs.begin(len(drafting)) + self._costs.draft(rows + len(drafting))
-        hindsight = [each for each in found if each is not None]
-        return Drafts(asked, asked, asked, seconds, rows, hindsight)
-
-    def _depth(self, batch: Sequence[Live | None], asked: list[int], drafts: Drafts) -> int:
-        """Draft forwards after which no more are wanted; adds their seconds."""
+    def _draft(self, sampling: Sequence[Live], k: int) -> tuple[float, int, list[Agreement]]:
+        """Guess, until the controller has enough; drop what it does not want verified. Seconds,
+        rows caught up with, and what these showed."""
+        controller, most = self._controller, self._controller.max_speculating if k else 0
+        for live in sampling[:most]:
+            live.asked = live.room(k)
+        drafting = [live for live in sampling[:most] if live.asked]
+        if not drafting:
+            return 0.0, 0, []
+        late = sum([live.position - live.known for live in drafting])
+        hindsight = [found for live in drafting if (found := live.catch_up())]
+        seconds = self._costs.begin(len(drafting)) + self._costs.draft(late + len(drafting))
         depth = 1
-        while more := [live for live, n in zip(batch, asked, strict=True) if live and n > depth]:
-            found = [live.confidences(depth) for live in more]
-            if self._stops and not self._ask(self._controller.goes_on, found):
+        while more := [live for live in drafting if live.asked > depth]:
+            sure = [live.confidences(depth) for live in more]
+            if self._stops and not self._ask(controller.goes_on, sure):
                 break
-            drafts.seconds += self._costs.draft(len(more))
+            seconds += self._costs.draft(len(more))
             depth += 1
-        return depth
+        for live in drafting:
+            live.made = min(live.asked, depth)
+        kept = self._ask(controller.keep, [live.confidences(live.made) for live in drafting])
+        for live, n in zip(drafting, kept, strict=True):
+            assert 0 <= n <= live.made
+            live.kept = n
+        return seconds, late, hindsight
+
+
+@dataclass(slots=True)
+class Score:
+    """One policy. Lists are by phase; `drafted` counts draft forwards, `switches` changes of the K
+    played from one round of a phase to the next."""
+
+    name: str
+    seconds: list[float]
+    rounds: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    proposed: int = 0
+    accepted: int = 0
+    switches: int = 0
+
+    @classmethod
+    def of(cls, name: str, phases: int, steps: Iterable[tuple[int, StepRecord]]) -> Score:
+        """From the steps, each with its phase."""
+        score, last = cls(name, [0.0] * phases, [0] * phases, [0] * phases), (-1, 0)
+        for phase, step in steps:
+            score.seconds[phase] += step.seconds
+            score.rounds[phase] += 1
+            score.drafted[phase] += max([part.drafted for part in step.parts], default=0)
+            score.proposed += sum([part.proposed for part in step.parts])
+            score.accepted += sum([part.accepted for part in step.parts])
+            score.switches += last[0] == phase and last[1] != step.k
+            last = phase, step.k
+        return score
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds)

@@ -8,15 +8,16 @@ same batch at the same token, and the policy that recorded meets exactly its own
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from engine.control.controller import FixedK
+from engine.control.profile import Profile
 from engine.errors import TraceError
-from engine.lab.replay.play import Costs, Drafts, Live, Player, Request, Workload
+from engine.lab.replay.costs import MeasuredCosts
+from engine.lab.replay.play import Player, Request, Score, Workload
 from engine.scheduling.step_record import Part, StepRecord
 from engine.step.trace import Trace
 
@@ -29,9 +30,14 @@ _SCORABLE = "draft_model"
 
 @dataclass(slots=True)
 class Recorded:
-    """What can be replayed. `begins`: tokens generated before each phase, ascending; `sizes`: the
-    mean batch of each. `known`: share of generated positions whose guess was found out."""
+    """scores.Scene: what can be replayed. `begins`: tokens generated before each phase, ascending;
+    `sizes`: the mean batch of each. `known`: share of generated positions whose guess was found
+    out."""
 
+    name: str
+    trace: Trace
+    costs: MeasuredCosts
+    stops: bool
     requests: list[Request]
     begins: list[int]
     sizes: list[float]
@@ -39,9 +45,31 @@ class Recorded:
     seconds: float
     known: float
 
+    @property
+    def profile(self) -> Profile:
+        return self.trace.header.profile
+
+    @property
+    def budget(self) -> int:
+        return self.trace.header.max_step_tokens
+
+    @property
+    def spans(self) -> list[int]:
+        """Tokens of each phase."""
+        edges = [*self.begins, self.tokens]
+        return [end - begin for begin, end in pairwise(edges)]
+
     def workload(self) -> Workload:
         """All of it, from the first request."""
         return Workload(self.requests, self.tokens)
+
+    def score(self, name: str, player: Player) -> Score:
+        """Play all of it."""
+        tokens, steps = 0, []
+        for step in player.play(self.workload()):
+            steps.append((self.phase(tokens), step))
+            tokens += step.tokens
+        return Score.of(name, len(self.begins), steps)
 
     def phase(self, tokens: int) -> int:
         """Where in the trace so many tokens have been generated."""
@@ -94,7 +122,7 @@ class _Story:
         )
 
 
-def recorded(trace: Trace) -> Recorded:
+def recorded(trace: Trace, name: str = "") -> Recorded:
     """What a trace says. Raises TraceError where there is nothing to replay."""
     proposer = trace.header.proposer
     if proposer != _SCORABLE:
@@ -110,6 +138,10 @@ def recorded(trace: Trace) -> Recorded:
     rng = np.random.default_rng(_SEED)
     begins, sizes = _phases(trace.steps)
     return Recorded(
+        name=name,
+        trace=trace,
+        costs=MeasuredCosts(trace),
+        stops=trace.header.stops,
         requests=[story.request(known, rng) for story in told],
         begins=begins,
         sizes=sizes,
@@ -149,53 +181,28 @@ def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
     return [begin for _, begin, _ in runs], [sum(b) / len(b) for _, _, b in runs]
 
 
-class Repeat(Player):
-    """Does again what the trace did when as many tokens had been generated, to check the replay.
-    `same` and `other` count sequences whose accepted length came out as recorded, or not."""
-
-    def __init__(self, costs: Costs, trace: Trace) -> None:
-        super().__init__(FixedK(0), costs, budget=trace.header.max_step_tokens)
-        self.same = self.other = 0
-        self._steps: dict[int, deque[StepRecord]] = defaultdict(deque)
-        self._parts: dict[int, Part] = {}  # of the present step, by request
-        tokens = 0
-        for step in trace.steps:
-            if step.parts:
-                self._steps[tokens].append(step)
-            tokens += step.tokens
-
-    def plan(self, batch: Sequence[Live], k: int, begin: int) -> list[int]:
-        """The rows that were computed then."""
-        steps = self._steps.get(begin)
-        if not steps:  # not where the trace was at any time: nobody's length is as recorded
-            self._parts = {}
-            self.other += len(batch)
-            return super().plan(batch, k, begin)
-        self._parts = {part.request: part for part in steps.popleft().parts}
-        parts = [self._parts.get(live.request.number) for live in batch]
-        return [
-            min(live.left, part.rows if part else 0)
-            for live, part in zip(batch, parts, strict=True)
+def check(told: Recorded) -> tuple[float, int, int]:
+    """Whether the replay meets what was recorded: seconds that the recorded choices take by its
+    costs, and the sequences whose accepted length comes out as recorded, or not, step by step."""
+    costs, requests = told.costs, {request.number: request for request in told.requests}
+    seconds, lengths = 0.0, list[bool]()
+    for step in told.trace.steps:
+        size, prompts = (
+            len(step.parts),
+            any(part.rows > 1 or not part.tokens for part in step.parts),
+        )
+        if not size:
+            continue
+        seconds += costs.target(step.rows, size, 0, prompts=prompts)
+        seconds += costs.host(step.rows, size, prompts=prompts)
+        depths = [part.drafted for part in step.parts if part.drafted and not part.source]
+        if depths:
+            seconds += costs.begin(len(depths)) + costs.draft(len(depths) + step.catch_up_rows)
+        for depth in range(1, max(depths, default=0)):
+            seconds += costs.draft(sum(drafted > depth for drafted in depths))
+        lengths += [
+            min(part.proposed, requests[part.request].runs[part.position]) == part.accepted
+            for part in step.parts
+            if part.tokens and not part.source
         ]
-
-    def draft(self, batch: Sequence[Live | None], k: int, begin: int) -> Drafts:
-        """What was drafted and verified then, by request."""
-        none = [0] * len(batch)
-        drafts = Drafts(none, none[:], none[:])
-        for i, live in enumerate(batch):
-            part = self._parts.get(live.request.number) if live else None
-            if live is None or part is None:
-                continue
-            drafted, proposed, accepted = part.drafted, part.proposed, part.accepted
-            if part.source:
-                drafted = proposed = accepted = 0
-            drafts.made[i], drafts.kept[i] = live.room(drafted), live.room(proposed)
-            is_same = min(drafts.kept[i], live.request.runs[live.position]) == accepted
-            self.same += is_same
-            self.other += not is_same
-        if any(drafts.made):
-            first = self._catch_up(batch, drafts.made)
-            drafts.seconds, drafts.catch_up_rows = first.seconds, first.catch_up_rows
-            for depth in range(1, max(drafts.made)):
-                drafts.seconds += self._costs.draft(sum(n > depth for n in drafts.made))
-        return drafts
+    return seconds, sum(lengths), len(lengths) - sum(lengths)

@@ -1,34 +1,37 @@
-"""AdaptiveK with one refinement taken out each, to be judged on traces (`replay.ablate`).
+"""Policies by name: fixed K, the controller, and the controller with one refinement taken out.
 
-None of them serves anybody. Each is the controller but for a few lines, so that it changes along.
+No variant serves anybody. Each is the controller but for a few lines, so that it changes along;
+`engine.lab.replay.ablate` says what the refinement is worth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from engine.control.acceptance import Confidences, Surprise
+from engine.config import FixedConfig, SpeculationConfig
+from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import KController, Load
-from engine.control.cost_model import CostModel
+from engine.control.controller import KController
 from engine.control.exploration import Exploration, Round
-from engine.control.goodput import Goodput
+from engine.control.modes import build_controller
+from engine.errors import ConfigError
 from engine.scheduling.step_record import StepRecord
 
+ALLOWED = (
+    "adaptive, fixed:K (0 to 16), a variant of engine.lab.replay.variants, or module:callable,"
+    " which is called with k_max"
+)
+WHOLE, STOP = "adaptive", "no confidence stop"
 _USUAL = 1.5  # a confidence that says nothing: all are the same
 
-
-class NoStop(AdaptiveK):
-    """Drafts as many steps as were chosen beforehand, whatever the confidences are."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=False)
+Build = Callable[..., KController]  # of k_max, and `stops`: it is asked between draft steps
 
 
-class NoConfidences(AdaptiveK):
+class _NoConfidences(AdaptiveK):
     """Knows guesses by their depth alone, so that it verifies all that were made."""
 
     def goes_on(self, confidences: Confidences) -> bool:
@@ -46,7 +49,7 @@ class NoConfidences(AdaptiveK):
         super().update(replace(record, parts=parts, hindsight=hindsight))
 
 
-class Uniform(AdaptiveK):
+class _Uniform(AdaptiveK):
     """As many rows as it would verify, but the same number for every sequence."""
 
     def keep(self, confidences: Confidences) -> list[int]:
@@ -55,7 +58,7 @@ class Uniform(AdaptiveK):
         return [min(each, len(sure)) for sure in confidences]
 
 
-class KeepAll(AdaptiveK):
+class _KeepAll(AdaptiveK):
     """Verifies every guess that was made."""
 
     def keep(self, confidences: Confidences) -> list[int]:
@@ -63,73 +66,16 @@ class KeepAll(AdaptiveK):
         return [len(sure) for sure in confidences]
 
 
-class NoChangeTest(AdaptiveK):
-    """The past fades, and never all at once."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._guesses.acceptance.surprise = _NoSurprise()
-
-
-class NoHindsight(AdaptiveK):
+class _NoHindsight(AdaptiveK):
     """Learns from guesses that were offered, not from those it would have made."""
 
     def update(self, record: StepRecord) -> None:
         super().update(replace(record, hindsight=()))
 
 
-class _OtherCosts(AdaptiveK):
-    def __init__(self, k_max: int, costs: CostModel, *, stops: bool) -> None:
-        super().__init__(k_max, stops=stops)
-        self._costs = costs
-        self._goodput = Goodput(k_max, self._guesses, costs)
-
-
-class ProfileOnly(_OtherCosts):
-    """Costs are those of the start-up profile."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, _Profiled(), stops=stops)
-
-
-class NoExploration(AdaptiveK):
-    """Tries nothing that is not believed to pay."""
-
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._explore = _Never()
-
-
-class OnlyProbes(AdaptiveK):
+class _OnlyProbes(Exploration):
     """Asks a few while K is 0, but plays no K that is not believed to pay."""
 
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        super().__init__(k_max, stops=stops)
-        self._explore = _Probes()
-
-
-class EveryStep(AdaptiveK):
-    """Learns from every step, however short."""
-
-    def choose(self, load: Load) -> int:
-        self._every = 1
-        return super().choose(load)
-
-
-class _NoSurprise(Surprise):
-    def add(self, found: float, expected: float, variance: float, outcomes: int) -> bool:
-        return False
-
-
-class _Never(Exploration):
-    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
-        return "usual"
-
-    def while_on(self, seconds: float, *, gain: float) -> Round:
-        return "usual"
-
-
-class _Probes(Exploration):
     def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
         found = super().while_off(seconds, alone=alone, promise=promise)
         self._left = 0
@@ -140,25 +86,58 @@ class _Probes(Exploration):
         return "usual"
 
 
-class _Profiled(CostModel):
-    def learn(self, seen: StepRecord, *, caught_up: bool) -> None:
-        pass
+def _only_probes(k_max: int, *, stops: bool = True) -> KController:
+    controller = AdaptiveK(k_max, stops=stops)
+    controller._explore = _OnlyProbes()
+    return controller
 
 
-WHOLE = "the whole controller"
-STOP = "no confidence stop"
-VARIANTS: Mapping[str, Callable[..., KController]] = MappingProxyType(
+def _without(part: Callable[[AdaptiveK], object], **answers: object) -> Build:
+    """A controller in which these methods of a part always answer so."""
+
+    def build(k_max: int, *, stops: bool = True) -> KController:
+        controller = AdaptiveK(k_max, stops=stops)
+        for method, answer in answers.items():
+            setattr(part(controller), method, lambda *_, _answer=answer, **__: _answer)
+        return controller
+
+    return build
+
+
+VARIANTS: Mapping[str, Build] = MappingProxyType(
     {
         WHOLE: AdaptiveK,
-        STOP: NoStop,
-        "no confidences": NoConfidences,
-        "same rows for each": Uniform,
-        "verify all guesses": KeepAll,
-        "no change test": NoChangeTest,
-        "no hindsight": NoHindsight,
-        "profile only": ProfileOnly,
-        "no exploration": NoExploration,
-        "only probes": OnlyProbes,
-        "learn from every step": EveryStep,
+        STOP: lambda k_max, *, stops=True: AdaptiveK(k_max, stops=False),
+        "no confidences": _NoConfidences,
+        "same rows for each": _Uniform,
+        "verify all guesses": _KeepAll,
+        "no change test": _without(lambda whole: whole._guesses.acceptance.surprise, add=False),
+        "no hindsight": _NoHindsight,
+        "profile only": _without(lambda whole: whole._costs, learn=None),
+        "no exploration": _without(
+            lambda whole: whole._explore, while_off="usual", while_on="usual"
+        ),
+        "only probes": _only_probes,
     }
 )
+
+
+def build_policy(name: str, k_max: int, *, stops: bool = True) -> KController:
+    """What `--policy` names: a fresh controller; `stops`: it will be asked between draft steps.
+    Raises ConfigError for a name that is none."""
+    kind, _, rest = name.partition(":")
+    if name in VARIANTS:
+        return VARIANTS[name](k_max, stops=stops)
+    if kind == "fixed" and rest.isdecimal() and int(rest) <= 16:
+        return build_controller(SpeculationConfig(controller=FixedConfig(k=int(rest))))
+    try:
+        build: Callable[[int], KController] = getattr(import_module(kind), rest)
+    except (ImportError, AttributeError, ValueError):
+        raise ConfigError(f"policy {name!r} is unknown; allowed: {ALLOWED}") from None
+    try:
+        made = build(k_max)
+    except Exception as error:  # a user's own code may do anything
+        raise ConfigError(f"policy {name!r} cannot be built for K {k_max}: {error}") from error
+    if not hasattr(made, "choose"):
+        raise ConfigError(f"policy {name!r} builds no controller; allowed: {ALLOWED}")
+    return made

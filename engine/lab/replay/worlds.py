@@ -8,16 +8,14 @@ j in phase p of world s is a function of (s, p, j), so all policies are scored o
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.control.profile import BATCHES, CONTEXT, Profile, alone, in_fours
-from engine.lab.replay.play import Player, Request, Workload
-from engine.lab.replay.scores import Score
+from engine.lab.replay.play import UNLIMITED, Player, Request, Score, Workload
 
 # Graphs are captured for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
@@ -25,7 +23,6 @@ BUCKETS = (
 )  # fmt: skip
 _ALONE, _PLAIN = alone(16), tuple(in_fours(16, 64))
 BEYOND = 24  # positions after the end of a request, where guesses are in vain
-NOISE = 0.05  # of a timing: standard deviation of its logarithm
 
 _SHORTEST, _LONGEST = 200, 600
 _PHASES = 4
@@ -102,31 +99,37 @@ class PhaseSpec:
 
 @dataclass(slots=True)
 class World:
-    """A machine, what its start-up profile shows, and the phases."""
+    """scores.Scene: a machine, what its start-up profile shows, and the phases."""
 
-    seed: int
-    machine: Roofline
+    number: int
+    costs: Roofline
     profiled: Roofline
     text: Text
     phases: list[PhaseSpec]
-    _requests: dict[tuple[int, int], Request] = field(default_factory=dict, repr=False)
+    budget: int = UNLIMITED
+    stops: bool = True
+
+    @property
+    def name(self) -> str:
+        return str(self.number)
+
+    @property
+    def profile(self) -> Profile:
+        return self.profiled.profile()
+
+    @property
+    def tokens(self) -> int:
+        return sum(phase.tokens for phase in self.phases)
 
     def workload(self, phase: int) -> Workload:
         """Phase `phase`, from its first request: whoever ends is followed by the next."""
         spec = self.phases[phase]
-        return Workload(self._requests_of(phase), spec.tokens, spec.batch)
-
-    def _requests_of(self, phase: int) -> Iterator[Request]:
-        return (self.request(phase, j) for j in count())
+        requests = (self.request(phase, j) for j in count())
+        return Workload(requests, spec.tokens, spec.batch)
 
     def request(self, phase: int, j: int) -> Request:
         """Request j of a phase; the same object each time."""
-        if (phase, j) not in self._requests:
-            rng = np.random.default_rng([self.seed, phase, j])
-            spec = self.phases[phase]
-            acceptance = spec.acceptance + rng.normal(0, spec.spread)
-            self._requests[phase, j] = _draw(self.text, float(np.clip(acceptance, 0.12, 0.97)), rng)
-        return self._requests[phase, j]
+        return _request(self.number, self.text, self.phases[phase], phase, j)
 
     def score(self, name: str, player: Player) -> Score:
         """Play all phases. Each one's time is scaled to exactly its tokens, which the last round
@@ -162,10 +165,13 @@ def random_world(number: int) -> World:
         ridge=ridge * float(rng.uniform(0.6, 1.8)),
         draft_step=draft * float(rng.uniform(0.6, 1.4)),
     )
-    return World(9000 + number, machine, profiled, text, phases)
+    return World(number, machine, profiled, text, phases)
 
 
-def _draw(text: Text, acceptance: float, rng: np.random.Generator) -> Request:
+@lru_cache(1 << 14)  # requests; a world's are drawn once for all policies
+def _request(number: int, text: Text, spec: PhaseSpec, phase: int, j: int) -> Request:
+    rng = np.random.default_rng([9000 + number, phase, j])
+    acceptance = float(np.clip(spec.acceptance + rng.normal(0, spec.spread), 0.12, 0.97))
     length = int(rng.integers(_SHORTEST, _LONGEST))
     count = length + BEYOND
     share = float(np.clip((acceptance - text.hard) / (text.easy - text.hard), 0.02, 0.98))
@@ -177,9 +183,6 @@ def _draw(text: Text, acceptance: float, rng: np.random.Generator) -> Request:
     hits = rng.random(count) < chance
     odds = np.log(chance / (1 - chance)) + rng.normal(0, text.blur, count)
     context = int(rng.integers(500, 2500))
-    return Request(hits.tolist(), _margin(odds).tolist(), length, context)
-
-
-def _margin(odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-odds as what is positive and as large where it is large, like the margin of a draw."""
-    return np.logaddexp(0.0, odds)
+    # As what is positive and as large where it is large, like the margin of a draw.
+    margins = np.logaddexp(0.0, odds)
+    return Request(hits.tolist(), margins.tolist(), length, context)

@@ -9,21 +9,15 @@ weights.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import GenerationConfig
-from transformers.utils import logging
 
 from engine.arguments import Parser, exit_code, number, whole
-from engine.child import VARIABLES, engine_threads, granted_cores
-from engine.config import BUILTIN, model_folder
 from engine.errors import ConfigError
+from engine.lab.bench.options import set_threads
 from engine.lab.files import new_folder
 from engine.lab.synthetic.pair import (
     LARGEST,
@@ -32,14 +26,12 @@ from engine.lab.synthetic.pair import (
     SMALLEST,
     Agreement,
     Shape,
-    Text,
-    calibrate,
-    draft_of,
-    random_target,
+    make_pair,
+    save,
     shape_of,
+    text_of,
 )
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHECKS = 3  # other texts, after the scale was found
 
 
@@ -57,9 +49,7 @@ def run(parsed: argparse.Namespace) -> int:
             f"--draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
             f"allowed are 1 to {shape.layers - 1}"
         )
-    if VARIABLES[0] not in os.environ:
-        torch.set_num_threads(engine_threads(granted_cores()))
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_threads(None)
     with new_folder(parsed.output) as folder:
         write(parsed, shape, folder)
     print(f"written: {Path(parsed.output, 'target')} and {Path(parsed.output, 'draft')}")
@@ -67,10 +57,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m engine.lab.synthetic",
-        description=__doc__,
-    )
+    parser = Parser("python -m engine.lab.synthetic", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
     add("--parameters", type=number(SMALLEST, LARGEST), default=0.3e9, metavar="N",
@@ -88,41 +75,24 @@ def build_parser() -> Parser:
 
 
 def write(parsed: argparse.Namespace, shape: Shape, folder: Path) -> None:
-    """Build, calibrate, check, save."""
-    layers, seed = parsed.draft_layers, parsed.seed
+    """Build, calibrate, save; a line for each scale that is tried."""
+    layers = parsed.draft_layers
     print(
         f"target {shape.parameters(shape.layers) / 1e6:.1f} M parameters, {shape.layers} layers of "
         f"width {shape.width}; draft {shape.parameters(layers) / 1e6:.1f} M, {layers} of them",
         flush=True,
     )
-    target = random_target(shape, seed)
-    draft = draft_of(target, layers)
-    text = text_of(draft, parsed.tokens, seed)
-    print("  scale     T=0    T=1   mean", flush=True)
-    scale = calibrate(
-        target, layers, text, parsed.acceptance, lambda scale, found: row(f"{scale:.5f}", found)
+    print("     scale     T=0    T=1   mean", flush=True)
+    target, draft = make_pair(
+        shape, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed, report=row
     )
-    print(f"scale {scale:.5f}; on other texts:")
-    for other in range(seed + 1, seed + 1 + CHECKS):
-        row(f"text {other}", text_of(draft, parsed.tokens, other).agreement(target))
-    save(folder, {"target": target, "draft": draft}, getattr(torch, parsed.dtype))
-
-
-def text_of(draft: Any, tokens: int, seed: int) -> Text:
-    return Text(draft, sequences=max(1, tokens // 128), length=128, seed=seed)
+    for other in range(parsed.seed + 1, parsed.seed + 1 + CHECKS):
+        row(f"other text {other}", text_of(draft, parsed.tokens, other).agreement(target))
+    save(folder, target, draft, getattr(torch, parsed.dtype))
 
 
 def row(name: str, found: Agreement) -> None:
-    print(f"{name:>9}  {found.greedy:.3f}  {found.sampled:.3f}  {found.mean:.3f}", flush=True)
-
-
-def save(folder: Path, models: dict[str, Any], dtype: torch.dtype) -> None:
-    """Both models, which are of that type then, with the built-in pair's tokenizer."""
-    for role, model in models.items():
-        model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]
-        model.to(dtype).save_pretrained(folder / role)  # its config.json says the model's type
-        for name in TOKENIZER:
-            shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), folder / role / name)
+    print(f"{name:>12}  {found.greedy:.3f}  {found.sampled:.3f}  {found.mean:.3f}", flush=True)
 
 
 if __name__ == "__main__":

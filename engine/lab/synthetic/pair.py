@@ -14,15 +14,22 @@ not matter, since either model's next token is a pseudo-random function of what 
 
 from __future__ import annotations
 
+import shutil
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
+from engine.arguments import number
+from engine.config import BUILTIN, model_folder
 from engine.demo.tokens import SPECIAL, VOCABULARY
+from engine.errors import ConfigError
 
 HEAD_DIM = 64
 POSITIONS = 2048  # as many as the tokenizer says
@@ -35,6 +42,7 @@ PROMPT = 16  # random tokens before a text; not counted
 DRAWS = 4  # of the noise, for each token
 STEPS = 7  # of the bisection
 LOUDEST, QUIETEST = 0.0, -9.0  # log2 of the scale
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +84,7 @@ class Shape:
 
 def shape_of(parameters: float, positions: int = POSITIONS) -> Shape:
     """About so many, in the proportions of small Llamas: 0.3e9 is 25 layers of width 1024, 1e9 some
-    38 of width 1536. Raises ValueError."""
-    if not SMALLEST <= parameters <= LARGEST:
-        raise ValueError(
-            f"parameters is {parameters:g}; allowed are {SMALLEST:.0e} to {LARGEST:.0e}"
-        )
-    if not 256 <= positions <= MOST_POSITIONS:
-        raise ValueError(f"positions is {positions}; allowed are 256 to {MOST_POSITIONS}")
+    38 of width 1536."""
     step = 256 if parameters > 5e7 else HEAD_DIM
     width = max(step, round((parameters / 0.27) ** (1 / 3) / step) * step)
     heads = width // HEAD_DIM
@@ -91,6 +93,22 @@ def shape_of(parameters: float, positions: int = POSITIONS) -> Shape:
     base = shape.parameters(0)
     layers = max(2, round((parameters - base) / (shape.parameters(1) - base)))
     return Shape(width, layers, shape.inner, heads, kv_heads, positions=positions)
+
+
+EIGHT_B = Shape(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)  # as Llama 3.1 8B
+EIGHT_B_DRAFT = 2  # layers: with the head, it reads some 0.96 G numbers a step
+
+
+def shape_named(size: str) -> tuple[Shape, int]:
+    """`8b`, or a number of parameters: the target's shape, and the draft's layers. Raises
+    ConfigError."""
+    if size.lower() == "8b":
+        return EIGHT_B, EIGHT_B_DRAFT
+    try:
+        shape = shape_of(number(SMALLEST, LARGEST)(size))
+    except ArgumentTypeError as error:
+        raise ConfigError(f"synthetic is {size!r}, but must be 8b or a number: {error}") from error
+    return shape, max(1, shape.layers // 12)
 
 
 @torch.inference_mode()
@@ -112,13 +130,9 @@ def random_target(
 
 
 def _empty(config: LlamaConfig, device: str | torch.device, dtype: torch.dtype) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model: Any = LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
+    build: Any = LlamaForCausalLM
+    with torch.device(device):
+        model = build._from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -134,31 +148,28 @@ def _deviation(name: str, weight: Tensor) -> float:
 
 
 @torch.inference_mode()
-def draft_of(target: Any, layers: int, dtype: torch.dtype | None = None) -> Any:
-    """Its first `layers` layers with its embedding, norm and head; `dtype`: the target's."""
+def draft_of(target: Any, layers: int) -> Any:
+    """Its first `layers` layers with its embedding, norm and head."""
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": layers})
-    draft = _empty(config, target.device, dtype or target.dtype)
+    draft = _empty(config, target.device, target.dtype)
     names = draft.state_dict().keys()
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in names})
     return draft
 
 
-class FurtherLayers:
-    """What the target has beyond its draft of so many layers."""
-
-    def __init__(self, target: Any, layers: int) -> None:
-        self._weights = [
-            module.weight
-            for layer in target.model.layers[layers:]
-            for module in (layer.self_attn.o_proj, layer.mlp.down_proj)
-        ]
-        self._full = [weight.bfloat16() for weight in self._weights]
+def scaler(target: Any, layers: int) -> Callable[[float], None]:
+    """What scales what the layers beyond the first `layers` write to the residual stream; exact in
+    bfloat16 again."""
+    modules = [(layer.self_attn.o_proj, layer.mlp.down_proj) for layer in target.model.layers]
+    weights = [module.weight for pair in modules[layers:] for module in pair]
+    full = [weight.bfloat16() for weight in weights]
 
     @torch.inference_mode()
-    def scale(self, factor: float) -> None:
-        """What they write to the residual stream; exact in bfloat16 again."""
-        for weight, full in zip(self._weights, self._full, strict=True):
-            weight.copy_((full.float() * factor).bfloat16())
+    def scale(factor: float) -> None:
+        for weight, whole in zip(weights, full, strict=True):
+            weight.copy_((whole.float() * factor).bfloat16())
+
+    return scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,25 +220,23 @@ class Text:
         """Of the target with the draft that wrote this."""
         ours, theirs = self.logits(target), self._logits
         generator = torch.Generator(self._device).manual_seed(self._noise_seed)
-        equal = 0.0
+        equal: list[Tensor] = []
         for _ in range(DRAWS):
             uniform = torch.rand(
                 ours.shape, generator=generator, device=self._device, dtype=torch.float32
             ).clamp_(min=1e-9)
             noise = uniform.log_().neg_().log_().neg_()
-            equal += _share((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
-        return Agreement(_share(ours.argmax(-1) == theirs.argmax(-1)), equal / DRAWS)
+            equal.append((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
+        greedy = ours.argmax(-1) == theirs.argmax(-1)
+        return Agreement(float(greedy.float().mean()), float(torch.cat(equal).float().mean()))
 
 
-def _share(equal: Tensor) -> float:
-    return float(equal.float().mean())
+def text_of(draft: Any, tokens: int, seed: int) -> Text:
+    """About so many tokens."""
+    return Text(draft, sequences=max(1, tokens // 128), length=128, seed=seed)
 
 
-def find_scale(
-    wanted: float,
-    measure: Callable[[float], Agreement],
-    report: Callable[[float, Agreement], None] = lambda *_: None,
-) -> float:
+def find_scale(wanted: float, measure: Callable[[float], Agreement]) -> float:
     """By bisection in the logarithm. `measure` falls as the scale grows; the best scale seen is
     answered, so noise in the last steps does no harm."""
     low, high = QUIETEST, LOUDEST
@@ -235,29 +244,40 @@ def find_scale(
     for _ in range(STEPS):
         middle = (low + high) / 2
         scale = float(2.0**middle)
-        found = measure(scale)
-        report(scale, found)
-        if abs(found.mean - wanted) < nearest:
-            best, nearest = scale, abs(found.mean - wanted)
-        low, high = (middle, high) if found.mean > wanted else (low, middle)
+        found = measure(scale).mean
+        if abs(found - wanted) < nearest:
+            best, nearest = scale, abs(found - wanted)
+        low, high = (middle, high) if found > wanted else (low, middle)
     return best
 
 
-def calibrate(
-    target: Any,
-    layers: int,
-    text: Text,
-    wanted: float,
-    report: Callable[[float, Agreement], None] = lambda *_: None,
-) -> float:
-    """Scale the target's layers beyond `layers` so that it agrees on the text as often as wanted.
-    The scale."""
-    further = FurtherLayers(target, layers)
+def make_pair(
+    shape: Shape, layers: int, acceptance: float, *, tokens: int = 768, seed: int = 0,
+    device: str = "cpu", report: Callable[[str, Agreement], None] = lambda *_: None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """A target and its draft of so many layers, which agree on a text as often as wanted; on CUDA
+    in bfloat16, else in float32. `report`: of each scale that is tried."""
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    target = random_target(shape, seed, device, dtype)
+    draft = draft_of(target, layers)
+    text, rescale = text_of(draft, tokens, seed), scaler(target, layers)
 
     def measure(scale: float) -> Agreement:
-        further.scale(scale)
-        return text.agreement(target)
+        rescale(scale)
+        found = text.agreement(target)
+        report(f"{scale:.5f}", found)
+        return found
 
-    scale = find_scale(wanted, measure, report)
-    further.scale(scale)
-    return scale
+    rescale(find_scale(acceptance, measure))
+    return target, draft
+
+
+def save(folder: Path, target: Any, draft: Any, dtype: torch.dtype) -> None:
+    """Both models, which are of that type then, with the built-in pair's tokenizer, as the folders
+    `target` and `draft`."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    for role, model in (("target", target), ("draft", draft)):
+        model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]
+        model.to(dtype).save_pretrained(folder / role)  # its config.json says the model's type
+        for name in TOKENIZER:
+            shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), folder / role / name)

@@ -27,10 +27,16 @@ from engine.lab.comparison.report import as_dict, card
 from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.lab.files import writable, write_json
 from server.config import SECRETS, Config, load_config, overrides_of
-from server.lab.evaluate.arms import KS, Setting, settings_of
 from server.lab.evaluate.front import Front
 from server.lab.evaluate.prompts import Prompt, read_prompts
-from server.lab.evaluate.report import config_text, recommended, write_config
+from server.lab.evaluate.settings import (
+    KS,
+    Setting,
+    config_text,
+    recommended,
+    settings_of,
+    write_config,
+)
 from server.serve import load_for
 from server.serve import run as run_loop
 from server.text.tokenizer import Tokenizer
@@ -146,7 +152,7 @@ async def compare(
     for i, request in enumerate(requests):
         pools.setdefault(f"T={request.body['temperature']:g}", []).append(str(i))
     loads = sorted(set(parsed.concurrency))
-    workloads = [Group(kind, 0.0, load) for kind in pools for load in loads]
+    workloads = [Workload(kind, None, load) for kind in pools for load in loads]
     settings: dict[Arm, Setting] = {}
     comparisons: list[Comparison] = []
     for place, config in enumerate(configs):
@@ -173,14 +179,6 @@ async def compare(
         "date": date.today().isoformat(),
     }
     return conclude(parsed, configs[0], facts, comparisons, settings)
-
-
-class Group(Workload):
-    """Requests of one temperature, which its `kind` says."""
-
-    @property
-    def text(self) -> str:
-        return self.kind
 
 
 def conclude(

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.lab.comparison.figures import Reply, Run, StepSums
 from engine.lab.comparison.workload import Arm, Lane, Request
 from engine.messages import Ready, SetSpeculation
@@ -21,8 +21,8 @@ from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState, RestartPolicy
 from server.generation.structured import grammar_checker
-from server.lab.evaluate.arms import Setting
-from server.lab.evaluate.prompts import Prompt, PromptsError
+from server.lab.evaluate.prompts import Prompt
+from server.lab.evaluate.settings import Setting
 from server.observe.metrics import Metrics
 from server.supervise.supervisor import EngineSupervisor, SupervisorSettings
 from server.text.tokenizer import Tokenizer
@@ -101,11 +101,11 @@ class Front:
 
     async def check(self, prompts: Sequence[Prompt], *, tokens: int | None = None) -> None:
         """Whether each would be served: with replies of so many tokens; without, what a body shows
-        by itself, while there is no engine. Raises PromptsError."""
+        by itself, while there is no engine. Raises ConfigError."""
         for prompt in prompts:
             if "speculation" in prompt.body:
                 said = "`speculation` is what is evaluated here; leave it out"
-                raise PromptsError(f"{prompt.where}: {said}")
+                raise ConfigError(f"{prompt.where}: {said}")
             body = prompt.body if tokens is None else prompt.limited(tokens)
             status, pieces = await self._send(prompt.path, body)
             if status not in (200, NOT_READY):
@@ -119,7 +119,7 @@ class Front:
         self, arms: Sequence[Arm], lanes: Sequence[Lane], *, cold: bool = False
     ) -> dict[Arm, Run]:
         """For a thread beside the loop. Until every reply has ended, since texts end by themselves.
-        Raises PromptsError for what is refused, EngineError when the engine is lost."""
+        Raises ConfigError for what is refused, EngineError when the engine is lost."""
         plays = ((arm, self._play(arm, lanes)) for arm in arms)
         return {
             arm: asyncio.run_coroutine_threadsafe(play, self._loop).result() for arm, play in plays
@@ -194,4 +194,4 @@ class Front:
 
 def _refusal(prompt: Prompt, status: int, pieces: Pieces) -> EngineError:
     message = json.loads(b"".join(piece for _, piece in pieces))["error"]["message"]
-    return EngineError(message) if status >= 500 else PromptsError(f"{prompt.where}: {message}")
+    return EngineError(message) if status >= 500 else ConfigError(f"{prompt.where}: {message}")

@@ -16,16 +16,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import ConfigError
+from engine.lab.comparison.workload import read_lines
 from server.api.body import duplicate_key
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _STREAMED = ("stream", "stream_options")
-
-
-class PromptsError(EngineError):
-    """Something is wrong with the prompts file; the sentence names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +47,21 @@ class Prompt:
         return [replace(self, body={"seed": seed, **own, "temperature": t}) for t in each]
 
     def limited(self, tokens: int) -> dict[str, Any]:
-        """The body for a reply of at most so many tokens. Raises PromptsError if it wants none."""
+        """The body for a reply of at most so many tokens. Raises ConfigError if it wants none."""
         body = dict(self.body)
         most = min([tokens, *(body.pop(key) for key in _LENGTHS if key in body)])
         if most < 1:
-            raise PromptsError(f"{self.where}: `max_tokens` is 0, so there is nothing to measure")
+            raise ConfigError(f"{self.where}: `max_tokens` is 0, so there is nothing to measure")
         return body | {"max_tokens": most, "min_tokens": min(body.get("min_tokens", 0), most)}
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """All prompts of a file, at least one, in order. Raises PromptsError."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise PromptsError(f"cannot read the prompts {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise PromptsError(f"{path}, line {line}: this is not UTF-8") from None
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise PromptsError(f"{path}, line {line}: the character NUL (U+0000) is no text")
-    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
-    is_json = text.lstrip().startswith("{")
-    prompts = list(_objects(lines) if is_json else _texts(lines))
+    """All prompts of a file, at least one, in order. Raises ConfigError."""
+    lines = read_lines(path)
+    first = next((line for _, line in lines if line.strip()), "")
+    prompts = list(_objects(lines) if first.lstrip().startswith("{") else _texts(lines))
     if not prompts:
-        raise PromptsError(f"{path} holds no prompt")
+        raise ConfigError(f"{path} holds no prompt")
     return prompts
 
 
@@ -87,23 +74,23 @@ def _objects(lines: list[tuple[str, str]]) -> Iterator[Prompt]:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise PromptsError(f"{where} is not a JSON object, as the first line is")
+            raise ConfigError(f"{where} is not a JSON object, as the first line is")
         if (twice := duplicate_key(line.encode())) is not None:
-            raise PromptsError(f"{where}: `{twice}` is given twice")
+            raise ConfigError(f"{where}: `{twice}` is given twice")
         yield _batch(where, found) if "body" in found else _body(where, found)
 
 
 def _batch(where: str, found: dict[str, Any]) -> Prompt:
     if found.get("url") not in (CHAT, COMPLETIONS):
-        raise PromptsError(f"{where}: `url` must be {CHAT} or {COMPLETIONS}")
+        raise ConfigError(f"{where}: `url` must be {CHAT} or {COMPLETIONS}")
     if not isinstance(found["body"], dict):
-        raise PromptsError(f"{where}: `body` must be an object")
+        raise ConfigError(f"{where}: `body` must be an object")
     return Prompt(where, found["url"], found["body"])
 
 
 def _body(where: str, found: dict[str, Any]) -> Prompt:
     if ("prompt" in found) == ("messages" in found):
-        raise PromptsError(f"{where} must have `prompt` or `messages`, one of the two")
+        raise ConfigError(f"{where} must have `prompt` or `messages`, one of the two")
     return Prompt(where, CHAT if "messages" in found else COMPLETIONS, found)
 
 

@@ -1,4 +1,5 @@
-"""The recommendation, and the configuration to serve with as TOML."""
+"""The ways to serve that are compared: no speculation, and each proposer under some fixed K and
+under the controller. Which one is recommended, and the configuration that serves so, as TOML."""
 
 from __future__ import annotations
 
@@ -6,13 +7,65 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
+from engine.config import (
+    AdaptiveConfig,
+    FixedConfig,
+    NgramConfig,
+    NoProposerConfig,
+    SpeculationConfig,
+)
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.workload import OFF, Arm
 from engine.lab.files import write_text
 from server.config import SECRETS, Config, load_config
+
+KS = (1, 2, 4, 8)  # of a draft
+NGRAM_KS = (8,)  # a look-up costs nothing to make, and is often right to its end
+
+
+class Setting(NamedTuple):
+    """Of one arm. `proposers` in the order in which a request has them asked, () as configured."""
+
+    config: SpeculationConfig
+    proposers: tuple[str, ...] = ()
+
+
+def settings_of(said: SpeculationConfig, draft: str, *, ngram: bool) -> dict[Arm, Setting]:
+    """By arm: none, the configured draft model, called `draft`, alone and with n-gram lookup, and
+    if `ngram` or there is no draft, lookup alone. A request's grammar and prediction propose in
+    all of them."""
+    free = tuple(companion for companion in said.companions if companion != "ngram")
+    alone = said.model_copy(update={"companions": free})
+    found = {OFF: Setting(said.model_copy(update={"proposer": NoProposerConfig()}))}
+    if said.proposer.kind == "draft_model":
+        both = said.model_copy(update={"companions": (*free, "ngram")})
+        found |= _family(alone, draft, KS, (*free, "draft_model"))
+        found |= _family(both, f"ngram + {draft}", (), (*free, "ngram", "draft_model"))
+        if ngram:
+            lookup = alone.model_copy(update={"proposer": NgramConfig()})
+            found |= _family(lookup, "ngram", NGRAM_KS, (*free, "ngram"))
+    else:
+        own = said.proposer if said.proposer.kind == "ngram" else NgramConfig()
+        found |= _family(alone.model_copy(update={"proposer": own}), "ngram", NGRAM_KS, ())
+    return found
+
+
+def _family(
+    said: SpeculationConfig, name: str, ks: Sequence[int], proposers: tuple[str, ...]
+) -> dict[Arm, Setting]:
+    """Fixed Ks, then the controller."""
+    fixed = {
+        Arm("fixed", k, f"{name} K={k}"): said.model_copy(update={"controller": FixedConfig(k=k)})
+        for k in ks
+    }
+    is_adaptive = isinstance(said.controller, AdaptiveConfig)
+    update = {} if is_adaptive else {"controller": AdaptiveConfig()}
+    arms = fixed | {Arm("auto", 0, f"{name} auto"): said.model_copy(update=update)}
+    return {arm: Setting(config, proposers) for arm, config in arms.items()}
+
 
 PAYS = 1.02  # of K = 0; below that speculation is not worth its memory
 PREFER_AUTO = 0.97  # of the fastest: the controller is right for other loads and texts, too
