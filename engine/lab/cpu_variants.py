@@ -31,7 +31,7 @@ from engine.cpu.draws import QuickDraws
 from engine.cpu.fused import FusedDecoder
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.vectors import multiplies_pairs
-from engine.demo.tokenizer import VOCABULARY
+from engine.demo.tokens import VOCABULARY
 from engine.lab.synthetic.pair import random_target, shape_of
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from engine.messages import Grammar, Speculation
-from server.api.completions import CompletionRequest
 from server.api.fields import FIELDS, ROWS, Endpoint, FieldRow
-from server.api.schema import ChatRequest
+from server.api.schema import ChatRequest, CompletionRequest
 from server.api.schema_responses import ResponsesRequest
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient

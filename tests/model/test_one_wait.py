@@ -127,7 +127,7 @@ class Counted:
         self.once = self.other = self.looked_up = 0
         self._way, self._cascade = engine._rounds._one_wait, engine._proposer
         assert self._way is not None
-        engine._rounds._one_wait = self  # type: ignore[assignment]
+        engine._rounds._one_wait = self
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> Any:
         assert self._way is not None
