@@ -176,7 +176,7 @@ def test_an_interrupt_before_the_loop_begins_is_quiet(monkeypatch: pytest.Monkey
     async def work() -> None:
         raise AssertionError("it never begins")
 
-    monkeypatch.setattr(serve, "_new_loop", interrupted)
+    monkeypatch.setattr(serve.uvloop, "new_event_loop", interrupted)
     main = work()
     with pytest.raises(KeyboardInterrupt):
         serve.run(main)
