@@ -19,20 +19,22 @@ _SAMPLE = re.compile(
     r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k)="(\d+)"[^}]*\} (\S+)$'
 )
 Counters = dict[tuple[str, int], float]  # by name, and position or K
-Pieces = list[tuple[float, bytes]]  # of a body, and when they came (time.perf_counter)
+Pieces = list[tuple[float, bytes]]  # of a body, and when they came
 
 
 class Refused(EngineError):
-    """The server answered with another status than 200."""
+    """The server answered with another status than 200; `said`: its own words."""
 
-    def __init__(self, sentence: str, status: int) -> None:
+    def __init__(self, sentence: str, status: int, said: str) -> None:
         super().__init__(sentence)
-        self.status = status
+        self.status, self.said = status, said
 
 
 class Client:
     """`url` is http://host:port, with or without the /v1. Raises ConfigError when it is not one,
-    naming the `option` that said it. A request has a connection of its own."""
+    naming the `option` that said it. A request has a connection of its own. `clock`: seconds."""
+
+    clock = staticmethod(time.perf_counter)
 
     def __init__(self, url: str, *, api_key: str | None = None, option: str = "--url") -> None:
         try:
@@ -68,8 +70,9 @@ class Client:
         return found
 
     async def stream(self, path: str, body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
-        """The JSON of each server-sent event up to [DONE], and when it came. Raises Refused, and
-        ConfigError when the stream has an error event or breaks off."""
+        """The JSON of each server-sent event up to [DONE], or of the whole reply to a body that
+        asks for no stream, and when it came. Raises Refused, and ConfigError when the stream has an
+        error event or breaks off."""
         found: list[tuple[float, dict[str, Any]]] = []
         rest = b""
         for at, piece in await self._ask(path, body):
@@ -83,6 +86,8 @@ class Client:
                     if "error" in event:
                         raise ConfigError(f"{self.url} ended a stream: {_message(event)}")
                     found.append((at, event))
+        if not body["stream"]:
+            return [(at, self._json(rest.decode(), path))]
         raise ConfigError(f"{self.url} broke off a stream before its [DONE]")
 
     def _text(self, path: str, body: Any = None, key: str | None = None) -> str:
@@ -108,14 +113,14 @@ class Client:
             writer.write(f"{head}\r\n".encode() + data)
             status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
             code = int(status.split()[1])
-            pieces = [(time.perf_counter(), piece) async for piece in _body(reader, headers)]
+            pieces = [(self.clock(), piece) async for piece in _body(reader, headers)]
         except (OSError, EOFError, ValueError, IndexError) as error:
             raise ConfigError(f"{self.url} broke off: {error}") from None
         finally:
             writer.close()
         if code != 200:
             said = _message(_joined(pieces)) or "nothing"
-            raise Refused(f"{self.url} answered {path} with {code}: {said}", code)
+            raise Refused(f"{self.url} answered {path} with {code}: {said}", code, said)
         return pieces
 
     def _json(self, text: str, path: str) -> Any:
