@@ -207,17 +207,19 @@ class Servers:
 def grown(before: Counters, after: Counters) -> StepSums:
     """What a server's counters of speculation grew by."""
 
-    def of(name: str) -> list[float]:
-        indices = [index for counter, index in after if counter == name]
-        return [
-            after.get((name, index), 0.0) - before.get((name, index), 0.0)
-            for index in range(max(indices, default=-1) + 1)
-        ]
+    more = {key: count - before.get(key, 0.0) for key, count in after.items()}
 
+    def of(name: str) -> list[float]:
+        indices = [i for counter, i in more if counter == name and isinstance(i, int)]
+        return [more.get((name, index), 0.0) for index in range(max(indices, default=-1) + 1)]
+
+    seconds = {part: s for (name, part), s in more.items() if name == "spec_decode_seconds_total"}
     return StepSums(
         of("spec_decode_num_draft_tokens_per_pos_total"),
         of("spec_decode_num_accepted_tokens_per_pos_total"),
         of("spec_decode_chosen_k_total"),
+        sum(seconds.values()),
+        sum(seconds.values()) - seconds.get("host", 0.0),
     )
 
 

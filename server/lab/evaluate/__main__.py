@@ -1,8 +1,9 @@
 """`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
-Races the ways to serve your prompts, on a server of its own, and prints by temperature and number of requests at a time: tokens per second, against K=0 too, how many
-guesses were accepted, whether every text stayed the same, and which configuration to use. Exit code
-1 if a text changed, 2 for a mistake, in one sentence.
+Races the ways to serve your prompts, on a server of its own, and prints by temperature and number
+of requests at a time: tokens per second, against K=0 too, how many guesses were accepted, whether
+every text stayed the same, and which configuration to use. Exit code 1 if a text changed, 2 for a
+mistake, in one sentence.
 """
 
 from __future__ import annotations
