@@ -13,8 +13,10 @@ from server.lab.bench.client import Client, Pieces
 
 
 class AppClient(Client):
-    def __init__(self, app: FastAPI, clock: Callable[[], float]) -> None:
-        super().__init__("http://app")
+    def __init__(
+        self, app: FastAPI, clock: Callable[[], float], *, api_key: str | None = None
+    ) -> None:
+        super().__init__("http://app", api_key=api_key)
         self._app, self.clock = app, clock
 
     async def _send(self, path: str, body: Any, key: str | None) -> tuple[int, Pieces]:

@@ -96,7 +96,10 @@ def server_over(client: PricedClient) -> Connect:
             metrics=metrics,
             grammars=grammar_checker(config, metrics.observe_grammar),
         )
-        yield 0, AppClient(create_app(services), lambda: client.now)
+        yield (
+            0,
+            AppClient(create_app(services), lambda: client.now, api_key=config.server.admin_key),
+        )
 
     return connect
 

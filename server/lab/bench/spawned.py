@@ -22,8 +22,8 @@ END_SECONDS = 30
 def spawned(
     config: Config, command: Sequence[str] = ENGINE_COMMAND
 ) -> Iterator[tuple[int, Client]]:
-    """The process id of `foredraft serve` with an engine of `command`, and a client, once it
-    serves. Raises EngineError, with the server's own sentence, when it does not start."""
+    """The process id of `foredraft serve` with an engine of `command`, and a client with its admin
+    key, once it serves. Raises EngineError, in the server's own words, when it does not start."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_serve, args=(theirs, config, command))
@@ -34,7 +34,7 @@ def spawned(
         if isinstance(said, EngineError):
             raise said
         assert process.pid is not None
-        yield process.pid, Client(said)
+        yield process.pid, Client(said, api_key=config.server.admin_key)
     except EOFError:
         raise EngineError("the server did not start; it said why above") from None
     finally:

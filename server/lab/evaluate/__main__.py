@@ -28,9 +28,11 @@ from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.lab.files import writable, write_json
 from server.config import Config, load_config, overrides_of
 from server.lab.bench.client import Client
+from server.lab.bench.player import Servers
 from server.lab.bench.spawned import spawned
 from server.lab.evaluate.player import PromptServer
 from server.lab.evaluate.prompts import CHAT, Prompt, read_prompts
+from server.lab.evaluate.prompts import __doc__ as prompts_doc
 from server.lab.evaluate.settings import (
     KS,
     Setting,
@@ -41,14 +43,7 @@ from server.lab.evaluate.settings import (
 )
 
 _MOST = 10**6  # of anything that is counted
-ADMIN_KEY = secrets.token_hex()  # to switch the server that is measured
 Connect = Callable[[Config], AbstractContextManager[tuple[int, Client]]]
-
-FORMS = """\
-FILE holds JSON Lines with `prompt` or `messages` and any other field of /v1/completions or
-/v1/chat/completions, or lines of OpenAI's batch format (custom_id, method, url, body); or plain
-text, prompts separated by blank lines if it has any, else one a line.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser("foredraft evaluate", f"{__doc__}\n{FORMS}")
+    parser = Parser("foredraft evaluate", f"{__doc__}\n{prompts_doc}")
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG.toml", help="what you would serve with")
     add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")
@@ -150,7 +145,7 @@ def measured(config: Config) -> Config:
     }
     private = {
         "host": "127.0.0.1", "port": 0, "log_level": "error", "max_restarts": 0,
-        "api_key": None, "admin_key": ADMIN_KEY,
+        "api_key": None, "admin_key": secrets.token_hex(),
     }  # fmt: skip
     server = config.server.model_copy(update=private)
     return Config(server, config.engine.model_copy(update=parts))
@@ -173,12 +168,10 @@ def compare(
         pools.setdefault(f"T={request.body['temperature']:g}", []).append(str(i))
     loads = sorted(set(parsed.concurrency))
     workloads = [Workload(kind, None, load) for kind in pools for load in loads]
-    server = PromptServer(
-        client, requests, settings, admin_key=ADMIN_KEY, longest=parsed.max_tokens
-    )
+    server = PromptServer(client, requests, settings, parsed.max_tokens)
     server.check()
     race = Race(tuple(settings), workloads, pools, minutes=parsed.minutes / num_servers)
-    return race.run(server), server.version
+    return race.run(Servers(server, {})), server.version
 
 
 def conclude(

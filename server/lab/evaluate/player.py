@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.lab.comparison.figures import Reply, Run
-from engine.lab.comparison.workload import Arm, Lane, Request
+from engine.lab.comparison.figures import Reply
+from engine.lab.comparison.workload import Arm, Request
 from server.lab.bench.client import Client, Refused
 from server.lab.bench.player import Server
 from server.lab.evaluate.prompts import Prompt
@@ -15,20 +15,17 @@ from server.lab.evaluate.settings import Setting
 
 
 class PromptServer(Server):
-    """race.Player: `prompt` of a request is the number of one of `prompts`; no reply is longer than
-    `longest` tokens. Every round ends with its last reply, since texts end by themselves. Raises
-    ConfigError, with the line of the prompt, for what the server refuses."""
+    """`prompt` of a request is the number of one of `prompts`; no reply is longer than `longest`
+    tokens. Raises ConfigError, with the line of the prompt, for what the server refuses."""
 
     def __init__(
         self,
         client: Client,
         prompts: Sequence[Prompt],
         settings: Mapping[Arm, Setting],
-        *,
-        admin_key: str | None,
         longest: int,
     ) -> None:
-        super().__init__(client, admin_key=admin_key)
+        super().__init__(client)
         self._prompts, self._settings, self._longest = prompts, settings, longest
 
     def check(self) -> None:
@@ -37,15 +34,6 @@ class PromptServer(Server):
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Nothing: prompts are part of what is measured, and no cache knows them."""
-
-    def round(
-        self, arms: Sequence[Arm], lanes: Sequence[Lane], *, cold: bool = False
-    ) -> dict[Arm, Run]:
-        runs = {}
-        for arm in arms:
-            self.switch(arm)
-            runs[arm] = self.ask(lanes, cold=False)
-        return runs
 
     async def _complete(
         self, request: Request, more: Mapping[str, Any], lane: int, began: float

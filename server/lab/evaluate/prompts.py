@@ -1,7 +1,8 @@
 """The user's prompts file: each prompt becomes a request body of its endpoint.
 
 - JSON Lines: an object with `prompt` (/v1/completions) or `messages` (/v1/chat/completions), and
-  any other field of that endpoint; or a line of OpenAI's batch format, with `url` and `body`.
+  any other field of that endpoint; or a line of OpenAI's batch format (custom_id, method, url,
+  body).
 - Plain text: prompts are separated by blank lines if there are any, else each line is a prompt.
 
 Fields are checked by the server's own code.
