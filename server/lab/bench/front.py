@@ -31,6 +31,7 @@ from server.serve import load_for
 _MOST = 10**6  # of anything that is counted
 SCENES = ("alone", "load", "flood")
 ALONE_STEP = 0.001  # seconds
+OVERRIDES = ["server.port=0", "server.max_inflight=4096", "server.log_level=warning"]
 # A chat's prompt, and so its reply, begins with a special token, and a token without text has no
 # event.
 FIELDS = {"ignore_eos": True, "skip_special_tokens": False}
@@ -70,8 +71,7 @@ def run(parsed: argparse.Namespace) -> int:
     if len(cores) == 1:
         sys.stderr.write("One core for all: rates are of server, engine and client together.\n")
     per_step, found = parsed.tokens_per_step, list[dict[str, Any]]()
-    overrides = ["server.port=0", "server.max_inflight=4096", "server.log_level=warning"]
-    config = load_config(None, overrides)
+    config = load_config(None, OVERRIDES)
     engine = (sys.executable, "-m", "engine.lab.scripted", "--vocab-size",
               str(load_for(config).vocab_size), "--tokens-per-step", str(per_step))  # fmt: skip
     scenes = {
