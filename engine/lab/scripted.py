@@ -51,8 +51,7 @@ class ScriptedEngine:
         self.running: dict[str, Running] = {}
         self.ended: list[Output] = []
         self.num_steps = self.num_tokens = 0
-        self.mode: Mode = "auto"
-        self.k = 0  # of the mode fixed
+        self.draft = ready.k_max  # proposed tokens of a step, all of them accepted
         self._step_seconds = step_seconds
         self._next_step = time.monotonic()
 
@@ -77,18 +76,11 @@ class ScriptedEngine:
             step=self.num_steps,
             num_running=len(self.running),
             blocks_total=self.ready.num_blocks,
-            estimates=Estimates(
-                mode=self.mode, k=self.draft, reason="fixed" if self.draft else "off"
-            ),
+            estimates=Estimates(k=self.draft, reason="fixed"),
         )
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
-        self.mode, self.k = mode, k
-
-    @property
-    def draft(self) -> int:
-        """Guesses of a step, all of them right."""
-        return {"auto": self.ready.k_max, "fixed": self.k, "off": 0}[self.mode]
+        """Nothing: the load stays as the command line says."""
 
     def step(self) -> Outputs:
         time.sleep(max(self._next_step - time.monotonic(), 0.0))

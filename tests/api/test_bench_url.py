@@ -240,10 +240,13 @@ def test_guesses_are_what_the_counters_grew_by() -> None:
         (name.format("accepted"), 0): 3.0,
         (name.format("accepted"), 1): 1.0,
         ("spec_decode_chosen_k_total", 2): 4.0,
+        ("spec_decode_seconds_total", "verify"): 3.0,
+        ("spec_decode_seconds_total", "host"): 1.0,
     }
     found = grown(before, after)
     assert found.acceptance == [0.75, 0.25]
     assert found.k_counts == [0.0, 0.0, 4.0]
+    assert (found.seconds, found.forward_seconds) == (4.0, 3.0)
     assert grown({}, {}).k_counts == []
     with serve() as served:
         served.metrics.observe_step(StepMetrics(k_counts=[0, 0, 0, 2]))

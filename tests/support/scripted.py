@@ -23,7 +23,7 @@ from engine.__main__ import build_parser, read_config
 from engine.child import follow_parent
 from engine.errors import ModelError
 from engine.lab.scripted import Running, make_ready
-from engine.messages import Outputs, Ready
+from engine.messages import Estimates, Mode, Outputs, Ready, Reason, StepMetrics
 from engine.process import EngineProcess
 
 VARIABLE = "FOREDRAFT_SCRIPT"
@@ -64,11 +64,21 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 258) ->
 
 
 class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
-    """With the script's troubles."""
+    """With the script's troubles, and switched between modes of K."""
 
     def __init__(self, script: Script, ready: Ready) -> None:
         super().__init__(ready)
         self.script = script
+        self.mode: Mode = "auto"
+
+    def set_speculation(self, mode: Mode, k: int = 0) -> None:
+        self.mode, self.draft = mode, {"auto": self.ready.k_max, "fixed": k, "off": 0}[mode]
+
+    def gauges(self) -> StepMetrics:
+        metrics = super().gauges()
+        reason: Reason = "fixed" if self.draft else "off"
+        metrics.estimates = Estimates(mode=self.mode, k=self.draft, reason=reason)
+        return metrics
 
     def next_token(self, running: Running) -> int:
         return next_token(running.tokens, self.script.vocab_size)

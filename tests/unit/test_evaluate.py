@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,16 @@ from engine.config import (
 from engine.errors import ConfigError, EngineError
 from engine.lab.comparison.figures import Cell, Comparison, Figures
 from engine.lab.comparison.workload import OFF, Arm, Workload
-from engine.messages import Ready, SetSpeculation, Submit
+from engine.messages import SetSpeculation, Submit
+from server.api.services import Services
+from server.app import create_app
 from server.config import Config, ServerConfig, load_config
-from server.lab.evaluate.__main__ import build_parser, evaluate, main, overrides
-from server.lab.evaluate.front import Front
+from server.generation.structured import grammar_checker
+from server.lab.bench.client import Client
+from server.lab.evaluate.__main__ import Connect, build_parser, evaluate, main, overrides
 from server.lab.evaluate.settings import config_text, recommended, settings_of, write_config
+from server.observe.metrics import Metrics
+from tests.support.app_client import AppClient
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
 
@@ -77,18 +82,26 @@ class PricedClient(FakeClient):
         await super()._turn()
 
 
-def front_over(client: PricedClient) -> type[Front]:
-    class FakeFront(Front):
-        def __init__(self, config: Config, tokenizer: Any, **given: Any) -> None:
-            super().__init__(config, tokenizer, client=client, clock=lambda: client.now, **given)
+def server_over(client: PricedClient) -> Connect:
+    """In place of a spawned server: its application over that engine."""
 
-        @asynccontextmanager
-        async def engine(self) -> AsyncIterator[Ready]:
-            assert client.ready is not None
-            client.state = "ready"
-            yield client.ready
+    @contextmanager
+    def connect(config: Config) -> Iterator[tuple[int, Client]]:
+        client.state = "ready"
+        metrics = Metrics()
+        services = Services(
+            config=config,
+            tokenizer=ByteTokenizer(),
+            client=client,
+            metrics=metrics,
+            grammars=grammar_checker(config, metrics.observe_grammar),
+        )
+        yield (
+            0,
+            AppClient(create_app(services), lambda: client.now, api_key=config.server.admin_key),
+        )
 
-    return FakeFront
+    return connect
 
 
 def prompts(tmp_path: Path, *more: dict[str, Any]) -> Path:
@@ -108,8 +121,7 @@ def run(client: PricedClient, path: Path, *options: str) -> int:
         build_parser().parse_args(
             ["--prompts", str(path), "--max-tokens", "32", "--concurrency", "1", *options]
         ),
-        load=lambda config: ByteTokenizer(),
-        front=front_over(client),
+        connect=server_over(client),
     )
 
 

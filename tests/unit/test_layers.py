@@ -42,6 +42,7 @@ SERVER_LEVELS = {
 # Programs of their own.
 OFFLINE = {
     "server.lab.bench": "engine.lab.comparison",
+    "server.lab.bench.spawned": "engine.child",
     "server.lab.evaluate": "engine.lab.comparison",
 }
 

@@ -16,23 +16,26 @@ from urllib.parse import urlsplit
 from engine.errors import ConfigError, EngineError
 
 _SAMPLE = re.compile(
-    r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k)="(\d+)"[^}]*\} (\S+)$'
+    r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k|part)="(\w+)"[^}]*\} (\S+)$'
 )
-Counters = dict[tuple[str, int], float]  # by name, and position or K
-Pieces = list[tuple[float, bytes]]  # of a body, and when they came (time.perf_counter)
+Counters = dict[tuple[str, int | str], float]  # by name, and position, K, or part of a step
+Pieces = list[tuple[float, bytes]]  # of a body, and when they came
 
 
 class Refused(EngineError):
-    """The server answered with another status than 200."""
+    """The server answered with another status than 200, or with an error event after that; `said`:
+    its own words."""
 
-    def __init__(self, sentence: str, status: int) -> None:
+    def __init__(self, sentence: str, status: int, said: str) -> None:
         super().__init__(sentence)
-        self.status = status
+        self.status, self.said = status, said
 
 
 class Client:
     """`url` is http://host:port, with or without the /v1. Raises ConfigError when it is not one,
-    naming the `option` that said it. A request has a connection of its own."""
+    naming the `option` that said it. A request has a connection of its own. `clock`: seconds."""
+
+    clock = staticmethod(time.perf_counter)
 
     def __init__(self, url: str, *, api_key: str | None = None, option: str = "--url") -> None:
         try:
@@ -63,13 +66,14 @@ class Client:
             return {}
         found: Counters = {}
         for sample in filter(None, map(_SAMPLE.match, text.splitlines())):
-            key = sample[1], int(sample[2])
+            key = sample[1], int(sample[2]) if sample[2].isdecimal() else sample[2]
             found[key] = found.get(key, 0.0) + float(sample[3])
         return found
 
     async def stream(self, path: str, body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
-        """The JSON of each server-sent event up to [DONE], and when it came. Raises Refused, and
-        ConfigError when the stream has an error event or breaks off."""
+        """The JSON of each server-sent event up to [DONE], or of the whole reply to a body that
+        asks for no stream, and when it came. Raises Refused, and ConfigError when the stream breaks
+        off."""
         found: list[tuple[float, dict[str, Any]]] = []
         rest = b""
         for at, piece in await self._ask(path, body):
@@ -81,21 +85,32 @@ class Client:
                 if data.startswith(b"{"):
                     event = self._json(data.decode("utf-8", "replace"), path)
                     if "error" in event:
-                        raise ConfigError(f"{self.url} ended a stream: {_message(event)}")
+                        said = _message(event)
+                        raise Refused(f"{self.url} ended a stream: {said}", 200, said)
                     found.append((at, event))
+        if not body["stream"]:
+            return [(at, self._json(rest.decode(), path))]
         raise ConfigError(f"{self.url} broke off a stream before its [DONE]")
 
     def _text(self, path: str, body: Any = None, key: str | None = None) -> str:
         return _joined(asyncio.run(self._ask(path, body, key)))
 
     async def _ask(self, path: str, body: Any = None, key: str | None = None) -> Pieces:
+        code, pieces = await self._send(path, body, key or self._key)
+        if code != 200:
+            said = _message(_joined(pieces)) or "nothing"
+            raise Refused(f"{self.url} answered {path} with {code}: {said}", code, said)
+        return pieces
+
+    async def _send(self, path: str, body: Any, key: str | None) -> tuple[int, Pieces]:
+        """Status and body of the answer."""
         data = b"" if body is None else json.dumps(body).encode()
         head = (
             f"{'GET' if body is None else 'POST'} {self._base}{path} HTTP/1.1\r\n"
             f"Host: {self._host}:{self._port}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
         )
-        if key := key or self._key:
+        if key:
             head += f"Authorization: Bearer {key}\r\n"
         try:
             reader, writer = await asyncio.open_connection(
@@ -108,15 +123,12 @@ class Client:
             writer.write(f"{head}\r\n".encode() + data)
             status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
             code = int(status.split()[1])
-            pieces = [(time.perf_counter(), piece) async for piece in _body(reader, headers)]
+            pieces = [(self.clock(), piece) async for piece in _body(reader, headers)]
         except (OSError, EOFError, ValueError, IndexError) as error:
             raise ConfigError(f"{self.url} broke off: {error}") from None
         finally:
             writer.close()
-        if code != 200:
-            said = _message(_joined(pieces)) or "nothing"
-            raise Refused(f"{self.url} answered {path} with {code}: {said}", code)
-        return pieces
+        return code, pieces
 
     def _json(self, text: str, path: str) -> Any:
         try:

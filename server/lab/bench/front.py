@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -26,15 +23,15 @@ from engine.errors import EngineError
 from engine.lab.comparison.figures import Run, figures
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import Workload, lanes
-from server.config import Config, load_config
-from server.lab.bench.client import Client
+from server.config import load_config
 from server.lab.bench.player import Server
-from server.serve import load_for, serve
+from server.lab.bench.spawned import spawned
+from server.serve import load_for
 
 _MOST = 10**6  # of anything that is counted
 SCENES = ("alone", "load", "flood")
 ALONE_STEP = 0.001  # seconds
-END_SECONDS = 30
+OVERRIDES = ["server.port=0", "server.max_inflight=4096", "server.log_level=warning"]
 # A chat's prompt, and so its reply, begins with a special token, and a token without text has no
 # event.
 FIELDS = {"ignore_eos": True, "skip_special_tokens": False}
@@ -74,6 +71,9 @@ def run(parsed: argparse.Namespace) -> int:
     if len(cores) == 1:
         sys.stderr.write("One core for all: rates are of server, engine and client together.\n")
     per_step, found = parsed.tokens_per_step, list[dict[str, Any]]()
+    config = load_config(None, OVERRIDES)
+    engine = (sys.executable, "-m", "engine.lab.scripted", "--vocab-size",
+              str(load_for(config).vocab_size), "--tokens-per-step", str(per_step))  # fmt: skip
     scenes = {
         "alone": (1, ALONE_STEP),
         "load": (parsed.streams, parsed.streams * per_step / parsed.rate),
@@ -82,10 +82,10 @@ def run(parsed: argparse.Namespace) -> int:
     for scene in parsed.scenes:
         count, step = scenes[scene]
         workload = Workload("text", 0.0, count, parsed.tokens)
-        with _server(step, per_step) as (pid, url):
+        with spawned(config, (*engine, "--step-seconds", str(step))) as (pid, client):
             _pin(pid, cores)
             for kind in ("completions", "chat"):
-                server = Server(Client(url), fields=FIELDS, chat=kind == "chat")
+                server = Server(client, fields=FIELDS, chat=kind == "chat")
                 finding = measure(server, pid, workload, parsed.seconds)
                 found.append({"scene": scene, "kind": kind, **finding})
     titles = ["scene", "kind", "tokens/s", "tokens/event", "CPU us/token", "CPU %", "first ms"]
@@ -126,44 +126,6 @@ def measure(server: Server, process: int, workload: Workload, seconds: float) ->
         "cpu_share": cpu / wall,
         "first_token": median(wait for run in runs for wait in run.first_waits()),
     }
-
-
-@contextmanager
-def _server(step_seconds: float, tokens_per_step: int) -> Iterator[tuple[int, str]]:
-    """The process and the URL of a running one. Raises EngineError when it does not start."""
-    engine = "--step-seconds", str(step_seconds), "--tokens-per-step", str(tokens_per_step)
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_serve, args=(theirs, engine))
-    process.start()
-    theirs.close()
-    try:
-        url = ours.recv()
-        assert process.pid is not None
-        yield process.pid, url
-        process.terminate()
-        process.join(END_SECONDS)
-    except EOFError:
-        raise EngineError("the server did not start; it said why above") from None
-    finally:
-        process.kill()
-
-
-def _serve(pipe: Connection, engine: Sequence[str]) -> None:
-    """The process under test: `foredraft serve`, but its engine is the scripted one. Its URL goes
-    into the pipe."""
-    overrides = ["server.port=0", "server.max_inflight=4096", "server.log_level=warning"]
-    config = load_config(None, overrides)
-    vocabulary = "--vocab-size", str(load_for(config).vocab_size)
-    command = (sys.executable, "-m", "engine.lab.scripted", *vocabulary, *engine)
-
-    def announce(config: Config, port: int) -> str:
-        url = f"http://{config.server.host}:{port}"
-        pipe.send(url)
-        return url
-
-    with redirect_stdout(sys.stderr):  # the findings have stdout to themselves
-        serve(config, command=command, announce=announce)
 
 
 def _pin(server: int, cores: Sequence[int]) -> None:

@@ -10,7 +10,6 @@ counted by their ids or by its usage, never by its events.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -104,7 +103,7 @@ class Server:
 
     def _play(self, lanes: Sequence[Lane], more: Mapping[str, Any]) -> list[list[Reply]]:
         """Lanes side by side, the requests of each one after the other."""
-        began = time.perf_counter()
+        began = self._client.clock()
 
         async def play(lane: int) -> list[Reply]:
             return [await self._complete(request, more, lane, began) for request in lanes[lane]]
@@ -118,14 +117,32 @@ class Server:
         self, request: Request, more: Mapping[str, Any], lane: int, began: float
     ) -> Reply:
         """Raises ConfigError when nothing says how many tokens came."""
-        reply = Reply(lane, request.seed, time.perf_counter() - began)
-        prompt: dict[str, Any] = {"prompt": request.prompt}
-        if self._chat:
-            prompt = {"messages": [{"role": "user", "content": request.prompt}]}
+        reply = Reply(lane, request.seed, self._client.clock() - began)
+        path, body = self._body(request)
+        ids_of: dict[int, list[int]] = {}  # by choice
+        text, tokens = "", None
+        for at, event in await self._client.stream(path, {**body, **more}):
+            for choice in event.get("choices") or []:
+                got = choice.get("token_ids") or []
+                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                ids_of.setdefault(choice.get("index", 0), []).extend(got)
+                text += said
+                if got or said:
+                    reply.arrivals.append((at - began, len(got)))
+            if event.get("usage"):
+                tokens = event["usage"].get("completion_tokens")
+        ids = [token for index in sorted(ids_of) for token in ids_of[index]]
+        reply.text = ids or text
+        if not ids and tokens is None:
+            raise ConfigError(f"{self.url} sends no usage, so its tokens cannot be counted")
+        if tokens is not None and tokens != len(ids):
+            _spread(reply, tokens)
+        return reply
+
+    def _body(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """The path and the body of a request."""
         body = {
             **self._fields,
-            **more,
-            **prompt,
             "model": self.model,
             "max_tokens": request.tokens,
             "temperature": request.temperature,
@@ -133,25 +150,10 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        path = "/v1/chat/completions" if self._chat else "/v1/completions"
-        ids: list[int] = []
-        text, tokens = "", None
-        for at, event in await self._client.stream(path, body):
-            for choice in event.get("choices") or []:
-                got = choice.get("token_ids") or []
-                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                ids += got
-                text += said
-                if got or said:
-                    reply.arrivals.append((at - began, len(got)))
-            if event.get("usage"):
-                tokens = event["usage"].get("completion_tokens")
-        reply.text = ids or text
-        if not ids and tokens is None:
-            raise ConfigError(f"{self.url} sends no usage, so its tokens cannot be counted")
-        if tokens is not None and tokens != len(ids):
-            _spread(reply, tokens)
-        return reply
+        if self._chat:
+            messages = [{"role": "user", "content": request.prompt}]
+            return "/v1/chat/completions", {**body, "messages": messages}
+        return "/v1/completions", {**body, "prompt": request.prompt}
 
     def _try_fields(self) -> None:
         """Those that the server does not refuse; many servers ignore what they do not know."""
@@ -205,17 +207,19 @@ class Servers:
 def grown(before: Counters, after: Counters) -> StepSums:
     """What a server's counters of speculation grew by."""
 
-    def of(name: str) -> list[float]:
-        indices = [index for counter, index in after if counter == name]
-        return [
-            after.get((name, index), 0.0) - before.get((name, index), 0.0)
-            for index in range(max(indices, default=-1) + 1)
-        ]
+    more = {key: count - before.get(key, 0.0) for key, count in after.items()}
 
+    def of(name: str) -> list[float]:
+        indices = [i for counter, i in more if counter == name and isinstance(i, int)]
+        return [more.get((name, index), 0.0) for index in range(max(indices, default=-1) + 1)]
+
+    seconds = {part: s for (name, part), s in more.items() if name == "spec_decode_seconds_total"}
     return StepSums(
         of("spec_decode_num_draft_tokens_per_pos_total"),
         of("spec_decode_num_accepted_tokens_per_pos_total"),
         of("spec_decode_chosen_k_total"),
+        sum(seconds.values()),
+        sum(seconds.values()) - seconds.get("host", 0.0),
     )
 
 

@@ -1,20 +1,20 @@
 """`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
-Races the ways to serve your prompts, through the server's own code and an engine of its own, and
-prints by temperature and number of requests at a time: tokens per second, against K=0 too, how many
-guesses were accepted, whether every text stayed the same, and which configuration to use. Exit code
-1 if a text changed, 2 for a mistake, in one sentence.
+Races the ways to serve your prompts, on a server of its own, and prints by temperature and number
+of requests at a time: tokens per second, against K=0 too, how many guesses were accepted, whether
+every text stayed the same, and which configuration to use. Exit code 1 if a text changed, 2 for a
+mistake, in one sentence.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,13 @@ from engine.lab.comparison.race import Race
 from engine.lab.comparison.report import as_dict, card
 from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.lab.files import writable, write_json
-from server.config import SECRETS, Config, load_config, overrides_of
-from server.lab.evaluate.front import Front
-from server.lab.evaluate.prompts import Prompt, read_prompts
+from server.config import Config, load_config, overrides_of
+from server.lab.bench.client import Client
+from server.lab.bench.player import Servers
+from server.lab.bench.spawned import spawned
+from server.lab.evaluate.player import PromptServer
+from server.lab.evaluate.prompts import CHAT, Prompt, read_prompts
+from server.lab.evaluate.prompts import __doc__ as prompts_doc
 from server.lab.evaluate.settings import (
     KS,
     Setting,
@@ -37,17 +41,9 @@ from server.lab.evaluate.settings import (
     settings_of,
     write_config,
 )
-from server.serve import load_for
-from server.serve import run as run_loop
-from server.text.tokenizer import Tokenizer
 
 _MOST = 10**6  # of anything that is counted
-
-FORMS = """\
-FILE holds JSON Lines with `prompt` or `messages` and any other field of /v1/completions or
-/v1/chat/completions, or lines of OpenAI's batch format (custom_id, method, url, body); or plain
-text, prompts separated by blank lines if it has any, else one a line.
-"""
+Connect = Callable[[Config], AbstractContextManager[tuple[int, Client]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser("foredraft evaluate", f"{__doc__}\n{FORMS}")
+    parser = Parser("foredraft evaluate", f"{__doc__}\n{prompts_doc}")
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG.toml", help="what you would serve with")
     add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")
@@ -87,12 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def evaluate(
-    parsed: argparse.Namespace,
-    *,
-    load: Callable[[Config], Tokenizer] = load_for,
-    front: type[Front] = Front,
-) -> int:
+def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
     """0; 1 if a text changed. Raises EngineError; then nothing was written."""
     files = {"--json": parsed.json, "--write-config": parsed.write_config}
     writable(files, reads=[parsed.prompts, *([parsed.config] if parsed.config else [])])
@@ -103,9 +94,30 @@ def evaluate(
         given = f"--concurrency {max(parsed.concurrency)}"
         raise ConfigError(f"{given} exceeds schedule.max_sequences = {most}")
     prompts = read_prompts(parsed.prompts)
+    for prompt in prompts:
+        prompt.check()
     for config in configs:
         check_folders(config.engine)
-    return run_loop(compare(parsed, configs, load(configs[0]), prompts, front))
+    size = min(len(prompts), parsed.max_prompts)
+    chosen = [prompts[i * len(prompts) // size] for i in range(size)]  # evenly spaced
+    sys.stderr.write(f"{size} of {len(prompts)} prompts; loading the models\n")
+    settings: dict[Arm, Setting] = {}
+    comparisons: list[Comparison] = []
+    for place, config in enumerate(configs):
+        draft = parsed.drafts[place] if len(configs) > 1 else "draft"
+        own = settings_of(config.engine.speculation, draft, ngram=place == 0)
+        with connect(measured(config)) as (_, client):
+            comparison, engine = compare(parsed, client, chosen, own, len(configs))
+        comparisons.append(comparison)
+        settings = own | settings
+    facts = {
+        "prompts": f"{parsed.prompts.name} ({size} of {len(prompts)})",
+        "target": configs[0].engine.target.path,
+        "drafts": ", ".join(parsed.drafts or []) or "as configured",
+        **{name: engine[name] for name in ("dtype", "device", "version")},
+        "date": date.today().isoformat(),
+    }
+    return conclude(parsed, configs[0], facts, comparisons, settings)
 
 
 def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
@@ -120,7 +132,7 @@ def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
 
 def measured(config: Config) -> Config:
     """To measure with: every arm can be played, no prompt is found in a cache since prompts are
-    repeated here, and nobody needs a key."""
+    repeated here, and the server is for this program alone."""
     said = config.engine.speculation
     speculation = {
         "proposer": NgramConfig() if said.proposer.kind == "none" else said.proposer,
@@ -131,54 +143,35 @@ def measured(config: Config) -> Config:
         "speculation": said.model_copy(update=speculation),
         "cache": config.engine.cache.model_copy(update={"prefix_caching": False}),
     }
-    server = config.server.model_copy(update=dict.fromkeys(SECRETS))
+    private = {
+        "host": "127.0.0.1", "port": 0, "log_level": "error", "max_restarts": 0,
+        "api_key": None, "admin_key": secrets.token_hex(),
+    }  # fmt: skip
+    server = config.server.model_copy(update=private)
     return Config(server, config.engine.model_copy(update=parts))
 
 
-async def compare(
+def compare(
     parsed: argparse.Namespace,
-    configs: Sequence[Config],
-    tokenizer: Tokenizer,
+    client: Client,
     prompts: Sequence[Prompt],
-    front: type[Front],
-) -> int:
-    """On an engine for each draft. Raises EngineError."""
-    if parsed.text_as == "chat" or (parsed.text_as == "auto" and tokenizer.has_chat_template):
+    settings: Mapping[Arm, Setting],
+    num_servers: int,
+) -> tuple[Comparison, Mapping[str, Any]]:
+    """The race on one of so many servers, and what that says of itself. Raises EngineError."""
+    chat = client.get("/v1/capabilities")["endpoints"][CHAT]["messages"]
+    if parsed.text_as == "chat" or (parsed.text_as == "auto" and chat["status"] != "refused"):
         prompts = [prompt.as_chat() if prompt.plain else prompt for prompt in prompts]
-    size = min(len(prompts), parsed.max_prompts)
-    chosen = [prompts[i * len(prompts) // size] for i in range(size)]  # evenly spaced
-    requests = [r for p in chosen for r in p.requests(parsed.temperature, parsed.seed)]
+    requests = [r for p in prompts for r in p.requests(parsed.temperature, parsed.seed)]
     pools: dict[str, list[str]] = {}
     for i, request in enumerate(requests):
         pools.setdefault(f"T={request.body['temperature']:g}", []).append(str(i))
     loads = sorted(set(parsed.concurrency))
     workloads = [Workload(kind, None, load) for kind in pools for load in loads]
-    settings: dict[Arm, Setting] = {}
-    comparisons: list[Comparison] = []
-    for place, config in enumerate(configs):
-        draft = parsed.drafts[place] if len(configs) > 1 else "draft"
-        own = settings_of(config.engine.speculation, draft, ngram=place == 0)
-        player = front(
-            measured(config), tokenizer, prompts=requests, settings=own, longest=parsed.max_tokens
-        )
-        if not comparisons:
-            await player.check(prompts)
-        sys.stderr.write(f"{size} of {len(prompts)} prompts; loading the models\n")
-        async with player.engine() as ready:
-            await player.check(requests, tokens=1)
-            race = Race(tuple(own), workloads, pools, minutes=parsed.minutes / len(configs))
-            comparisons.append(await asyncio.to_thread(race.run, player))
-        settings = own | settings
-    facts = {
-        "prompts": f"{parsed.prompts.name} ({size} of {len(prompts)})",
-        "target": configs[0].engine.target.path,
-        "drafts": ", ".join(parsed.drafts or []) or "as configured",
-        "dtype": ready.dtype,
-        "device": ready.device,
-        "version": version("foredraft"),
-        "date": date.today().isoformat(),
-    }
-    return conclude(parsed, configs[0], facts, comparisons, settings)
+    server = PromptServer(client, requests, settings, parsed.max_tokens)
+    server.check()
+    race = Race(tuple(settings), workloads, pools, minutes=parsed.minutes / num_servers)
+    return race.run(Servers(server, {})), server.version
 
 
 def conclude(

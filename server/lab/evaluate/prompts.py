@@ -1,10 +1,11 @@
 """The user's prompts file: each prompt becomes a request body of its endpoint.
 
 - JSON Lines: an object with `prompt` (/v1/completions) or `messages` (/v1/chat/completions), and
-  any other field of that endpoint; or a line of OpenAI's batch format, with `url` and `body`.
+  any other field of that endpoint; or a line of OpenAI's batch format (custom_id, method, url,
+  body).
 - Plain text: prompts are separated by blank lines if there are any, else each line is a prompt.
 
-Fields are checked later, by the server's own code.
+Fields are checked by the server's own code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.lab.comparison.workload import read_lines
-from server.api.body import duplicate_key
+from server.api.body import duplicate_key, parse_json
+from server.api.errors import ApiError
+from server.api.schema import ChatRequest, CompletionRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _LENGTHS = ("max_tokens", "max_completion_tokens")
@@ -34,6 +37,17 @@ class Prompt:
     path: str
     body: dict[str, Any]
     plain: bool = False
+
+    def check(self) -> None:
+        """What the body shows by itself. Raises ConfigError, in the server's words."""
+        if "speculation" in self.body:
+            said = "`speculation` is what is evaluated here; leave it out"
+            raise ConfigError(f"{self.where}: {said}")
+        kind = ChatRequest if self.path == CHAT else CompletionRequest
+        try:
+            kind.read(parse_json(json.dumps(self.body | {"model": "any"}).encode()))
+        except ApiError as error:
+            raise ConfigError(f"{self.where}: {error.message}") from None
 
     def as_chat(self) -> Prompt:
         messages = [{"role": "user", "content": self.body["prompt"]}]

@@ -1,0 +1,59 @@
+"""A server in a process of its own, for programs that measure it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from multiprocessing.connection import Connection
+
+from engine.child import die_with_parent
+from engine.errors import EngineError
+from server.config import Config
+from server.lab.bench.client import Client
+from server.serve import serve
+from server.supervise.supervisor import ENGINE_COMMAND
+
+END_SECONDS = 30
+
+
+@contextmanager
+def spawned(
+    config: Config, command: Sequence[str] = ENGINE_COMMAND
+) -> Iterator[tuple[int, Client]]:
+    """The process id of `foredraft serve` with an engine of `command`, and a client with its admin
+    key, once it serves. Raises EngineError, in the server's own words, when it does not start."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_serve, args=(theirs, config, command))
+    process.start()
+    theirs.close()
+    try:
+        said = ours.recv()
+        if isinstance(said, EngineError):
+            raise said
+        assert process.pid is not None
+        yield process.pid, Client(said, api_key=config.server.admin_key)
+    except EOFError:
+        raise EngineError("the server did not start; it said why above") from None
+    finally:
+        process.terminate()
+        process.join(END_SECONDS)
+        process.kill()
+
+
+def _serve(pipe: Connection, config: Config, command: Sequence[str]) -> None:
+    """The process under test. Its URL, or why it does not start, goes into the pipe."""
+    die_with_parent()
+
+    def announce(config: Config, port: int) -> str:
+        url = f"http://{config.server.host}:{port}"
+        pipe.send(url)
+        return url
+
+    with redirect_stdout(sys.stderr):  # the findings have stdout to themselves
+        try:
+            serve(config, command=command, announce=announce)
+        except EngineError as error:
+            pipe.send(EngineError(str(error)))

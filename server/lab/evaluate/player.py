@@ -1,0 +1,54 @@
+"""A server of its own, asked with the user's prompts under each of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.lab.comparison.figures import Reply
+from engine.lab.comparison.workload import Arm, Request
+from server.lab.bench.client import Client, Refused
+from server.lab.bench.player import Server
+from server.lab.evaluate.prompts import Prompt
+from server.lab.evaluate.settings import Setting
+
+
+class PromptServer(Server):
+    """`prompt` of a request is the number of one of `prompts`; no reply is longer than `longest`
+    tokens. Raises ConfigError, with the line of the prompt, for what the server refuses."""
+
+    def __init__(
+        self,
+        client: Client,
+        prompts: Sequence[Prompt],
+        settings: Mapping[Arm, Setting],
+        longest: int,
+    ) -> None:
+        super().__init__(client)
+        self._prompts, self._settings, self._longest = prompts, settings, longest
+
+    def check(self) -> None:
+        """Whether each prompt is served, before anything is measured."""
+        self._play([[Request(str(i), 0.0, i, 1) for i in range(len(self._prompts))]], {})
+
+    def warm(self, prompts: Sequence[str]) -> None:
+        """Nothing: prompts are part of what is measured, and no cache knows them."""
+
+    async def _complete(
+        self, request: Request, more: Mapping[str, Any], lane: int, began: float
+    ) -> Reply:
+        try:
+            return await super()._complete(request, more, lane, began)
+        except Refused as error:
+            where = self._prompts[int(request.prompt)].where
+            raise ConfigError(f"{where}: {error.said}") from None
+
+    def _body(self, request: Request) -> tuple[str, dict[str, Any]]:
+        prompt = self._prompts[int(request.prompt)]
+        body = prompt.limited(min(request.tokens, self._longest))
+        body |= {"model": self.model, "return_token_ids": True}
+        body["stream"] = body.keys().isdisjoint({"best_of", "prompt_logprobs"})
+        if self._mode and (proposers := self._settings[self._mode].proposers):
+            body["speculation"] = {"proposers": proposers}
+        return prompt.path, body
