@@ -123,18 +123,25 @@ ProposerConfig = Annotated[
 ]
 
 
+MAX_K = 16  # the largest K that may be configured
+
+
 class FixedConfig(Part):
     """The same K in every round."""
 
     kind: Literal["fixed"] = "fixed"
-    k: int = Field(4, ge=0, le=16, description="tokens proposed in each round; 0 is plain decoding")
+    k: int = Field(
+        4, ge=0, le=MAX_K, description="tokens proposed in each round; 0 is plain decoding"
+    )
 
 
 class AdaptiveConfig(Part):
     """The K with the most expected tokens per second."""
 
     kind: Literal["adaptive"] = "adaptive"
-    k_max: int = Field(8, ge=0, le=16, description="largest K it may choose; 0 is always allowed")
+    k_max: int = Field(
+        8, ge=0, le=MAX_K, description="largest K it may choose; 0 is always allowed"
+    )
 
 
 ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]

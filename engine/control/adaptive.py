@@ -55,7 +55,7 @@ class AdaptiveK:
         self._learns, self._every = True, 1  # from this round; one round in so many
 
     def profile(self, measured: Profile) -> None:
-        """Start-up costs. Without draft points there is nothing to forward."""
+        """Start-up costs. Without draft timings the proposer runs no forward passes."""
         self._costs.set_profile(measured)
         self._probes_few = bool(measured.draft)
 
@@ -125,7 +125,7 @@ class AdaptiveK:
         return 0
 
     def resume(self) -> None:
-        """Obeyed again: as if the batch were of another size."""
+        """Back in auto mode: choose anew at the next step, as after a change of batch size."""
         self._chosen = _ANEW
         self._explore.forget()
 

@@ -21,7 +21,7 @@ _LIKELIER_THAN_NOT = 0.5
 @dataclass(frozen=True, slots=True)
 class Load:
     """What the next step faces: how many sequences will sample in it, and how many tokens each of
-    them has on average, for who asks: to count them takes time. None where that is not known."""
+    them has on average, computed only when called, since counting is slow; None: not known."""
 
     num_sequences: int
     length: Callable[[], float] | None = None
@@ -51,11 +51,11 @@ class KController(Protocol):
         ...
 
     def profile(self, measured: Profile) -> None:
-        """What steps are to be believed to cost until they say so themselves."""
+        """What steps cost as measured at start; served steps correct it."""
         ...
 
     def resume(self) -> None:
-        """It is obeyed again after others chose."""
+        """Called when this controller decides again after an operator override."""
         ...
 
     def choose(self, load: Load) -> int:

@@ -103,7 +103,7 @@ class Exploration:
         return self.probes and not self._left
 
     def over(self, *, asked: bool, lost: float, usual: float) -> None:
-        """The round is. `asked`: somebody was asked for a guess; `lost`: seconds beyond those in
+        """Call after each round. `asked`: a proposer was asked; `lost`: its seconds beyond those in
         which its tokens come in usual rounds, of `usual` seconds each."""
         if self.round != "usual":
             kind = "probe" if self.round == "probe" else "other"

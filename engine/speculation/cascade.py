@@ -48,7 +48,7 @@ class Cascade(Proposer):
         return self._ask(chunks)
 
     def take_over(self) -> None:
-        """Take over what the main proposer says of proposals that it was asked for past this."""
+        """Copy timings and agreements of main-proposer calls that bypassed this cascade."""
         main = self._main
         self.forward_seconds, self.catch_up_rows = main.forward_seconds, main.catch_up_rows
         self.agreements = main.agreements

@@ -83,9 +83,9 @@ class Evidence:
 
 
 class Doubted(Evidence):
-    """Of a text that may be another one altogether, of which a guess on a weak run is right by
-    accident: at `by_accident`, by grade (1: no less often than in the right text). Each guess on a
-    weak run tells for the one or the other by Bayes' rule, so several that were wrong in a row
+    """For a prediction that may be unrelated to the reply, so that a guess on a weak run is right
+    by accident: at `by_accident`, by grade (1: no less often than in the right text). Each guess on
+    a weak run tells for the one or the other by Bayes' rule, so several that were wrong in a row
     make the next ones unlikely before their own grades were tried."""
 
     def __init__(self, everyone: Record, by_accident: Seq[float]) -> None:

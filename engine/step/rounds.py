@@ -58,7 +58,8 @@ class Rounds:
             self._one_wait = self._with_one_wait
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
-        """One for each chunk that samples; `seconds` are filled in for these three."""
+        """One Sampled for each sampling chunk; fills in the `seconds` of propose, verify and
+        accept."""
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)

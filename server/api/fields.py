@@ -1,10 +1,10 @@
 """Every request field of the endpoints, and what this server does with it.
 
 This table is the only place that says so: requests are checked against it, error sentences quote
-its `allowed` column, README's table is its rendering (`python -m server.api.fields`), so are
-/v1/capabilities and the descriptions in /openapi.json, and tests walk it row by row. A field that
-is not in it is unknown and refused by name. Fields of one name that differ between endpoints have a
-row each.
+its `allowed` column, the table of docs/api.md is its rendering (`python -m server.api.fields`), so
+are /v1/capabilities and the descriptions in /openapi.json, and tests walk it row by row. A field
+that is not in it is unknown and refused by name. Fields of one name that differ between endpoints
+have a row each.
 
 A row may depend on the settings: `unless` says why the field is refused under the present ones.
 That one predicate refuses the field in requests and reports it in /v1/capabilities.
@@ -250,7 +250,7 @@ FIELDS: tuple[FieldRow, ...] = (
     no_op(GENERATING, "user", LABEL, "Not stored."),
     no_op(GENERATING, "metadata",
         f"an object of at most {limits.MAX_METADATA} strings of at most {limits.MAX_LABEL_LENGTH}"
-        " characters",
+        f" characters, with names of at most {limits.MAX_METADATA_KEY}",
         "Not stored."),
     no_op(BOTH, "store", "true or false", "Nothing is ever stored."),
     no_op(GENERATING, "service_tier", '"auto", "default", "flex", "scale", "priority" or "fast"',
@@ -354,7 +354,7 @@ TABLES: tuple[tuple[Endpoint, ...], ...] = (GENERATING, TOKENIZERS)
 
 
 def markdown() -> str:
-    """README's tables: one line per field."""
+    """The tables of docs/api.md: one line per field."""
     return "\n\n".join(map(_table, TABLES))
 
 

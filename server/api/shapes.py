@@ -76,7 +76,7 @@ class ChatShape:
         return choices
 
     def whole(self, delta: Delta) -> dict[str, Any]:
-        """Of a delta that is all of its choice."""
+        """The unstreamed choice, from one delta that holds the complete text."""
         deltas, finish = self._read(delta)
         return {
             "index": delta.index,

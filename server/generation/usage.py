@@ -54,7 +54,7 @@ class Usage:
         self.mispredicted = guessed_from_prediction - self.predicted
 
     def _take_step(self, step: Output, taken: int) -> None:
-        """Its accepted guesses are its first tokens, of which so many are in the completion."""
+        """A step's accepted guesses come first; those among its first `taken` tokens count."""
         self.rounds = step.rounds
         proposed = step.proposed - self.proposed
         if not proposed:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
-from engine.config import PROPOSERS
+from engine.config import MAX_K, PROPOSERS
 from engine.messages import CheckOutcome, Mode, Reason
 from server.engine.lifecycle import EngineState
 
@@ -19,7 +19,6 @@ Rejection = Literal[
     "not_ready",
 ]  # fmt: skip
 PARTS = ("schedule", "propose", "verify", "accept", "commit", "emit", "around")  # of StepSeconds
-MAX_DEPTH = 16  # the largest K a config may name
 
 LATENCY = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -54,7 +53,7 @@ counter = partial(Metric, "counter")
 gauge = partial(Metric, "gauge")
 histogram = partial(Metric, "histogram")
 
-_POSITIONS = {"position": tuple(str(i) for i in range(MAX_DEPTH))}
+_POSITIONS = {"position": tuple(str(i) for i in range(MAX_K))}
 
 METRICS: tuple[Metric, ...] = (
     histogram(
@@ -150,7 +149,7 @@ METRICS: tuple[Metric, ...] = (
     counter(
         "spec_decode_chosen_k_total",
         "rounds by their K: the guesses that were verified, after everything that bounds them",
-        {"k": tuple(str(k) for k in range(MAX_DEPTH + 1))},
+        {"k": tuple(str(k) for k in range(MAX_K + 1))},
         of="k_counts",
     ),
     counter(
