@@ -14,7 +14,7 @@ import pytest
 
 from engine.messages import StepMetrics
 from server.lab.bench.__main__ import main
-from server.lab.bench.client import Client
+from server.lab.bench.client import Client, Counters
 from server.lab.bench.player import Server, grown
 from tests.support.serving import serve
 
@@ -233,8 +233,8 @@ def test_a_server_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> N
 def test_guesses_are_what_the_counters_grew_by() -> None:
     """Law: by position and by K; a server without such counters has none."""
     name = "spec_decode_num_{}_tokens_per_pos_total"
-    before = {(name.format("draft"), 0): 5.0}
-    after = {
+    before: Counters = {(name.format("draft"), 0): 5.0}
+    after: Counters = {
         (name.format("draft"), 0): 9.0,
         (name.format("draft"), 1): 4.0,
         (name.format("accepted"), 0): 3.0,

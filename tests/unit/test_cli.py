@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from engine.config import DraftModelConfig, NgramConfig
 from engine.errors import ConfigError
@@ -176,7 +177,7 @@ def test_an_interrupt_before_the_loop_begins_is_quiet(monkeypatch: pytest.Monkey
     async def work() -> None:
         raise AssertionError("it never begins")
 
-    monkeypatch.setattr(serve.uvloop, "new_event_loop", interrupted)
+    monkeypatch.setattr(uvloop, "new_event_loop", interrupted)
     main = work()
     with pytest.raises(KeyboardInterrupt):
         serve.run(main)
