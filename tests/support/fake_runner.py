@@ -47,13 +47,13 @@ class FakeRunner:
         return False
 
     def chain(self, *_given: object, **_more: object) -> Found:
-        raise NotImplementedError
+        raise AssertionError("`draws_chains` said that it cannot")
 
     def fits_chain(self, *_given: object, **_more: object) -> bool:
         return False
 
     def unseen_chain(self, *_given: object, **_more: object) -> torch.Tensor:
-        raise NotImplementedError
+        raise AssertionError("`fits_chain` said that it cannot")
 
     def _slot(self, blocks: Seq[int], position: int) -> int:
         return blocks[position // self._block_size] * self._block_size + (
