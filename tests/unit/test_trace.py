@@ -18,6 +18,7 @@ from engine.lab.replay.recorded import check, recorded
 from engine.lab.replay.worlds import Roofline
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Header, Trace, Writer, read_trace
+from tests.support.repeat import Repeat
 
 HEADER = Header(
     k_max=4,
@@ -27,6 +28,7 @@ HEADER = Header(
     dtype="float32",
     max_step_tokens=64,
 )
+
 PROMPT = 20
 BITS = 60  # generated positions of each request
 
@@ -143,6 +145,10 @@ def test_who_repeats_the_choices_meets_the_recorded_lengths_and_time(k: int) -> 
     assert other == 0
     assert same == sum(len(step.parts) for step in trace.steps)
     assert spent == pytest.approx(told.seconds, rel=0.1)
+    player = Repeat(told)
+    played = sum(step.seconds for step in player.play(told.workload()))
+    assert (player.same, player.other) == (same, 0)
+    assert played == pytest.approx(told.seconds, rel=0.1)
 
 
 def test_a_trace_that_contradicts_its_bits_does_not_pass_the_check() -> None:
@@ -151,6 +157,9 @@ def test_a_trace_that_contradicts_its_bits_does_not_pass_the_check() -> None:
     part = replace(trace.steps[at].parts[0], proposed=0)
     trace.steps[at] = replace(trace.steps[at], parts=[part])
     assert check(recorded(trace))[2] == 1  # the step that was changed
+    player = Repeat(recorded(trace))
+    list(player.play(recorded(trace).workload()))
+    assert player.other > 1  # and in a replay those that follow until it is back
 
 
 def test_the_clock_knows_what_was_seen_and_leans_on_what_is_close() -> None:
