@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from engine.attention.interface import KVPlane, LayerShape, PreparedAttention, Span, Variation
 from engine.attention.sdpa import SdpaBackend, SdpaForward
-from engine.cpu.kernels_attention import SPAN_ROWS, attend
+from engine.cpu.kernels_attention import SPAN_ROWS, attend, places_of
 from engine.cpu.vectors import LANES
 
 MOST_THREADS = 2  # with more, torch's attention reads faster together than ours alone
 
-Words = npt.NDArray[np.uint32]
+Words = npt.NDArray[Any]
 
 
 def suits(device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]) -> bool:
@@ -87,10 +88,13 @@ class CompiledForward(PreparedAttention):
         _, heads, rows, dim = query.shape
         packed = torch.cat([query, key, value], dim=1)[0].float().transpose(0, 1).reshape(rows, -1)
         array = np.empty((rows, heads * dim), dtype=np.float32)
+        keys, values = self._words[stack][index]
+        words = keys.shape[-1]
+        places = places_of(self._facts, self._tables, self._plane.block_size, words)
         attend(
-            packed.numpy(), heads, self._facts, self._seen, self._tables, self._plane.block_size,
+            (0,) * (words // LANES), packed.numpy(), heads, self._facts, self._seen, places,
             np.float32(dim**-0.5 if how.scaling is None else how.scaling),
-            *self._words[stack][index], array,
+            keys, values, array,
         )  # fmt: skip
         return torch.from_numpy(array).view(1, rows, heads, dim).to(query.dtype)
 
@@ -102,7 +106,9 @@ def _layers(keys: Tensor, values: Tensor) -> list[tuple[Words, Words]]:
 
 
 def words_of_plane(tensor: Tensor) -> Words:
-    """Keys or values `[layers, kv_heads, slots, dim]` as words, two bfloat16 to each."""
+    """Keys or values `[layers, kv_heads, slots, dim]`: float32, or words of two bfloat16."""
+    if tensor.dtype == torch.float32:
+        return tensor.numpy()
     return tensor.view(torch.int32).numpy().view(np.uint32)
 
 

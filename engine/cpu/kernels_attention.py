@@ -1,20 +1,22 @@
 """Compiled attention of a few rows over paged keys and values, on one thread.
 
 Keys and values are read where they lie, once for all rows and query heads that share them
-(grouped-query attention, arXiv:2305.13245), in tiles of 32, with an online softmax
-(arXiv:1805.02867) and all sums in float32. A tile's keys are turned into a buffer that stays in the
-first cache, so that a vector holds sixteen keys at one depth and no sum runs across lanes.
+(grouped-query attention, arXiv:2305.13245), in tiles that stay in the caches, with an online
+softmax (arXiv:1805.02867) and all sums in float32. While a tile's keys are read its values are
+asked for, and meanwhile the next tile's keys: blocks lie anywhere, which no processor foresees.
 
 A row's sums run over its own sequence's keys in order, in tiles counted from key 0; a key that it
 may not see has weight zero, which changes no bit. So its result is the same to the bit whatever
 rows and sequences share the call. A key that is not a number spoils its own sequence only.
 
-Keys and values are words: float32, or pairs of bfloat16, which are widened tile by tile. Columns of
-pairs then stand in another order: the even ones, then the odd ones.
+Keys and values are float32, or words of two bfloat16. Where that pays (`kernels_products`), words
+are multiplied as pairs, queries and weights being rounded; else they are taken apart as they are
+read. Columns of sums then stand in another order: the even ones, then the odd ones.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,42 +25,39 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
-from engine.cpu.kernels_products import upper_half
-from engine.cpu.vectors import FLOATS, INTS, LANES, WIDE, Emit, pointers, transposed
+from engine.cpu.kernels_products import BY_PAIRS, upper_half
+from engine.cpu.vectors import FLOATS, INTS, LANES, WIDE, Emit, each_count, has_avx512, pointers
 
 SPAN_ROWS = 64  # bits in a mask
-TILE = 2 * LANES  # keys; as many scores of four queries fill half of the registers
-GROUP = 4  # queries whose sums fit the registers
-AHEAD = 4 * TILE  # keys; memory is asked so far ahead
-SHORT = 512  # keys that may still be in the caches
+TILE = 16 * LANES  # keys
+# Queries whose sums of so many columns fit the registers beside the values.
+GROUP, COLUMNS = (5, 4 * LANES) if has_avx512() else (2, 2 * LANES)
 LOWEST = np.float32(-3e38)  # below every score; finite, so that lowest - lowest is 0
 
 
 @fast
 def attend(
-    packed: Any, heads: Any, facts: Any, seen: Any, tables: Any, block_size: Any, scaling: Any,
+    parts: Any, packed: Any, heads: Any, facts: Any, seen: Any, places: Any, scaling: Any,
     keys: Any, values: Any, out: Any,
 ) -> None:  # fmt: skip
     """Write the keys and values of all rows to their slots of `keys` and `values`
     `[kv_heads, slots, words]`, then attend. `packed` float32 `[rows, at least (heads + 2 *
     kv_heads) * dim]`: query, key and value heads; `out` `[rows, heads * dim]`. `facts` `[spans,
-    3]`: first row, rows, KV index of the first. `tables` `[spans, blocks]`. Bit i of `seen[row]`:
-    whether it sees the key of its span's i-th row; earlier keys it does."""
+    3]`: first row, rows, KV index of the first. `places`: see `places_of`. Bit i of `seen[row]`:
+    whether it sees the key of its span's i-th row; earlier keys it does. `parts` is a tuple of
+    `words / LANES` numbers, so that each size of a head has code of its own."""
     kv_heads, _, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
     pairs = words != dim
-    _write(packed, heads, facts, tables, block_size, pairs, keys)
-    _write(packed, heads + kv_heads, facts, tables, block_size, pairs, values)
-    most = facts[:, 1].max() * group + GROUP  # queries of a head of keys, filled up
-    asked, sums = np.zeros((most, dim), np.uint32), np.empty((most, dim), np.float32)
+    _write(packed, heads, facts, places, pairs, keys)
+    _write(packed, heads + kv_heads, facts, places, pairs, values)
+    most = facts[:, 1].max() * group  # queries of a head of keys
+    asked, sums = np.empty((most, dim), np.uint32), np.empty((most, dim), np.float32)
     peaks, totals = np.empty((most, LANES), np.float32), np.empty((most, LANES), np.float32)
-    scores, fades = np.empty((GROUP, TILE), np.float32), np.empty((GROUP, LANES), np.float32)
-    turned, wide = np.empty((dim, TILE), np.uint32), np.empty((TILE, dim), np.uint32)
-    rows_of_wide = np.arange(TILE) * dim
+    scores, fades = np.empty((most, TILE), np.float32), np.empty((most, LANES), np.float32)
     for span in range(facts.shape[0]):
         first, rows, start = facts[span]
         end, count = start + rows, group * rows
-        found = _places(tables[span], block_size, end, words)
         for head in range(kv_heads):
             flat_keys, flat_values = keys[head].reshape(-1), values[head].reshape(-1)
             for i in range(count):
@@ -68,127 +67,89 @@ def attend(
             peaks[:count] = LOWEST
             totals[:count] = 0
             for tile in range(0, end, TILE):
-                slots = found[tile : tile + TILE]
-                if end > SHORT:
-                    # Processors foresee two streams badly: 32,000 keys took 10.2 ms, 6.9 so.
-                    _fetch(flat_keys, found[tile + AHEAD : tile + AHEAD + TILE], words)
-                    _fetch(flat_values, found[tile + AHEAD : tile + AHEAD + TILE], words)
-                if pairs:
-                    _widen(flat_keys, slots, wide)
-                    _turn(wide.reshape(-1), rows_of_wide, dim, turned)
-                    _widen(flat_values, slots, wide)
-                else:
-                    _turn(flat_keys, slots, dim, turned)
-                for i in range(0, count, GROUP):
-                    some = 1 if count == 1 else GROUP
-                    _score(some, asked[i:], dim, turned, scores)
-                    if tile + TILE > start:
-                        for j in range(min(some, count - i)):
-                            _hide(scores[j], seen[first + (i + j) % rows], tile, start, end)
-                    _soften(some, scores, scaling, peaks[i:], totals[i:], fades)
-                    if pairs:
-                        _add(some, scores, fades, wide.reshape(-1), rows_of_wide, sums[i:])
-                    else:
-                        _add(some, scores, fades, flat_values, slots, sums[i:])
+                here, some = places[span, tile:], min(TILE, end - tile)
+                chunks = (some + LANES - 1) // LANES
+                _score(parts, asked, count, flat_keys, flat_values, here, chunks, scores)
+                if tile + TILE > start:
+                    for i in range(count):
+                        _hide(scores[i], seen[first + i % rows], tile, start, end)
+                _soften(flat_keys, count, scores, chunks, scaling, peaks, totals, fades)
+                then, later, ahead = flat_keys, here[TILE:], end - tile - TILE
+                if ahead <= 0:
+                    then = keys[(head + 1) % kv_heads].reshape(-1)
+                    following = (span + (head + 1) // kv_heads) % len(facts)
+                    later, ahead = places[following], facts[following, 1] + facts[following, 2]
+                i = 0
+                for left in range((count + GROUP - 1) // GROUP, 0, -1):
+                    more = (count - i) // left  # equal parts
+                    _add(
+                        parts, more, scores[i:], fades[i:], some, flat_values, here, then, later,
+                        ahead, sums[i:],
+                    )  # fmt: skip
+                    i += more
             for i in range(count):
                 at = (head * group + i // rows) * dim
                 _answer(sums[i], totals[i], pairs, out[first + i % rows, at : at + dim])
 
 
 @fast
-def _write(
-    packed: Any, before: Any, facts: Any, tables: Any, block_size: Any, pairs: Any, plane: Any
-) -> None:
-    """The heads of all rows that stand behind so many, to their slots of `plane`."""
+def _write(packed: Any, before: Any, facts: Any, places: Any, pairs: Any, plane: Any) -> None:
+    """The heads of all rows that stand behind so many, to their places in `plane`."""
     kv_heads, words = plane.shape[0], plane.shape[2]
     dim = 2 * words if pairs else words
-    for span in range(facts.shape[0]):
-        first, count, start = facts[span]
-        for row in range(count):
-            at = start + row
-            slot = tables[span, at // block_size] * block_size + at % block_size
-            for head in range(kv_heads):
-                place = (before + head) * dim
-                bits = packed[first + row, place : place + dim].view(np.uint32)
-                mine = plane[head, slot]
-                if pairs:
-                    for i in range(words):
-                        low = upper_half(bits[2 * i]) >> np.uint32(16)
-                        mine[i] = low | upper_half(bits[2 * i + 1])
-                else:
-                    mine[:] = bits
+    for head in range(kv_heads):
+        flat, first = plane[head].reshape(-1).view(np.uint32), (before + head) * dim
+        for span in range(facts.shape[0]):
+            for row in range(facts[span, 1]):
+                at = places[span, facts[span, 2] + row]
+                bits = packed[facts[span, 0] + row, first : first + dim].view(np.uint32)
+                _words(bits, pairs, flat[at : at + words])
+
+
+@fast
+def _words(bits: Any, pairs: Any, out: Any) -> None:
+    """A head in float32 as it is kept."""
+    if not pairs:
+        out[:] = bits
+        return
+    for i in range(len(out)):
+        out[i] = (upper_half(bits[2 * i]) >> np.uint32(16)) | upper_half(bits[2 * i + 1])
 
 
 @fast
 def _ask(query: Any, pairs: Any, out: Any) -> None:
-    """A query in the order of columns in which keys are turned."""
+    """A query as keys are read."""
     bits, half = query.view(np.uint32), len(query) // 2
-    if not pairs:
-        out[:] = bits
+    if BY_PAIRS or not pairs:
+        _words(bits, pairs, out[:half] if pairs else out)
         return
     for i in range(half):
         out[i], out[half + i] = bits[2 * i], bits[2 * i + 1]
 
 
 @fast
-def _places(table: Any, block_size: Any, end: Any, words: Any) -> Any:
-    """Where keys begin in a head's plane; to fill the last tile, the last key once more."""
-    out = np.empty((end + TILE - 1) // TILE * TILE, np.int64)
-    for first in range(0, end, block_size):
-        slot = table[first // block_size] * block_size
-        for i in range(min(block_size, end - first)):
-            out[first + i] = (slot + i) * words
-    out[end:] = out[end - 1]
+def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
+    """Where each span's keys begin in a head's plane, `[spans, keys and more]`, from `tables`
+    `[spans, blocks]`; behind them the last key, to fill the last sixteen."""
+    spans, most = facts.shape[0], (facts[:, 1] + facts[:, 2]).max()
+    out = np.empty((spans, most + LANES), np.int64)
+    for span in range(spans):
+        end = facts[span, 1] + facts[span, 2]
+        for first in range(0, end, block_size):
+            slot = tables[span, first // block_size] * block_size
+            for i in range(min(block_size, end - first)):
+                out[span, first + i] = (slot + i) * words
+        out[span, end : end + LANES] = out[span, end - 1]
     return out
 
 
 @fast
-def _fetch(plane: Any, slots: Any, words: Any) -> None:
-    for i in range(len(slots)):
-        for word in range(0, words, LANES):
-            _ask_for(plane, slots[i] + word)
-
-
-@intrinsic  # type: ignore[misc]
-def _ask_for(typing: Any, plane: Any, at: Any) -> Any:
-    """The cache line of an element, to the second cache."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        Emit(builder).fetch(*pointers(context, builder, signature, args), near=False)
-        return context.get_dummy_value()
-
-    return types.void(plane, types.int64), generate
-
-
-@fast
-def _widen(plane: Any, slots: Any, wide: Any) -> None:
-    """A tile of bfloat16 as float32."""
-    half = wide.shape[1] // 2
-    for j in range(TILE):
-        pairs, out = plane[slots[j] : slots[j] + half], wide[j]
-        for i in range(half):
-            out[i] = pairs[i] << np.uint32(16)
-            out[half + i] = pairs[i] & np.uint32(0xFFFF0000)
-
-
-@fast
 def _hide(scores: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
-    """Keys that a row may not see, and those beyond the end."""
-    for i in range(max(0, start - tile), TILE):
+    """Keys that a row may not see, and those that fill up."""
+    for i in range(max(0, start - tile), min(TILE, end + LANES - tile)):
         at = tile + i
         if at >= end or not (seen >> np.uint64(at - start)) & np.uint64(1):
             scores[i] = -np.inf
-
-
-@fast
-def _add(some: Any, scores: Any, fades: Any, plane: Any, places: Any, sums: Any) -> None:
-    """A tile's weighted values to the sums of some queries."""
-    width = sums.shape[1]
-    whole = width // (4 * LANES) * (4 * LANES)
-    for column in range(0, whole, 4 * LANES):
-        _add_wide(some, scores, fades, plane, places, sums, width, column)
-    for column in range(whole, width, LANES):
-        _add_narrow(some, scores, fades, plane, places, sums, width, column)
 
 
 @fast
@@ -205,137 +166,209 @@ def _answer(sums: Any, totals: Any, pairs: Any, out: Any) -> None:
         out[2 * i], out[2 * i + 1] = sums[i] / total, sums[half + i] / total
 
 
+class _Plane:
+    """A head's keys or values in memory, float32 or words."""
+
+    def __init__(self, builder: Any, pointer: Any, kind: Any, parts: int) -> None:
+        """`parts`: vectors of words that are one key."""
+        self.words = kind.dtype != types.float32
+        self.by_pairs = self.words and BY_PAIRS
+        self.emit = Emit(builder, pairs=self.by_pairs)
+        self.parts = range(parts)
+        self.columns = parts * (2 if self.words else 1)  # vectors in float32
+        self.pointer = builder.bitcast(pointer, ir.IntType(32).as_pointer())
+
+    def load(self, place: Any, part: int) -> Any:
+        return self.emit.load(self.pointer, self.emit.at(place, part * LANES), INTS)
+
+    def key(self, place: Any) -> list[Any]:
+        """What begins at a place, as vectors of float32 or of pairs."""
+        read = [self.load(place, part) for part in self.parts]
+        if self.by_pairs or not self.words:
+            return read
+        even, odd = zip(*map(self.emit.halves, read), strict=True)
+        return [*even, *odd]
+
+    def values(self, places: list[Any], part: int) -> list[Any]:
+        """The vectors of columns of a part: of one value or, as pairs, of two."""
+        read = [self.load(place, part) for place in places]
+        if not self.by_pairs:
+            return self.emit.halves(read[0]) if self.words else read
+        (one, other), b = read, self.emit.builder
+        by, low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF, 0xFFFF0000))
+        return [
+            b.or_(b.and_(one, low), b.shl(other, by)),
+            b.or_(b.lshr(one, by), b.and_(other, high)),
+        ]
+
+    def fetch(self, place: Any) -> None:
+        for part in self.parts:
+            self.emit.fetch(self.pointer, self.emit.at(place, part * LANES), near=False)
+
+
 @intrinsic  # type: ignore[misc]
-def _turn(typing: Any, plane: Any, offsets: Any, depth: Any, turned: Any) -> Any:
-    """The rows of `plane` that begin at `offsets` `[TILE]` become the columns of `turned` `[depth,
-    TILE]`. `depth` is a multiple of 16."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, starts, depth, target = pointers(context, builder, signature, args)
-        emit, zero, step = Emit(builder), ir.Constant(WIDE, 0), ir.Constant(WIDE, LANES)
-        places = [builder.load(builder.gep(starts, [ir.Constant(WIDE, j)])) for j in range(TILE)]
-        with cgutils.for_range_slice(builder, zero, depth, step, WIDE) as (first, _):
-            for column in range(0, TILE, LANES):
-                rows = [builder.add(place, first) for place in places[column : column + LANES]]
-                vectors = [emit.load(source, row, INTS) for row in rows]
-                for i, vector in enumerate(transposed(builder, vectors)):
-                    emit.store(vector, target, emit.at(first, i, TILE, column))
-        return context.get_dummy_value()
-
-    return types.void(plane, offsets, types.int64, turned), generate
-
-
-def _one_or_group(emit_for: Any) -> Any:
-    """Code of its own for one query and for GROUP of them, chosen by the first argument."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        given = pointers(context, builder, signature, args)
-        one = builder.icmp_signed("==", given[0], ir.Constant(WIDE, 1))
-        with builder.if_else(one) as (alone, together):
-            with alone:
-                emit_for(Emit(builder), 1, *given[1:])
-            with together:
-                emit_for(Emit(builder), GROUP, *given[1:])
-        return context.get_dummy_value()
-
-    return generate
-
-
-@intrinsic  # type: ignore[misc]
-def _score(typing: Any, some: Any, query: Any, depth: Any, turned: Any, out: Any) -> Any:
-    """The products of queries `[rows, depth]` with a tile's keys `[depth, TILE]`: `out` float32
-    `[rows, TILE]`."""
-
-    def emit_for(emit: Emit, rows: int, query: Any, depth: Any, turned: Any, out: Any) -> None:
-        builder, vectors = emit.builder, range(TILE // LANES)
-        parts, zero = [(row, v) for row in range(rows) for v in vectors], ir.Constant(FLOATS, None)
-        sums = {part: cgutils.alloca_once_value(builder, zero) for part in parts}
-        for total in sums.values():
-            builder.store(zero, total)
-        with cgutils.for_range(builder, depth, intp=WIDE) as loop:
-            places = [emit.at(loop.index, 0, TILE, v * LANES) for v in vectors]
-            keys = [emit.load(turned, place, INTS) for place in places]
-            for row in range(rows):
-                mine = builder.mul(depth, ir.Constant(WIDE, row))
-                factor = emit.spread(query, builder.add(mine, loop.index))
-                for v, key in enumerate(keys):
-                    emit.add_product(sums[row, v], factor, key)
-        for row, v in parts:
-            emit.store(builder.load(sums[row, v]), out, ir.Constant(WIDE, row * TILE + v * LANES))
-
+def _score(
+    typing: Any, parts: Any, queries: Any, rows: Any, keys: Any, values: Any, places: Any,
+    chunks: Any, out: Any,
+) -> Any:  # fmt: skip
+    """The products of `queries` `[rows, dim]` with the keys at the first sixteen times `chunks`
+    places: `out` float32 `[rows, TILE]`. Their values are asked for."""
     whole = types.int64
-    return types.void(whole, query, whole, turned, out), _one_or_group(emit_for)
+    signature = types.void(parts, queries, whole, keys, values, places, whole, out)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, queries, rows, *both, places, chunks, out = pointers(context, builder, signature, args)
+        plane, other = (_Plane(builder, pointer, keys, len(parts)) for pointer in both)
+        emit, apart = plane.emit, plane.columns * LANES
+        with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
+            chunk = builder.mul(loop.index, ir.Constant(WIDE, LANES))
+            starts = [
+                builder.load(builder.gep(places, [emit.at(chunk, i)])) for i in range(LANES)
+            ]
+            for start in starts:
+                other.fetch(start)
+            with cgutils.for_range(builder, rows, intp=WIDE) as each:
+                query = builder.gep(queries, [builder.mul(each.index, ir.Constant(WIDE, apart))])
+
+                def product(key: int, query: Any = query, starts: list[Any] = starts) -> Any:
+                    total = ir.Constant(FLOATS, None)
+                    for v, factor in enumerate(plane.key(starts[key])):
+                        mine = emit.load(query, ir.Constant(WIDE, v * LANES), INTS)
+                        total = emit.added(total, mine, factor)
+                    return total
+
+                row = builder.mul(each.index, ir.Constant(WIDE, TILE))
+                emit.store(_summed(emit, product, 0, LANES), out, builder.add(row, chunk))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _summed(emit: Emit, vector: Any, first: int, count: int) -> Any:
+    """In one vector, the sums of the lanes of `count` vectors from `vector(first)` on, by halves;
+    each one's are `LANES / count` neighbours still."""
+    if count == 1:
+        return vector(first)
+    two = [_summed(emit, vector, at, count // 2) for at in (first, first + count // 2)]
+    half = LANES // count
+    low = [start + i for start in range(0, 2 * LANES, 2 * half) for i in range(half)]
+    masks = [ir.Constant(INTS, [i + by for i in low]) for by in (0, half)]
+    return emit.builder.fadd(*(emit.builder.shuffle_vector(*two, mask) for mask in masks))
 
 
 @intrinsic  # type: ignore[misc]
 def _soften(
-    typing: Any, some: Any, scores: Any, scaling: Any, most: Any, totals: Any, fades: Any
-) -> Any:
+    typing: Any, keys: Any, rows: Any, scores: Any, chunks: Any, scaling: Any, most: Any,
+    totals: Any, fades: Any,
+) -> Any:  # fmt: skip
     """A tile's `scores` `[rows, TILE]` become weights relative to the largest scaled score so far,
-    `most` `[rows, 16]`, equal in all lanes. `totals` `[rows, 16]`: sums of weights. `fades`
+    `most` `[rows, 16]`, equal in all lanes. Where `keys` are multiplied as pairs, weights are
+    bfloat16 at the beginning of their row. `totals` `[rows, 16]`: sums of weights. `fades`
     `[rows, 16]`: what earlier weights are to be multiplied by."""
+    whole = types.int64
+    signature = types.void(keys, whole, scores, whole, types.float32, most, totals, fades)
 
-    def emit_for(
-        emit: Emit, rows: int, scores: Any, scaling: Any, most: Any, totals: Any, fades: Any
-    ) -> None:
-        builder, factor = emit.builder, emit.everywhere(scaling, FLOATS)
-        for row in range(rows):
-            here = ir.Constant(WIDE, row * LANES)
-            places = [ir.Constant(WIDE, row * TILE + v * LANES) for v in range(TILE // LANES)]
-            found = [builder.fmul(emit.load(scores, at), factor) for at in places]
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, rows, scores, chunks, scaling, most, totals, fades = pointers(
+            context, builder, signature, args
+        )
+        emit, by_pairs = Emit(builder), _Plane(builder, pointer, keys, 0).by_pairs
+        factor = emit.everywhere(scaling, FLOATS)
+        best, total = (cgutils.alloca_once(builder, FLOATS) for _ in range(2))
+        with cgutils.for_range(builder, rows, intp=WIDE) as each:
+            mine = builder.gep(scores, [builder.mul(each.index, ir.Constant(WIDE, TILE))])
+            here = builder.mul(each.index, ir.Constant(WIDE, LANES))
             before = emit.load(most, here)
-            now = emit.larger(before, emit.largest(emit.larger(*found)))
+            builder.store(before, best)
+            with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
+                at = builder.mul(loop.index, ir.Constant(WIDE, LANES))
+                score = builder.fmul(emit.load(mine, at), factor)
+                emit.store(score, mine, at)
+                builder.store(emit.larger(builder.load(best), score), best)
+            now = emit.largest(builder.load(best))
             fade = emit.exp(builder.fsub(before, now))
-            total = builder.fmul(emit.load(totals, here), fade)
-            for at, score in zip(places, found, strict=True):
-                weight = emit.exp(builder.fsub(score, now))
-                emit.store(weight, scores, at)
-                total = builder.fadd(total, weight)
+            builder.store(builder.fmul(emit.load(totals, here), fade), total)
+            with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
+                at = builder.mul(loop.index, ir.Constant(WIDE, LANES))
+                weight = emit.exp(builder.fsub(emit.load(mine, at), now))
+                builder.store(builder.fadd(builder.load(total), weight), total)
+                if by_pairs:  # half as long, so nothing is written over that is still needed
+                    at = builder.lshr(at, ir.Constant(WIDE, 1))
+                emit.store(_rounded(builder, weight) if by_pairs else weight, mine, at)
             emit.store(now, most, here)
-            emit.store(total, totals, here)
+            emit.store(builder.load(total), totals, here)
             emit.store(fade, fades, here)
+        return context.get_dummy_value()
 
-    signature = types.void(types.int64, scores, types.float32, most, totals, fades)
-    return signature, _one_or_group(emit_for)
+    return signature, generate
 
 
-def _adding(vectors: int) -> Any:
-    """A function of compiled code: weighted sums of `16 * vectors` columns of values."""
+@intrinsic  # type: ignore[misc]
+def _add(
+    typing: Any, parts: Any, rows: Any, weights: Any, fades: Any, count: Any, values: Any,
+    places: Any, keys: Any, later: Any, ahead: Any, sums: Any,
+) -> Any:  # fmt: skip
+    """`sums` `[rows, dim]`, faded, plus `weights` `[rows, TILE]` times the values at the first
+    `count` places, of up to GROUP rows. The keys that come `later` are asked for, as far as there
+    are so many `ahead`."""
+    whole, kind = types.int64, values
+    signature = types.void(
+        parts, whole, weights, fades, whole, values, places, keys, later, whole, sums
+    )
 
-    @intrinsic  # type: ignore[misc]
-    def add(
-        typing: Any, some: Any, weights: Any, fades: Any, plane: Any, offsets: Any, out: Any,
-        width: Any, column: Any,
-    ) -> Any:  # fmt: skip
-        """`out` `[rows, width]`, faded, plus `weights` `[rows, TILE]` times the rows of `plane`
-        that begin at `offsets[:TILE]`; columns `column ..` of all."""
-        whole = types.int64
-        signature = types.void(whole, weights, fades, plane, offsets, out, whole, whole)
-        return signature, _one_or_group(emit_for)
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, rows, weights, fades, count, values, places, keys, later, ahead, sums = pointers(
+            context, builder, signature, args
+        )
+        arrays = weights, fades, sums, places, later
+        planes = [_Plane(builder, pointer, kind, len(parts)) for pointer in (values, keys)]
+        each_count(builder, rows, GROUP, lambda n: _emit_sums(n, planes, arrays, (count, ahead)))
+        return context.get_dummy_value()
 
-    def emit_for(
-        emit: Emit, rows: int, weights: Any, fades: Any, plane: Any, offsets: Any, out: Any,
-        width: Any, column: Any,
-    ) -> None:  # fmt: skip
-        builder, places, sums = emit.builder, {}, {}
-        for row in range(rows):
-            mine = builder.add(builder.mul(width, ir.Constant(WIDE, row)), column)
+    return signature, generate
+
+
+def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> None:
+    """A few columns of all rows after the others, where not all fit the registers."""
+    (values, keys), (weights, fades, sums, places, later) = planes, arrays
+    count, ahead = counts
+    emit, builder, step = values.emit, values.emit.builder, 2 if values.by_pairs else 1
+    most = COLUMNS // LANES * len(values.parts) // values.columns
+    for begin in values.parts[::most]:
+        parts = values.parts[begin : begin + most]
+        columns = [range(part, values.columns, len(values.parts)) for part in parts]
+        at = {
+            (row, v): ir.Constant(WIDE, (row * values.columns + v) * LANES)
+            for row in range(rows)
+            for v in chain.from_iterable(columns)
+        }
+        totals = {part: cgutils.alloca_once(builder, FLOATS) for part in at}
+        for (row, v), total in totals.items():
             fade = emit.load(fades, ir.Constant(WIDE, row * LANES))
-            for v in range(vectors):
-                places[row, v] = emit.at(mine, v * LANES)
-                sums[row, v] = cgutils.alloca_once(builder, FLOATS)
-                builder.store(builder.fmul(emit.load(out, places[row, v]), fade), sums[row, v])
-        with cgutils.for_range(builder, ir.Constant(WIDE, TILE), intp=WIDE) as loop:
-            start = builder.add(builder.load(builder.gep(offsets, [loop.index])), column)
-            read = [emit.load(plane, emit.at(start, v * LANES), INTS) for v in range(vectors)]
+            builder.store(builder.fmul(emit.load(sums, at[row, v]), fade), total)
+        turns = builder.lshr(builder.add(count, ir.Constant(WIDE, step - 1)), ir.Constant(WIDE, step - 1))
+        with cgutils.for_range(builder, turns, intp=WIDE) as loop:
+            mine = [emit.at(loop.index, 0, step, i) for i in range(step)]
+            if begin == 0:
+                for i in mine:
+                    there = builder.icmp_signed("<", i, ahead)
+                    i = builder.select(there, i, ir.Constant(WIDE, 0))
+                    keys.fetch(builder.load(builder.gep(later, [i])))
+            here = [builder.load(builder.gep(places, [i])) for i in mine]
+            read = [values.values(here, part) for part in parts]
             for row in range(rows):
                 weight = emit.spread(weights, emit.at(loop.index, row * TILE))
-                for v, value in enumerate(read):
-                    emit.add_product(sums[row, v], weight, value)
-        for part, place in places.items():
-            emit.store(builder.load(sums[part]), out, place)
+                for numbers, part in zip(read, columns, strict=True):
+                    for v, vector in zip(part, numbers, strict=True):
+                        emit.add_product(totals[row, v], weight, vector)
+        for part, total in totals.items():
+            emit.store(builder.load(total), sums, at[part])
 
-    return add
 
-
-_add_wide, _add_narrow = _adding(4), _adding(1)
+def _rounded(builder: Any, vector: Any) -> Any:
+    """Sixteen bfloat16, to nearest, ties to even. A NaN of arithmetic stays one."""
+    by, one, half = (ir.Constant(INTS, [n] * LANES) for n in (16, 1, 0x7FFF))
+    bits = builder.bitcast(vector, INTS)
+    up = builder.add(half, builder.and_(builder.lshr(bits, by), one))
+    found = builder.lshr(builder.add(bits, up), by)
+    return builder.trunc(found, ir.VectorType(ir.IntType(16), LANES))

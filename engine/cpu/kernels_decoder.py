@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.jit import fast
-from engine.cpu.kernels_attention import attend
+from engine.cpu.kernels_attention import attend, places_of
 from engine.cpu.kernels_draws import guess, space_for
 from engine.cpu.kernels_products import product
 from engine.cpu.kernels_rows import add, gate, normalise, rotate
@@ -23,7 +23,7 @@ from engine.cpu.vectors import PANEL
 
 @fast
 def forward(
-    tokens: Any, positions: Any, facts: Any, asked: Any, tables: Any, block_size: Any,
+    parts: Any, tokens: Any, positions: Any, facts: Any, asked: Any, tables: Any, block_size: Any,
     weights: Any, angles: Any, shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
 ) -> None:  # fmt: skip
     """Logits of the rows `asked`. `facts` `[spans, 3]` as of `kernels_attention.attend`, a sequence
@@ -38,7 +38,7 @@ def forward(
     packed = room(count, padded((heads + 2 * kv_heads) * dim))
     attended, narrow = room(count, heads * dim), room(count, inner)
     wide, added = room(count, padded(2 * inner)), room(count, padded(width))
-    seen = _causal(facts, count)
+    seen, places = _causal(facts, count), places_of(facts, tables, block_size, keys.shape[3])
     for row in range(count):
         _embed(embed[tokens[row]], hidden[row])
     for layer in range(norm.shape[0]):
@@ -46,8 +46,7 @@ def forward(
         product(normed, query_key_value[layer], rounded, packed)
         rotate(packed, angles[0], angles[1], positions, heads + kv_heads)
         attend(
-            packed, heads, facts, seen, tables, block_size, scaling, keys[layer], values[layer],
-            attended,
+            parts, packed, heads, facts, seen, places, scaling, keys[layer], values[layer], attended,
         )  # fmt: skip
         product(attended, output[layer], rounded, added)
         add(added, hidden)
@@ -90,7 +89,7 @@ def _embed(numbers: Any, out: Any) -> None:
 
 @fast
 def chain(
-    logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
+    parts: Any, logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
     shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any, leads: Any,
 ) -> None:  # fmt: skip
     """The token and the lead of each sequence's steps into `out` and `leads` `[sequences, steps]`;
@@ -122,7 +121,7 @@ def chain(
         if live == 0:
             return
         forward(
-            tokens[:live], facts[:live, 2].copy(), facts[:live], np.arange(live), own, block_size,
+            parts, tokens[:live], facts[:live, 2].copy(), facts[:live], np.arange(live), own, block_size,
             weights, angles, shape, numbers, keys, values, wide[:live],
         )  # fmt: skip
 

@@ -32,6 +32,7 @@ from engine.cpu.vectors import (
     SLOW_PAIRS,
     WIDE,
     Emit,
+    each_count,
     has_avx512,
     multiplies_pairs,
     pointers,
@@ -66,16 +67,9 @@ def _panel(
         words = builder.gep(words, [builder.mul(panel, size)])
         first = builder.mul(panel, ir.Constant(WIDE, PANEL))
         y = builder.gep(y, [builder.add(builder.mul(row, stride), first)])
-        end = builder.append_basic_block("end")
-        blocks = [builder.append_basic_block(f"rows.{n + 1}") for n in range(ROWS_AT_ONCE)]
-        choice = builder.switch(rows, blocks[-1])
-        for count, block in enumerate(blocks, 1):
-            if block is not blocks[-1]:
-                choice.add_case(ir.Constant(WIDE, count), block)
-            builder.position_at_end(block)
-            _emit(Emit(builder, pairs=as_pairs), count, (x, words, y), (apart, pairs, stride))
-            builder.branch(end)
-        builder.position_at_end(end)
+        arrays, sizes = (x, words, y), (apart, pairs, stride)
+        emit = Emit(builder, pairs=as_pairs)
+        each_count(builder, rows, ROWS_AT_ONCE, lambda n: _emit(emit, n, arrays, sizes))
         return context.get_dummy_value()
 
     return signature, generate

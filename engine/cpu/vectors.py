@@ -46,6 +46,20 @@ def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]
     ]
 
 
+def each_count(builder: Any, count: Any, most: int, emit: Callable[[int], None]) -> None:
+    """Code of its own for each `count` from 1 to `most`."""
+    end = builder.append_basic_block("end")
+    blocks = [builder.append_basic_block(f"of.{n + 1}") for n in range(most)]
+    choice = builder.switch(count, blocks[-1])
+    for n, block in enumerate(blocks, 1):
+        if block is not blocks[-1]:
+            choice.add_case(ir.Constant(WIDE, n), block)
+        builder.position_at_end(block)
+        emit(n)
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
 @cache
 def _features() -> Any:
     return llvmlite.binding.get_host_cpu_features()
@@ -128,12 +142,16 @@ class Emit:
         place = self.builder.bitcast(self.builder.gep(pointer, [at]), INT.as_pointer())
         return self.everywhere(self.builder.load(place), INTS)
 
-    def add_product(self, total: Any, left: Any, right: Any) -> None:
-        """`*total` += `left` * `right`, the factors given as integer vectors."""
-        before, kind = self.builder.load(total), PAIRS if self.pairs else FLOATS
+    def added(self, total: Any, left: Any, right: Any) -> Any:
+        """`total` + `left` * `right`, the factors given as integer vectors."""
+        kind = PAIRS if self.pairs else FLOATS
         factors = [self.builder.bitcast(x, kind) for x in (left, right)]
-        given = [before, *factors] if self.pairs else [*factors, before]
-        self.builder.store(self.builder.call(self._add, given), total)
+        given = [total, *factors] if self.pairs else [*factors, total]
+        return self.builder.call(self._add, given)
+
+    def add_product(self, total: Any, left: Any, right: Any) -> None:
+        """`*total` += `left` * `right`."""
+        self.builder.store(self.added(self.builder.load(total), left, right), total)
 
     def larger(self, one: Any, other: Any) -> Any:
         most = self.function(f"llvm.maxnum.v{LANES}f32", FLOATS, [FLOATS] * 2)
