@@ -222,9 +222,7 @@ def _score(
         emit, apart = plane.emit, plane.columns * LANES
         with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
             chunk = builder.mul(loop.index, ir.Constant(WIDE, LANES))
-            starts = [
-                builder.load(builder.gep(places, [emit.at(chunk, i)])) for i in range(LANES)
-            ]
+            starts = [builder.load(builder.gep(places, [emit.at(chunk, i)])) for i in range(LANES)]
             for start in starts:
                 other.fetch(start)
             with cgutils.for_range(builder, rows, intp=WIDE) as each:
@@ -346,7 +344,9 @@ def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> Non
         for (row, v), total in totals.items():
             fade = emit.load(fades, ir.Constant(WIDE, row * LANES))
             builder.store(builder.fmul(emit.load(sums, at[row, v]), fade), total)
-        turns = builder.lshr(builder.add(count, ir.Constant(WIDE, step - 1)), ir.Constant(WIDE, step - 1))
+        turns = builder.lshr(
+            builder.add(count, ir.Constant(WIDE, step - 1)), ir.Constant(WIDE, step - 1)
+        )
         with cgutils.for_range(builder, turns, intp=WIDE) as loop:
             mine = [emit.at(loop.index, 0, step, i) for i in range(step)]
             if begin == 0:

@@ -48,43 +48,53 @@ _FAR, _NEAR = (
 _BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
 
 
-@intrinsic  # type: ignore[misc]
-def _panel(
-    typing: Any, rows: Any, x: Any, row: Any, words: Any, panel: Any, y: Any, sizes: Any
-) -> Any:
-    """The outputs of a panel for 1 to ROWS_AT_ONCE rows of `x` from `row` on. `sizes`: numbers from
-    a row of `x` to the next, pairs, numbers from a row of `y` to the next. `x` is float32, or words
-    of two bfloat16, multiplied as pairs. (Slices as arguments would be counted.)"""
-    whole = types.int64
-    signature = types.void(whole, x, whole, words, whole, y, sizes)
-    as_pairs = x.dtype != types.float32
+def _panels(count: int, most: int) -> Any:
+    """A function of compiled code: so many panels that stand together, for up to `most` rows."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, x, row, words, panel, y, sizes = pointers(context, builder, signature, args)
-        apart, pairs, stride = cgutils.unpack_tuple(builder, sizes)
-        x = builder.gep(x, [builder.mul(row, apart)])
-        size = builder.mul(pairs, ir.Constant(WIDE, PANEL))
-        words = builder.gep(words, [builder.mul(panel, size)])
-        first = builder.mul(panel, ir.Constant(WIDE, PANEL))
-        y = builder.gep(y, [builder.add(builder.mul(row, stride), first)])
-        arrays, sizes = (x, words, y), (apart, pairs, stride)
-        emit = Emit(builder, pairs=as_pairs)
-        each_count(builder, rows, ROWS_AT_ONCE, lambda n: _emit(emit, n, arrays, sizes))
-        return context.get_dummy_value()
+    @intrinsic  # type: ignore[misc]
+    def panels(
+        typing: Any, rows: Any, x: Any, row: Any, words: Any, panel: Any, y: Any, sizes: Any
+    ) -> Any:
+        """The outputs from `panel` on for rows of `x` from `row` on. `sizes`: numbers from a row of
+        `x` to the next, pairs, numbers from a row of `y` to the next. `x` is float32, or words of
+        two bfloat16, multiplied as pairs. (Slices as arguments would be counted.)"""
+        whole = types.int64
+        signature = types.void(whole, x, whole, words, whole, y, sizes)
+        as_pairs = x.dtype != types.float32
 
-    return signature, generate
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            rows, x, row, words, panel, y, sizes = pointers(context, builder, signature, args)
+            apart, pairs, stride = cgutils.unpack_tuple(builder, sizes)
+            x = builder.gep(x, [builder.mul(row, apart)])
+            size = builder.mul(pairs, ir.Constant(WIDE, PANEL))
+            words = builder.gep(words, [builder.mul(panel, size)])
+            streams = [
+                builder.gep(words, [builder.mul(size, ir.Constant(WIDE, i))]) for i in range(count)
+            ]
+            first = builder.mul(panel, ir.Constant(WIDE, PANEL))
+            y = builder.gep(y, [builder.add(builder.mul(row, stride), first)])
+            arrays, sizes = (x, streams, y), (apart, pairs, stride)
+            emit = Emit(builder, pairs=as_pairs)
+            each_count(builder, rows, most, lambda n: _emit(emit, n, arrays, sizes))
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return panels
 
 
 def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
-    (x, words, y), (apart, pairs, stride), builder = arrays, sizes, emit.builder
-    zero = ir.Constant(FLOATS, None)
-    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(VECTORS)] for _ in range(rows)]
+    (x, streams, y), (apart, pairs, stride), builder = arrays, sizes, emit.builder
+    zero, vectors = (
+        ir.Constant(FLOATS, None),
+        [(s, v * LANES) for s in streams for v in range(VECTORS)],
+    )
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in vectors] for _ in range(rows)]
     with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
-        for ahead, near in ((_FAR, False), (_NEAR, True)):
-            for vector in range(VECTORS):
-                emit.fetch(words, emit.at(loop.index, ahead, PANEL, vector * LANES), near=near)
-        places = [emit.at(loop.index, 0, PANEL, vector * LANES) for vector in range(VECTORS)]
-        read = [emit.load(words, place, INTS) for place in places]
+        for words, vector in vectors:
+            for ahead, near in ((_FAR, False), (_NEAR, True)):
+                emit.fetch(words, emit.at(loop.index, ahead, PANEL, vector), near=near)
+        read = [emit.load(w, emit.at(loop.index, 0, PANEL, v), INTS) for w, v in vectors]
         halves = zip(*map(emit.halves, read), strict=True)
         parts = [read] if emit.pairs else [list(half) for half in halves]
         for part, weights in enumerate(parts):
@@ -100,16 +110,24 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
             emit.store(builder.load(total), y, emit.at(first, vector * LANES))
 
 
+_FEW = ROWS_AT_ONCE // 2  # rows for which the sums of two panels fit the registers
+_two_panels, _panel = _panels(2, _FEW), _panels(1, ROWS_AT_ONCE)
+
+
 @fast
 def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     """`x` rows of so many pairs of float32 or words of two bfloat16; `y` float32
-    `[rows, panels * PANEL]`."""
-    rows, sizes = x.shape[0], (x.shape[1], pairs, y.shape[1])
-    parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
-    for panel in range(words.shape[0]):
+    `[rows, panels * PANEL]`. One row with one panel would wait for its sums."""
+    rows, panels, sizes = x.shape[0], words.shape[0], (x.shape[1], pairs, y.shape[1])
+    parts, done = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0
+    if 0 < rows <= _FEW:
+        done = panels // 2 * 2
+        for panel in range(0, done, 2):
+            _two_panels(rows, x, 0, words, panel, y, sizes)
+    for panel in range(done, panels):
         row = 0
         for part in range(parts):
-            some = (rows - row) // (parts - part)  # equal parts: a row alone waits for its sums
+            some = (rows - row) // (parts - part)
             _panel(some, x, row, words, panel, y, sizes)
             row += some
 

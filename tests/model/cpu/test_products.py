@@ -107,7 +107,7 @@ def test_sums_stay_in_registers() -> None:
         np.zeros((ROWS_AT_ONCE, 64), np.float32),
         32,
         pack(rows_of(64, 64)),
-        np.zeros((2, 64), np.float32),
+        np.zeros((ROWS_AT_ONCE, 64), np.float32),
     )
     (code,) = compiled.inspect_asm().values()
     loops = re.findall(r"\n(\.LBB\w+):((?:(?!\n\.LBB).)*?)\n\s*j\w+\s+\1\b", code, re.S)
