@@ -25,7 +25,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
-from engine.cpu.kernels_products import BY_PAIRS, upper_half
+from engine.cpu.kernels_products import BY_PAIRS, keep
 from engine.cpu.vectors import FLOATS, INTS, LANES, WIDE, Emit, each_count, has_avx512, pointers
 
 SPAN_ROWS = 64  # bits in a mask
@@ -49,8 +49,8 @@ def attend(
     kv_heads, _, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
     pairs = words != dim
-    _write(packed, heads, facts, places, pairs, keys)
-    _write(packed, heads + kv_heads, facts, places, pairs, values)
+    _write(packed, heads, facts, places, dim, keys)
+    _write(packed, heads + kv_heads, facts, places, dim, values)
     most = facts[:, 1].max() * group  # queries of a head of keys
     asked, sums = np.empty((most, dim), np.uint32), np.empty((most, dim), np.float32)
     peaks, totals = np.empty((most, LANES), np.float32), np.empty((most, LANES), np.float32)
@@ -61,8 +61,11 @@ def attend(
         for head in range(kv_heads):
             flat_keys, flat_values = keys[head].reshape(-1), values[head].reshape(-1)
             for i in range(count):
-                at = (head * group + i // rows) * dim
-                _ask(packed[first + i % rows, at : at + dim], pairs, asked[i])
+                row, at = first + i % rows, (head * group + i // rows) * dim
+                if pairs and not BY_PAIRS:
+                    _split(packed[row, at : at + dim], asked[i])
+                else:
+                    keep(packed, row * packed.shape[1] + at, asked, i * dim, words, keys)
             sums[:count] = 0
             peaks[:count] = LOWEST
             totals[:count] = 0
@@ -93,36 +96,21 @@ def attend(
 
 
 @fast
-def _write(packed: Any, before: Any, facts: Any, places: Any, pairs: Any, plane: Any) -> None:
+def _write(packed: Any, before: Any, facts: Any, places: Any, dim: Any, plane: Any) -> None:
     """The heads of all rows that stand behind so many, to their places in `plane`."""
-    kv_heads, words = plane.shape[0], plane.shape[2]
-    dim = 2 * words if pairs else words
-    for head in range(kv_heads):
-        flat, first = plane[head].reshape(-1).view(np.uint32), (before + head) * dim
+    for head in range(plane.shape[0]):
+        flat, first = plane[head].reshape(-1), (before + head) * dim
         for span in range(facts.shape[0]):
             for row in range(facts[span, 1]):
-                at = places[span, facts[span, 2] + row]
-                bits = packed[facts[span, 0] + row, first : first + dim].view(np.uint32)
-                _words(bits, pairs, flat[at : at + words])
+                at = (facts[span, 0] + row) * packed.shape[1] + first
+                there = places[span, facts[span, 2] + row]
+                keep(packed, at, flat, there, plane.shape[2], plane)
 
 
 @fast
-def _words(bits: Any, pairs: Any, out: Any) -> None:
-    """A head in float32 as it is kept."""
-    if not pairs:
-        out[:] = bits
-        return
-    for i in range(len(out)):
-        out[i] = (upper_half(bits[2 * i]) >> np.uint32(16)) | upper_half(bits[2 * i + 1])
-
-
-@fast
-def _ask(query: Any, pairs: Any, out: Any) -> None:
-    """A query as keys are read."""
+def _split(query: Any, out: Any) -> None:
+    """A query's even columns, then its odd ones, as keys are taken apart."""
     bits, half = query.view(np.uint32), len(query) // 2
-    if BY_PAIRS or not pairs:
-        _words(bits, pairs, out[:half] if pairs else out)
-        return
     for i in range(half):
         out[i], out[half + i] = bits[2 * i], bits[2 * i + 1]
 
@@ -158,12 +146,13 @@ def _answer(sums: Any, totals: Any, pairs: Any, out: Any) -> None:
     total, half = np.float32(0), len(out) // 2
     for lane in range(LANES):
         total += totals[lane]
+    scale = np.float32(1) / total
     if not pairs:
         for i in range(len(out)):
-            out[i] = sums[i] / total
+            out[i] = sums[i] * scale
         return
     for i in range(half):
-        out[2 * i], out[2 * i + 1] = sums[i] / total, sums[half + i] / total
+        out[2 * i], out[2 * i + 1] = sums[i] * scale, sums[half + i] * scale
 
 
 class _Plane:

@@ -46,7 +46,8 @@ def forward(
         product(normed, query_key_value[layer], rounded, packed)
         rotate(packed, angles[0], angles[1], positions, heads + kv_heads)
         attend(
-            parts, packed, heads, facts, seen, places, scaling, keys[layer], values[layer], attended,
+            parts, packed, heads, facts, seen, places, scaling, keys[layer], values[layer],
+            attended,
         )  # fmt: skip
         product(attended, output[layer], rounded, added)
         add(added, hidden)
@@ -89,8 +90,9 @@ def _embed(numbers: Any, out: Any) -> None:
 
 @fast
 def chain(
-    parts: Any, logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any, angles: Any,
-    shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any, leads: Any,
+    parts: Any, logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any,
+    angles: Any, shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any,
+    leads: Any,
 ) -> None:  # fmt: skip
     """The token and the lead of each sequence's steps into `out` and `leads` `[sequences, steps]`;
     NOT_FINITE is a sequence's last. The last one is not run. `items`, `words` as of
@@ -121,8 +123,8 @@ def chain(
         if live == 0:
             return
         forward(
-            parts, tokens[:live], facts[:live, 2].copy(), facts[:live], np.arange(live), own, block_size,
-            weights, angles, shape, numbers, keys, values, wide[:live],
+            parts, tokens[:live], facts[:live, 2].copy(), facts[:live], np.arange(live), own,
+            block_size, weights, angles, shape, numbers, keys, values, wide[:live],
         )  # fmt: skip
 
 

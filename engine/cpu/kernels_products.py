@@ -91,9 +91,13 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
     )
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in vectors] for _ in range(rows)]
     with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
+        far = builder.add(loop.index, ir.Constant(WIDE, _FAR))
+        gap = builder.mul(pairs, ir.Constant(WIDE, len(streams) - 1))
+        inside = builder.icmp_signed("<", far, pairs)
+        far = builder.select(inside, far, builder.add(far, gap))
         for words, vector in vectors:
-            for ahead, near in ((_FAR, False), (_NEAR, True)):
-                emit.fetch(words, emit.at(loop.index, ahead, PANEL, vector), near=near)
+            emit.fetch(words, emit.at(far, 0, PANEL, vector), near=False)
+            emit.fetch(words, emit.at(loop.index, _NEAR, PANEL, vector), near=True)
         read = [emit.load(w, emit.at(loop.index, 0, PANEL, v), INTS) for w, v in vectors]
         halves = zip(*map(emit.halves, read), strict=True)
         parts = [read] if emit.pairs else [list(half) for half in halves]
@@ -175,12 +179,34 @@ def _product(x: Any, weights: Any, rounded: Any, y: Any) -> Any:
 def as_words(x: Any) -> Any:
     """Rows of float32 as words of two bfloat16, the first in the low half."""
     rows, pairs = x.shape[0], x.shape[1] // 2
-    words = np.empty((rows, pairs), np.uint32)
+    words, whole = np.empty((rows, pairs), np.uint32), pairs // LANES * LANES
     for row in range(rows):
+        keep(x, row * x.shape[1], words, row * pairs, whole, words)
         bits, out = x[row].view(np.uint32), words[row]
-        for i in range(pairs):
+        for i in range(whole, pairs):
             out[i] = (upper_half(bits[2 * i]) >> np.uint32(16)) | upper_half(bits[2 * i + 1])
     return words
+
+
+@intrinsic  # type: ignore[misc]
+def keep(typing: Any, x: Any, first: Any, out: Any, at: Any, count: Any, kind: Any) -> Any:
+    """The float32 from `first` on, as `count` of what an array of that `kind` holds, float32 or
+    words, in `out` from `at` on. A multiple of LANES; of arrays without gaps."""
+    whole = types.int64
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, first, out, at, count, _ = pointers(context, builder, signature, args)
+        emit, x, out = Emit(builder), builder.gep(x, [first]), builder.gep(out, [at])
+        zero, step = ir.Constant(WIDE, 0), ir.Constant(WIDE, LANES)
+        with cgutils.for_range_slice(builder, zero, count, step, WIDE) as (i, _):
+            if kind.dtype == types.float32:
+                emit.store(emit.load(x, i), out, i)
+            else:
+                low, high = (emit.load(x, emit.at(i, 0, 2, j)) for j in (0, LANES))
+                emit.store(emit.rounded(low, high), out, i)
+        return context.get_dummy_value()
+
+    return types.void(x, whole, out, whole, whole, kind), generate
 
 
 @fast

@@ -131,6 +131,25 @@ class Emit:
         low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF0000))
         return [self.builder.shl(words, low), self.builder.and_(words, high)]
 
+    def rounded(self, low: Any, high: Any) -> Any:
+        """32 float32 in order as sixteen words of two bfloat16, to nearest, ties to even. A NaN
+        stays one."""
+        b = self.builder
+        if multiplies_pairs():
+            name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+            call = self.function(name, PAIRS, [FLOATS] * 2)
+            return b.bitcast(b.call(call, [high, low]), INTS)
+        by, one, half, nan = (ir.Constant(INTS, [n] * LANES) for n in (16, 1, 0x7FFF, 0x7FC0))
+        parts = []
+        for offset in (0, 1):
+            mask = ir.Constant(INTS, [2 * lane + offset for lane in range(LANES)])
+            number = b.shuffle_vector(low, high, mask)
+            bits = b.bitcast(number, INTS)
+            up = b.add(half, b.and_(b.lshr(bits, by), one))
+            upper = b.lshr(b.add(bits, up), by)
+            parts.append(b.select(b.fcmp_unordered("uno", number, number), nan, upper))
+        return b.or_(parts[0], b.shl(parts[1], by))
+
     def everywhere(self, element: Any, kind: Any) -> Any:
         """One element in every lane."""
         nothing = ir.Constant(kind, ir.Undefined)
