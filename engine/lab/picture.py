@@ -11,7 +11,6 @@ from engine.errors import ConfigError
 from engine.lab.files import Name, replace_file, writable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,13 @@ def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
         settings(build_parser("foredraft bench").parse_args(arguments))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_picture_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: without matplotlib the extra is named before any work is done."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"install foredraft\[plots\]"):
+        settings(build_parser("foredraft bench").parse_args(["--plot", "found.png"]))
 
 
 @pytest.mark.parametrize(

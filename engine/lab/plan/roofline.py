@@ -111,7 +111,7 @@ class Served:
 
     def cache_bytes(self, context: int) -> float:
         """What the keys and values of one sequence occupy; full windows do not grow."""
-        return self.shape.attended(context) * self.shape.attention.kv_values * self.kv_bytes
+        return self.shape.attended(context) * self.shape.kv_values * self.kv_bytes
 
     def seconds(self, *, batch: int, tokens: int, context: int) -> float:
         """Of one pass over `tokens` new tokens of each of `batch` sequences, all of which have
@@ -129,7 +129,7 @@ class Served:
         width, dense, head = PRECISIONS[self.precision], shape.dense_weights, shape.head_weights
         read = experts.layers * experts.touched(rows) * experts.weights if experts else 0.0
         used = experts.layers * experts.per_token * experts.weights if experts else 0
-        attended = float(rows) * shape.attention.flops_per_position * shape.attended(context)
+        attended = float(rows) * shape.attention_flops * shape.attended(context)
         return (
             Work(dense * width, 2.0 * dense * rows, rate),
             Work(read * width, 2.0 * used * rows, rate),
