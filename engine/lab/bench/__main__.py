@@ -80,7 +80,7 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     more: dict[str, Any] = {}
     if costs is not None:
         more = {"costs": asdict(costs), "promises": list(promises(costs, comparison))}
-    code = show("Foredraft bench", facts, comparison, json=parsed.json, plot=parsed.plot, more=more)
+    code = show("Foredraft bench", facts, comparison, json=parsed.json, more=more)
     if costs is not None:
         print("\n".join(cost_lines(costs, comparison)))
     return code

@@ -82,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
     facts = {**pair_facts(pair, time.perf_counter), "KV bytes of a token": token_bytes}
     engine, _ = player.engines[OFF]
     facts |= {"attention": engine.ready.attention, "bytes/s of a copy": round(copied)}
-    code = show("Foredraft bench context", facts, comparison, json=parsed.json, plot=None)
+    code = show("Foredraft bench context", facts, comparison, json=parsed.json)
     print("\n".join(card(comparison, lengths, token_bytes, copied)))
     return code
 

@@ -20,7 +20,7 @@ from engine.lab.comparison.workload import (
     pool,
     read_prompts,
 )
-from engine.lab.picture import check_results
+from engine.lab.files import writable
 
 DESCRIPTION = """\
 Tokens per second of off, fixed K and auto side by side, by kind of text, temperature and number of
@@ -68,7 +68,6 @@ def build_parser(prog: str) -> Parser:
     add("--minutes", type=number(0, 10_000, above=True), help="to take, roughly (12)")
     add("--quick", action="store_true", help="a small grid: a minute or two")
     add("--json", metavar="FILE", help="write everything that was measured")
-    add("--plot", metavar="FILE.png", help="draw it (needs foredraft[plots])")
     return parser
 
 
@@ -80,7 +79,7 @@ def settings(
 ) -> Race:
     """`others`: names that --modes may have, too. Raises ConfigError naming the option, what was
     given and what is allowed."""
-    check_results(parsed.json, parsed.plot, reads=[parsed.prompts] if parsed.prompts else [])
+    writable({"--json": parsed.json}, reads=[parsed.prompts] if parsed.prompts else [])
     if parsed.tokens is not None and parsed.minutes is not None:
         raise ConfigError("--minutes says how long replies may be, and --tokens how long they are")
     if parsed.prompts is not None and parsed.kinds is not None:

@@ -66,7 +66,7 @@ def run(parsed: argparse.Namespace) -> int:
         comparison = replace(race, arms=arms).run(Servers(own, others))
     finally:
         own.restore()
-    return show("Foredraft bench", facts, comparison, json=parsed.json, plot=parsed.plot)
+    return show("Foredraft bench", facts, comparison, json=parsed.json)
 
 
 def parse_against(said: Sequence[str]) -> dict[str, str]:
