@@ -106,7 +106,7 @@ def test_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
     card = printed(
         capsys, "--target", "demo", "--draft", "demo", "--bandwidth", "20", "--tflops", "0.1"
     )
-    assert "1 x cpu: 20 GB/s, 0.1 TFLOP/s\n" in card
+    assert "1 x cpu: 20 GB/s, 100 GFLOP/s\n" in card
     assert "too large" not in card
     assert "memory holds" not in card
 
@@ -129,7 +129,8 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     printed(capsys, *ON_FOUR, "--json", str(file), "--batch", "1,8", "--context", "2k,3000")
     content = json.loads(file.read_text())
-    assert content["settings"]["target"]["parameters"] == pytest.approx(70.55e9, rel=1e-3)
+    assert content["settings"]["target"]["head_weights"] == 128_256 * 8192
+    assert content["blocks"][0]["weight_bytes"][0] == pytest.approx(141.1e9, rel=1e-3)
     assert [block["precision"] for block in content["blocks"]] == ["bf16", "fp8", "int4"]
     cells = content["blocks"][0]["cells"]
     assert [(cell["batch"], cell["context"]) for cell in cells] == [
@@ -152,7 +153,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "say which model with --target"),
         (PAIR, "say where with --device (h100-sxm, "),
         ([*PAIR, "--device", "abacus"], "invalid choice: 'abacus' (choose from"),
-        ([*PAIR, "--device", "cpu"], "give --bandwidth in GB/s and --tflops"),
+        ([*PAIR, "--device", "cpu"], "machine's --bandwidth in GB/s and --tflops"),
         (["--target", "llama-9", "--device", "l4"], "presets: demo, llama-3.1-8b"),
         (["--target", "/nowhere/config.json", "--device", "l4"], "/nowhere/config.json is neither"),
         (["--target", "org/model", "--device", "l4"], "plan downloads nothing"),

@@ -46,8 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"of the weights, any of {','.join(PRECISIONS)} (all)")  # fmt: skip
     add("--draft-precision", choices=PRECISIONS, help="of the draft's weights (the target's)")
     add("--kv", choices=KV_BYTES, default="bf16", help="of the KV cache (bf16)")
-    add("--device", metavar="NAME", choices=[*DEVICES, CUSTOM],
-        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine")  # fmt: skip
+    add("--device", metavar="NAME", choices=[*DEVICES, CUSTOM], default=CUSTOM,
+        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine ({CUSTOM})")  # fmt: skip
     add("--devices", type=whole(1, 4096), default=1, metavar="N",
         help="tensor parallel over N (1)")  # fmt: skip
     add("--bandwidth", type=above, metavar="GB/S", help="of one device's memory")
@@ -86,16 +86,11 @@ def settings(parsed: argparse.Namespace) -> Settings:
     """What the options mean. Raises EngineError."""
     if parsed.target is None:
         raise ConfigError("say which model with --target (--list shows the presets)")
-    device = parsed.device
-    if device is None and None in (parsed.bandwidth, parsed.tflops):
-        raise ConfigError(
-            f"say where with --device ({', '.join(DEVICES)}), or with --bandwidth and --tflops"
-        )
     figures = {name: getattr(parsed, name) for name in ("bandwidth", "tflops", "memory")}
     return Settings(
         target=find_model(parsed.target, "target"),
         draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
-        device=device_of(device or CUSTOM, parsed.devices, **figures),
+        device=device_of(parsed.device, parsed.devices, **figures),
         precisions=parsed.precision,
         draft_precision=parsed.draft_precision,
         kv=parsed.kv,

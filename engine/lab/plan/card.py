@@ -13,10 +13,6 @@ from engine.lab.plan.roofline import KV_BYTES, Device, Scenario, Served, break_e
 from engine.lab.plan.shape import ModelShape
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-_SHAPE = (
-    "name", "layers", "parameters", "active_parameters", "vocab", "kv_values_per_token",
-    "max_positions", "served_positions",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +68,17 @@ class Settings:
                 f"the vocabularies differ: {target.vocab} rows in {target.name}, {draft.vocab} in "
                 f"{draft.name}; a draft works only if all token ids below mean the same"
             )
+        if self.kv != "bf16":
+            yield f"KV cache in {self.kv}"
+        if draft is not None and self.draft_precision:
+            yield f"draft weights in {self.draft_precision}"
+        if self.launch:
+            yield f"{amount(self.launch, 's')} of overhead a layer"
 
     def as_json(self) -> dict[str, Any]:
         """Bytes, seconds, FLOPs and counts, unrounded; costs in plain target steps."""
-        models = {
-            role: {key: getattr(shape, key) for key in _SHAPE}
-            for role, shape in zip(("target", "draft"), self.models, strict=False)
-        }
         return {
-            "settings": asdict(self) | models,
+            "settings": asdict(self),
             "notes": list(self.notes()),
             "acceptances": ACCEPTANCES,
             "blocks": self.blocks(),
@@ -140,65 +138,39 @@ On paper:
 
 def card(settings: Settings) -> str:
     """Text of one screen for each precision."""
-    lines = [f"{_pair(settings)} on {device_line(settings.device)}"]
+    draft = settings.draft.name if settings.draft else "free guesses"
+    lines = [f"{settings.target.name} with {draft} on {device_line(settings.device)}"]
     lines += map(model_line, settings.models)
-    lines += [f"note: {note}" for note in (*settings.notes(), *_options(settings))]
+    lines += [f"note: {note}" for note in settings.notes()]
     for block in settings.blocks():
         lines += ["", *_block(settings, block)]
     return "\n".join([*lines, LEGEND])
 
 
-def _pair(settings: Settings) -> str:
-    draft = settings.draft.name if settings.draft else "free guesses"
-    return f"{settings.target.name} with {draft}"
-
-
-def _options(settings: Settings) -> Iterator[str]:
-    """What differs from the defaults and changes every figure."""
-    if settings.kv != "bf16":
-        yield f"KV cache in {settings.kv}"
-    if settings.draft and settings.draft_precision:
-        yield f"draft weights in {settings.draft_precision}"
-    if settings.launch:
-        yield f"{amount(settings.launch, 's')} of overhead a layer"
-
-
 def device_line(device: Device) -> str:
-    """`4 x h100-sxm: 13400 GB/s, 3958 TFLOP/s (fp8 7916), 320 GB`."""
-    fp8 = f" (fp8 {_rate(device.fp8_flops)})" if device.fp8_flops else ""
+    """`4 x h100-sxm: 13.4 TB/s, 3.96 PFLOP/s (fp8 7.92 PFLOP/s), 320 GB`."""
+    rate, flops = amount(device.bandwidth, "B/s"), amount(device.bf16_flops, "FLOP/s")
+    fp8 = f" (fp8 {amount(device.fp8_flops, 'FLOP/s')})" if device.fp8_flops else ""
     memory = f", {amount(device.memory)}" if device.memory is not None else ""
-    return (
-        f"{device.count} x {device.name}: {device.bandwidth / 1e9:.0f} GB/s, "
-        f"{_rate(device.bf16_flops)} TFLOP/s{fp8}{memory}"
-    )
-
-
-def _rate(flops: float) -> str:
-    """TFLOP/s: `2.5`, `989`."""
-    return f"{flops / 1e12:.0f}" if flops >= 1e14 else f"{flops / 1e12:.3g}"
+    return f"{device.count} x {device.name}: {rate}, {flops}{fp8}{memory}"
 
 
 def model_line(shape: ModelShape) -> str:
     experts = ""
     if shape.experts is not None:
         experts = (
-            f", {_weights(shape.active_parameters)} of them for a token "
+            f", {amount(shape.active_parameters, '')} of them for a token "
             f"({shape.experts.per_token} of {shape.experts.count} experts)"
         )
     return (
-        f"{shape.name}: {_weights(shape.parameters)} weights{experts}, {shape.layers} layers, "
+        f"{shape.name}: {amount(shape.parameters, '')} weights{experts}, {shape.layers} layers, "
         f"{shape.kv_values_per_token} numbers of KV a token"
     )
 
 
-def _weights(count: int) -> str:
-    """`70.55 G`, `8.45 M`."""
-    return f"{count / 1e9:.2f} G" if count >= 1e8 else f"{count / 1e6:.2f} M"
-
-
 def amount(count: float, unit: str = "B") -> str:
     """Three digits: `141 GB`, `30.7 kB`, `10.6 ms`, `185 us`."""
-    sizes = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
+    sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
     prefix = next((prefix for prefix, size in sizes.items() if count >= size), "u")
     return f"{count / sizes[prefix]:.3g} {prefix}{unit}"
 

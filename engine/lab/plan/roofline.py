@@ -60,14 +60,14 @@ def device_of(
     memory: float | None = None,
 ) -> Device:  # fmt: skip
     """`count` of a preset under tensor parallelism, with the caller's figures (GB/s, TFLOP/s, GB of
-    one device) in place of its own. Raises ConfigError for `cpu` without figures."""
+    one device) in place of its own. Raises ConfigError for any machine without figures."""
     sheet = DEVICES.get(name, (bandwidth, tflops, None, memory))
     rate, bf16, room = bandwidth or sheet[0], tflops or sheet[1], memory or sheet[3]
     fp8 = None if tflops else sheet[2]
     if rate is None or bf16 is None:
         raise ConfigError(
-            "--device cpu is any machine and has no figures of its own: give --bandwidth in "
-            "GB/s and --tflops in TFLOP/s"
+            f"say where with --device ({', '.join(DEVICES)}), or give any machine's --bandwidth in"
+            " GB/s and --tflops in TFLOP/s"
         )
     return Device(
         name,
@@ -127,8 +127,8 @@ class Served:
         shape, rows, experts = self.shape, batch * tokens, self.shape.experts
         rate, wide = self.device.flops(self.precision), self.device.flops("bf16")
         width, dense, head = PRECISIONS[self.precision], shape.dense_weights, shape.head_weights
-        read = experts.layers * experts.touched(rows) * experts.weights if experts else 0.0
-        used = experts.layers * experts.per_token * experts.weights if experts else 0
+        read = experts.touched(rows) * experts.weights if experts else 0.0
+        used = experts.per_token * experts.weights if experts else 0
         attended = float(rows) * shape.attention_flops * shape.attended(context)
         return (
             Work(dense * width, 2.0 * dense * rows, rate),

@@ -21,12 +21,11 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Routed experts: `count` of them in each of `layers` layers, `per_token` used by a token."""
+    """Routed experts: `count` of them in a layer, `per_token` used by a token."""
 
     count: int
     per_token: int
-    weights: int  # of one expert
-    layers: int
+    weights: int  # of one in each layer, together
 
     def touched(self, tokens: int) -> float:
         """Experts of a layer that at least one of `tokens` tokens is routed to, in expectation,
@@ -66,15 +65,13 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All weights."""
-        experts = self.experts
-        routed = experts.layers * experts.count * experts.weights if experts else 0
+        routed = self.experts.count * self.experts.weights if self.experts else 0
         return self.dense_weights + routed + self.table_weights
 
     @property
     def active_parameters(self) -> int:
         """Weights that one token is multiplied with (the embedding table is looked up)."""
-        experts = self.experts
-        routed = experts.layers * experts.per_token * experts.weights if experts else 0
+        routed = self.experts.per_token * self.experts.weights if self.experts else 0
         return self.dense_weights + routed + self.head_weights
 
     @property
@@ -148,9 +145,7 @@ def _experts(config: Any, routed: dict[str, Any]) -> Experts | None:
     """`routed`: their matrices, in which transformers stacks the experts of a layer."""
     if not routed:
         return None
-    layers = len({key.partition(".experts.")[0] for key in routed})
     count, per_token = next(iter(routed.values())).shape[0], config.num_experts_per_tok
     if per_token not in range(1, count + 1):
         raise ModelError(f"a token uses {per_token} of {count} experts (num_experts_per_tok)")
-    weights = sum(weight.numel() for weight in routed.values()) // (layers * count)
-    return Experts(count, per_token, weights, layers)
+    return Experts(count, per_token, sum(weight.numel() for weight in routed.values()) // count)
