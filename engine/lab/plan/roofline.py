@@ -8,6 +8,7 @@ sampling, communication between devices. What is left is the least time that the
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -226,11 +227,6 @@ def break_even(k: int, round_cost: float) -> float | None:
     `round_cost` plain steps; None if not even perfect guesses would pay."""
     if round_cost >= k + 1:
         return None
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if expected_tokens(middle, k) < round_cost:
-            low = middle
-        else:
-            high = middle
-    return high
+    steps = 10**9  # of the acceptance from 0 to 1
+    found = bisect_left(range(steps), round_cost, key=lambda i: expected_tokens(i / steps, k))
+    return found / steps
