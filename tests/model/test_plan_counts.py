@@ -55,10 +55,11 @@ def test_counts_are_those_of_transformers(family: str, tied: bool) -> None:
     shape = model_shape(config, family)
     build: Any = AutoModelForCausalLM
     model, cache = build.from_config(config).eval(), DynamicCache(config=config)
+    layers: list[Any] = cache.layers
     with torch.inference_mode():
         model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
     assert shape.parameters == sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    for layer, window in zip(cache.layers, shape.windows, strict=True):
+    for layer, window in zip(layers, shape.windows, strict=True):
         cached = layer.keys.numel() + layer.values.numel()
         assert shape.kv_values == (12 + 4 if is_latent else cached)
         assert getattr(layer, "sliding_window", None) == window
