@@ -88,9 +88,9 @@ def settings(parsed: argparse.Namespace) -> Settings:
         raise ConfigError("say which model with --target (--list shows the presets)")
     figures = {name: getattr(parsed, name) for name in ("bandwidth", "tflops", "memory")}
     return Settings(
+        device=device_of(parsed.device, parsed.devices, **figures),
         target=find_model(parsed.target, "target"),
         draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
-        device=device_of(parsed.device, parsed.devices, **figures),
         precisions=parsed.precision,
         draft_precision=parsed.draft_precision,
         kv=parsed.kv,
