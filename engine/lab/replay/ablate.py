@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from engine.arguments import Parser, exit_code, number, show, whole
+from engine.arguments import Parser, exit_code, show, whole
 from engine.errors import TraceError
 from engine.lab.files import writable, write_json
-from engine.lab.replay.play import MOST_CHARGE
 from engine.lab.replay.recorded import Recorded, recorded
-from engine.lab.replay.scores import play, policy_table, seconds_of
+from engine.lab.replay.scores import add_options, play, policy_table
 from engine.lab.replay.variants import STOP, VARIANTS
 from engine.step.trace import read_trace
 
@@ -32,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(parsed: argparse.Namespace) -> str:
     """The text to print; figures are written on the way. Raises EngineError."""
-    paths = files(parsed.traces)
+    paths = [path for name in parsed.traces for path in files(Path(name))]
     writable({"--json": parsed.json}, reads=paths)
     scenes = [read(path) for path in paths]
-    names = [name for name in VARIANTS if name != STOP or all(scene.stops for scene in scenes)]
+    all_stop = all(scene.stops for scene in scenes)
+    names = parsed.policy or [name for name in VARIANTS if all_stop or name != STOP]
     played = [
         play(
             scene, names, k_max=scene.trace.header.k_max, charge=parsed.charge, seed=seed,
@@ -44,7 +44,7 @@ def answer(parsed: argparse.Namespace) -> str:
         for scene, seed in product(scenes, range(parsed.seeds))
     ]  # fmt: skip
     if parsed.json is not None:
-        write_json(parsed.json, seconds_of(played))
+        write_json(parsed.json, [scene.as_dict() for scene in played])
     return "\n".join([f"{len(scenes)} traces, {parsed.seeds} plays of each", *policy_table(played)])
 
 
@@ -56,21 +56,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="plays of each variant, with other noise of the timings (2)")  # fmt: skip
     add("--passes", type=whole(1, 100), default=2, metavar="N",
         help="over a trace by the same controller; the last one counts (2)")  # fmt: skip
-    add("--charge", type=number(0, MOST_CHARGE), default=1.0, metavar="TIMES",
-        help="count a controller's own measured time so many times (1)")  # fmt: skip
-    add("--json", metavar="FILE", help="seconds by trace, for programs")
+    add_options(parser, charge=1.0)
     return parser
 
 
-def files(names: Sequence[str]) -> list[Path]:
-    """Folders replaced by their traces, in order. Raises TraceError."""
-    found = []
-    for name in names:
-        path = Path(name)
-        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not inside:
-            raise TraceError(f"the folder {name!r} holds no traces (*.jsonl)")
-        found += inside
+def files(path: Path) -> list[Path]:
+    """Of a folder its traces, in order. Raises TraceError."""
+    found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not found:
+        raise TraceError(f"the folder {str(path)!r} holds no traces (*.jsonl)")
     return found
 
 

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from engine.control.controller import KController, Load
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 
-MOST_CHARGE = 1000.0  # times that a controller's own seconds may count
 MOST_JUDGED = 32  # positions of a request in one catch-up that are compared, as in the engine
 UNLIMITED = 1 << 30
 
