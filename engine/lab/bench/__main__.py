@@ -64,7 +64,7 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     race, clock = settings(parsed, *PRESETS[name], NAMES), clock_of(parsed)
     most = max(workload.concurrency for workload in race.workloads)
-    _check(race.arms, parsed, most)
+    _check(race.arms, most)
     set_threads(parsed.threads)
     config, pair, encode = load(parsed)
     costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if name else None
@@ -86,15 +86,13 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     return code
 
 
-def _check(arms: Sequence[Arm], parsed: argparse.Namespace, concurrency: int) -> None:
+def _check(arms: Sequence[Arm], concurrency: int) -> None:
     """Raises ConfigError for what cannot be played."""
     others = [arm.name for arm in arms if not arm.is_mode]
     if others and concurrency > 1:
         raise ConfigError(
             f"--modes has {others[0]!r}, which answers one request at a time: --concurrency 1"
         )
-    if others and parsed.synthetic is not None:
-        raise ConfigError(f"--modes has {others[0]!r}, which reads folders: no --synthetic")
     if len(others) == len(arms):
         raise ConfigError("--modes needs off, auto or a K")
 
