@@ -79,10 +79,27 @@ class MeasuredCosts:
     def draft(self, rows: int) -> float:
         return self._step + self._row * rows
 
+    def step(self, step: StepRecord) -> float:
+        """Of all that a recorded step did."""
+        if not step.parts:
+            return 0.0
+        group = _group(step)
+        seconds = self._target(step.rows, group) + self._host(step.rows, group)
+        if depths := _depths(step):
+            seconds += self._begin + self.draft(len(depths) + step.catch_up_rows)
+            for depth in range(1, max(depths)):
+                seconds += self.draft(sum(n > depth for n in depths))
+        return seconds
+
 
 def _group(step: StepRecord) -> int:
     prompts = any(part.rows > 1 or not part.tokens for part in step.parts)
     return _PROMPT if prompts else len(step.parts).bit_length()
+
+
+def _depths(step: StepRecord) -> list[int]:
+    """Guesses that the main proposer made for each sequence that it drafted for."""
+    return [part.drafted for part in step.parts if part.drafted and not part.source]
 
 
 def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, float, float]:
@@ -92,8 +109,7 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
     for n, seconds in profile:
         alike[0, 1, n].append(seconds)
     for step in steps:
-        depths = [part.drafted for part in step.parts if part.drafted and not part.source]
-        if depths:
+        if depths := _depths(step):
             alike[1, max(depths), sum(depths) + step.catch_up_rows].append(step.draft_seconds)
     if not alike:
         return 0.0, _SHORTEST, 0.0
