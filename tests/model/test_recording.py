@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,11 @@ def test_what_was_recorded_under_load_is_repeated(
         for i in range(12)
     ]
     lanes = [requests[lane::4] for lane in range(4)]
-    drive(engine, EngineSession(engine, clock, lanes, whole=True), explore=explore)
+    session = EngineSession(engine, clock, lanes, whole=True)
+    if explore:
+        drive(engine, session)
+    else:
+        session.play(math.inf)
     trace = read_trace(tmp_path / "t")
     told = recorded(trace)
     assert check(told)[2] == 0
