@@ -22,23 +22,17 @@ from engine.model.memory import weights_of
 from engine.model.pair import Pair, load_pair
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """A model, on what, and the threads that `set_threads` sets."""
-    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
-    parser.add_argument("--device", type=_device, default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
-    parser.add_argument(
-        "--threads", type=whole(1, 1024), help="CPU threads; default: as the server does"
-    )
-
-
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """A target and its draft, as `load` reads them, and the clock that `clock_of` gives."""
-    add_target(parser)
+    """A pair as `load` reads it, on what, the threads that `set_threads` sets, and the clock that
+    `clock_of` gives."""
     add = parser.add_argument
+    add("--target", default=BUILTIN, help="model folder or hub name")
     add("--draft", default=BUILTIN, help="draft folder or hub name")
+    add("--device", type=_device, default="auto", help="auto, cpu or cuda")
+    add("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
     add("--quantization", default="none", choices=get_args(QuantizationName),
         help="of the target's linear layers; the draft stays as it is")  # fmt: skip
+    add("--threads", type=whole(1, 1024), help="CPU threads; default: as the server does")
     add("--cpu-seconds", action="store_true",
         help="time by the seconds that this process computes: for a machine that others use too;"
         " needs --threads 1")  # fmt: skip
