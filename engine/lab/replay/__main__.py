@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 
 from engine.arguments import Parser, exit_code, show, whole
@@ -66,12 +67,12 @@ def report(told: Recorded, played: Played) -> Iterator[str]:
     yield from ("", *policy_table([played]))
     yield from (f"the best fixed K is {played.best.name}", "")
     rows = [["phase from token", "batch", "tokens", "best K", "seconds by policy"]]
-    spans = zip(told.begins[:_MOST_PHASES], told.spans, told.sizes, strict=False)
-    for i, (begin, span, size) in enumerate(spans):
+    spans = zip(pairwise([*told.begins, told.tokens]), told.sizes, strict=True)
+    for i, ((begin, end), size) in enumerate(islice(spans, _MOST_PHASES)):
         best = min(played.fixed, key=lambda score: score.seconds[i])
         scores = [played.fixed[0], best, *played.policies]
         spent = "  ".join(f"{score.name} {score.seconds[i]:.3f}" for score in scores)
-        rows.append([str(begin), f"{size:.1f}", str(span), best.name[2:], spent])
+        rows.append([str(begin), f"{size:.1f}", str(end - begin), best.name[2:], spent])
     yield from table(rows)
     if len(told.begins) > _MOST_PHASES:
         yield f"and {len(told.begins) - _MOST_PHASES} more phases"

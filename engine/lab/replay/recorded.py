@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -52,12 +51,6 @@ class Recorded:
     @property
     def budget(self) -> int:
         return self.trace.header.max_step_tokens
-
-    @property
-    def spans(self) -> list[int]:
-        """Tokens of each phase."""
-        edges = [*self.begins, self.tokens]
-        return [end - begin for begin, end in pairwise(edges)]
 
     def workload(self) -> Workload:
         """All of it, from the first request."""

@@ -39,6 +39,7 @@ class Roofline:
     kv_token: float = 4e-8
     draft_step: float = 0.7e-3
     draft_row: float = 4e-6
+    begin: float = 0.0
     _forward: list[float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,9 +51,6 @@ class Roofline:
 
     def target(self, rows: int, sequences: int, context: int, *, prompts: bool = False) -> float:
         return self._forward[rows] + self.kv_token * context
-
-    def begin(self, sequences: int) -> float:
-        return 0.0
 
     def draft(self, rows: int) -> float:
         return self.draft_step + self.draft_row * rows
