@@ -319,7 +319,7 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
     [
         (["missing"], "cannot be read"),
         (["t", "--json", "./t"], "--json names ./t, which is read"),
-        (["t", "--json", "no/where"], "its folder is missing"),
+        (["t", "--json", "no/where"], "No such file or directory"),
         (["missing", "--json", "x" * 300], "File name too long"),
         (["t", "--policy", "best"], "invalid choice: 'best'"),
         (["t", "--charge", "1e308"], "'1e308' is not a number from 0, at most 1000"),
