@@ -140,7 +140,7 @@ def test_a_world_is_its_number() -> None:
 
 
 def test_acceptance_of_a_world_is_what_it_was_drawn_with() -> None:
-    world = World(1, Roofline(), Roofline(), Text(), [PhaseSpec(0.7, 1, 1, spread=0.0)])
+    world = World(1, Roofline(), Roofline().profile(), Text(), [PhaseSpec(0.7, 1, 1, spread=0.0)])
     hits = [hit for j in range(60) for hit in world.request(0, j).hits]
     assert sum(hits) / len(hits) == pytest.approx(0.7, abs=0.02)  # 24k positions, four sigma
 

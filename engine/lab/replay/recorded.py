@@ -36,6 +36,8 @@ class Recorded:
     name: str
     trace: Trace
     costs: MeasuredCosts
+    profile: Profile
+    budget: int
     stops: bool
     requests: list[Request]
     begins: list[int]
@@ -43,14 +45,6 @@ class Recorded:
     tokens: int
     seconds: float
     known: float
-
-    @property
-    def profile(self) -> Profile:
-        return self.trace.header.profile
-
-    @property
-    def budget(self) -> int:
-        return self.trace.header.max_step_tokens
 
     def workload(self) -> Workload:
         """All of it, from the first request."""
@@ -134,6 +128,8 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
         name=name,
         trace=trace,
         costs=MeasuredCosts(trace),
+        profile=trace.header.profile,
+        budget=trace.header.max_step_tokens,
         stops=trace.header.stops,
         requests=[story.request(known, rng) for story in told],
         begins=begins,

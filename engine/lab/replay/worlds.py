@@ -101,7 +101,7 @@ class World:
 
     number: int
     costs: Roofline
-    profiled: Roofline
+    profile: Profile
     text: Text
     phases: list[PhaseSpec]
     budget: int = UNLIMITED
@@ -110,10 +110,6 @@ class World:
     @property
     def name(self) -> str:
         return str(self.number)
-
-    @property
-    def profile(self) -> Profile:
-        return self.profiled.profile()
 
     @property
     def tokens(self) -> int:
@@ -163,7 +159,7 @@ def random_world(number: int) -> World:
         ridge=ridge * float(rng.uniform(0.6, 1.8)),
         draft_step=draft * float(rng.uniform(0.6, 1.4)),
     )
-    return World(number, machine, profiled, text, phases)
+    return World(number, machine, profiled.profile(), text, phases)
 
 
 @lru_cache(1 << 14)  # requests; a world's are drawn once for all policies
