@@ -225,7 +225,7 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     for word in ("K=8", "adaptive", "oracle", "best fixed K in hindsight"):
         assert word in printed
-    said = json.loads(figures.read_text())
+    [said] = json.loads(figures.read_text())
     assert [score["name"] for score in said["fixed"]] == [f"K={k}" for k in range(9)]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["f.json", "t"]
 

@@ -3,6 +3,9 @@
 Set `speculation.trace` to a file name to record steps while serving: sizes, times, and whether
 guesses were right, but no text. Requests, arrivals and hits are then the same for every policy, so
 accepted lengths are exact wherever the guess is known; times are means of the trace.
+
+--ablate plays the controller and, in turn, the controller without one of its refinements, which
+shows in the column `vs adaptive`: above 0 the refinement pays.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 
 from engine.arguments import Parser, exit_code, show, whole
+from engine.errors import TraceError
 from engine.lab.comparison.report import table
 from engine.lab.files import writable, write_json
 from engine.lab.replay.recorded import Recorded, check, recorded
 from engine.lab.replay.scores import Played, add_options, play, policy_table
-from engine.lab.replay.variants import WHOLE
+from engine.lab.replay.variants import STOP, VARIANTS, WHOLE
 from engine.step.trace import read_trace
 
 _K_MAX = 8
@@ -31,25 +35,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code("foredraft replay", lambda: show(answer(parsed)))
 
 
-def answer(parsed: argparse.Namespace) -> str:
-    """The text to print; figures are written on the way. Raises EngineError."""
-    writable({"--json": parsed.json}, reads=[parsed.trace])
-    told = recorded(read_trace(Path(parsed.trace)))
-    k_max = parsed.k_max or max(told.trace.header.k_max, _K_MAX)
-    played = play(told, parsed.policy or [WHOLE], k_max=k_max, charge=parsed.charge)
-    if parsed.json is not None:
-        more = {"known": told.known, "begins": told.begins, "sizes": told.sizes}
-        write_json(parsed.json, {**played.as_dict(), **more, "recorded_seconds": told.seconds})
-    return "\n".join(report(told, played))
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser("foredraft replay", __doc__)
-    parser.add_argument("trace", metavar="TRACE", help="what `speculation.trace` recorded")
-    parser.add_argument("--k-max", type=whole(1, 16), metavar="K",
+    add = parser.add_argument
+    add("traces", nargs="+", metavar="TRACE",
+        help="what `speculation.trace` recorded, or a folder of *.jsonl")  # fmt: skip
+    add("--ablate", action="store_true", help="play all variants, up to the trace's own largest K")
+    add("--k-max", type=whole(1, 16), metavar="K",
         help=f"largest K (the trace's, at least {_K_MAX})")  # fmt: skip
+    add("--seeds", type=whole(1, 100), default=1, metavar="N",
+        help="plays of each policy, with other noise of the timings (1)")  # fmt: skip
+    add("--passes", type=whole(1, 100), default=1, metavar="N",
+        help="over a trace by the same controller; the last one counts (1)")  # fmt: skip
     add_options(parser, charge=1.0)
     return parser
+
+
+def answer(parsed: argparse.Namespace) -> str:
+    """The text to print; figures are written on the way. Raises EngineError."""
+    paths = [path for name in parsed.traces for path in files(Path(name))]
+    writable({"--json": parsed.json}, reads=paths)
+    scenes = [recorded(read_trace(path), path.stem) for path in paths]
+    all_stop = all(scene.stops for scene in scenes)
+    variants = [name for name in VARIANTS if all_stop or name != STOP]
+    names = parsed.policy or (variants if parsed.ablate else [WHOLE])
+    least = 1 if parsed.ablate else _K_MAX
+    cases = list(product(scenes, range(parsed.seeds)))
+    played = [
+        play(
+            scene, names, k_max=parsed.k_max or max(scene.trace.header.k_max, least),
+            charge=parsed.charge, seed=seed, passes=parsed.passes,
+        )
+        for scene, seed in cases
+    ]  # fmt: skip
+    if parsed.json is not None:
+        found = [
+            {**each.as_dict(), "known": told.known, "begins": told.begins, "sizes": told.sizes}
+            for (told, _), each in zip(cases, played, strict=True)
+        ]
+        write_json(parsed.json, found)
+    if len(played) == 1:
+        return "\n".join(report(*scenes, *played))
+    return "\n".join([f"{len(scenes)} traces, {parsed.seeds} plays of each", *policy_table(played)])
+
+
+def files(path: Path) -> list[Path]:
+    """Of a folder its traces, in order. Raises TraceError."""
+    found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not found:
+        raise TraceError(f"the folder {str(path)!r} holds no traces (*.jsonl)")
+    return found
 
 
 def report(told: Recorded, played: Played) -> Iterator[str]:
