@@ -167,8 +167,8 @@ def test_another_server_beside_one_that_is_not_ours(
     [
         (["--against", "llama"], "--against must be NAME=URL"),
         (["--against", "=http://x"], "--against must be NAME=URL"),
-        (["--against", "auto=http://x"], "--against has the name 'auto'"),
-        (["--against", "a b=http://x"], "--against has the name 'a b'"),
+        (["--against", "auto=http://x"], "but is 'auto=http://x'"),
+        (["--against", "a b=http://x"], "but is 'a b=http://x'"),
         (["--against", "a=http://x", "--against", "a=http://y"], "names 'a' twice"),
         (["--against", "a=ftp://x"], "--against must be like http://"),
         (["--against", "a=http://127.0.0.1:9"], "nobody answers at http://127.0.0.1:9"),

@@ -173,7 +173,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ON_FOUR, "--k-max", "65"], "'65' is not a whole number from 0 to 64"),
         ([*ON_FOUR, "--precision", "bf16,fp4"], "'fp4' is not one of bf16, fp8, int4"),
         ([*ON_FOUR, "--kv", "int2"], "invalid choice: 'int2'"),
-        ([*ON_FOUR, "--json", "/nowhere/plan.json"], "its folder is missing"),
+        ([*ON_FOUR, "--json", "/nowhere/plan.json"], "No such file or directory"),
         ([*ON_FOUR, "--json", "/"], "cannot write /: it is a folder"),
         ([*ON_FOUR, "--json", "/dev/null"], "cannot write /dev/null: it is no regular file"),
         ([*ON_FOUR, "--json", "x" * 5000], ": File name too long"),
