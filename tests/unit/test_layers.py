@@ -21,7 +21,7 @@ LEVELS = {
     "engine.grammar": 7, "engine.model": 8, "engine.speculation": 9, "engine.step": 10,
     "engine.core": 11, "engine.process": 12, "engine.__main__": 12,
     "engine.lab": 13, "engine.demo": 13,  # offline
-    "engine.lab.files": 0, "engine.lab.picture": 1,
+    "engine.lab.files": 0,
 }  # fmt: skip
 CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.arguments",
@@ -63,7 +63,6 @@ DOORS = {
     "llvmlite": ["engine.cpu"],
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
     "llguidance": ["engine.grammar", "engine.model.pair"],
-    "matplotlib": ["engine.lab.picture"],
     "huggingface_hub": [],
     "safetensors": ["engine.demo", "engine.model.llama", "engine.scheduling.memory"],
     "zmq": ["engine.process", "server.engine.client"],
