@@ -29,14 +29,12 @@ def writable(given: Mapping[str, Name | None], *, reads: Iterable[Name] = ()) ->
 
 
 def _check(path: Path) -> None:
-    """As it will be written: whatever the system then refuses, a name too long or a file system
-    that is only read, it refuses now."""
+    """As it will be written: whatever the system then refuses, a folder that is not there, a name
+    too long or a file system that is only read, it refuses now."""
     if os.path.isdir(path):
         raise ConfigError(f"cannot write {path}: it is a folder")
     if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(f"cannot write {path}: it is no regular file, and would be replaced")
-    if not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: its folder is missing or not ours to write")
     with _refusals(path), _part(path) as part:
         part.touch()
 

@@ -16,13 +16,11 @@ import multiprocessing
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
-from engine.arguments import Parser, exit_code, number, show, whole
+from engine.arguments import Parser, exit_code, show, whole
 from engine.lab.files import writable, write_json
-from engine.lab.replay.play import MOST_CHARGE
-from engine.lab.replay.scores import Played, play, policy_table, seconds_of
-from engine.lab.replay.variants import ALLOWED, build_policy
+from engine.lab.replay.scores import Played, add_options, play, policy_table
+from engine.lab.replay.variants import WHOLE
 from engine.lab.replay.worlds import random_world
 
 
@@ -34,17 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(parsed: argparse.Namespace) -> str:
     """The text to print; figures are written on the way. Raises EngineError."""
-    names = list(dict.fromkeys(parsed.policy or ["adaptive"]))
     writable({"--json": parsed.json})
-    for name in names:
-        build_policy(name, parsed.k_max)
+    names = parsed.policy or [WHOLE]
     numbers = range(parsed.first, parsed.first + parsed.worlds)
     task = partial(play_world, names=names, k_max=parsed.k_max, charge=parsed.charge)
     with multiprocessing.Pool(parsed.processes) as pool:
         played = pool.map(task, numbers, chunksize=1)
+    if parsed.json is not None:
+        write_json(parsed.json, [world.as_dict() for world in played])
     charged = f"its own time counted {parsed.charge:g} times" if parsed.charge else "own time free"
-    if parsed.json:
-        write_json(parsed.json, seconds_of(played))
     first = f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; "
     return "\n".join([first + charged, *policy_table(played)])
 
@@ -55,13 +51,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--worlds", type=whole(1, 10**6), default=50, metavar="N", help="how many (50)")
     add("--first", type=whole(0, 10**9), default=5000, metavar="N",
         help="number of the first (5000: test; 100: development)")  # fmt: skip
-    add("--policy", action="append", metavar="NAME", help=f"{ALLOWED}; may be repeated (adaptive)")
     add("--k-max", type=whole(1, 256), default=12, metavar="K", help="largest K (12)")
-    add("--charge", type=number(0, MOST_CHARGE), default=0.0, metavar="TIMES",
-        help="count the controller's own measured time so many times in the worlds' clock (0)",
-    )  # fmt: skip
     add("--processes", type=whole(1, 1024), default=2, metavar="N", help="worlds at a time (2)")
-    add("--json", type=Path, metavar="FILE", help="all figures, for programs")
+    add_options(parser, charge=0.0)
     return parser
 
 

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import MemoryPlanError
 from engine.lab.bench.__main__ import main
+from engine.lab.synthetic.__main__ import main as synthesise
 from engine.messages import SamplingParams, Submit
 from tests.support import tiny
 
@@ -78,8 +79,10 @@ def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFac
 
 
 def test_the_measuring_command_runs(tmp_path: Path) -> None:
-    """`foredraft bench machine --device cuda --synthetic 8b` measures; here it is only small."""
-    given = ["--synthetic", "3e7", "--device", "cuda", "--dtype", "bfloat16"]
+    """A random pair of 8 B is made and measured so; here it is only small."""
+    made = tmp_path / "pair"
+    assert synthesise(["--output", str(made), "--parameters", "3e7", "--device", "cuda"]) == 0
+    given = ["--target", str(made / "target"), "--draft", str(made / "draft"), "--device", "cuda"]
     words = ["--rounds", "2", "--tokens", "32", "--json", str(tmp_path / "found.json")]
     assert main(["machine", *given, *words]) == 0
     found = json.loads((tmp_path / "found.json").read_text())

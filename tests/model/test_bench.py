@@ -207,7 +207,6 @@ def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[s
         ["--modes", "17"],
         ["--modes", "transformers", "--concurrency", "1"],
         ["--modes", "off,assisted", "--concurrency", "1,4"],
-        ["suite", "--synthetic", "8b"],
         ["suite", "--cpu-seconds"],
     ):
         assert main(words) == 2

@@ -47,30 +47,8 @@ def test_the_card_and_its_figures(
             assert 0 < row["possible"] != row["leviathan"]
 
 
-def test_a_pair_that_is_made_for_it(tmp_path: Path) -> None:
-    """Law: without a file, a random pair is made where it is measured, proven, and its draft agrees
-    about as often as asked."""
-    given = ["--synthetic", "6e5", "--acceptance", "0.7", "--dtype", "float32"]
-    assert main([*SMALL, *given, "--json", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["texts_equal"] == found["texts_compared"] > 0
-    assert all(row["acceptance"] > 0.2 for row in found["promises"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--synthetic", "large"], "synthetic is 'large'"),
-        (["--synthetic", "1"], "synthetic is '1'"),
-        (["--target", "nowhere"], "was not found"),
-        (["--acceptance", "0.7"], "--acceptance is of the pair that --synthetic makes"),
-        (["--synthetic", "8b", "--draft", "x"], "--draft names a folder, and --synthetic makes"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["machine", *arguments]) == 2
+def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine", "--target", "nowhere"]) == 2
     error = capsys.readouterr().err
-    assert sentence in error
+    assert "was not found" in error
     assert error.count("\n") == 1

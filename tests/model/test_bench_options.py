@@ -6,19 +6,19 @@ import argparse
 
 import pytest
 
-from engine.lab.bench.__main__ import PRESETS, PROGRAMS, main
+from engine.lab.bench.__main__ import PRESETS, RECORD, main
 from engine.lab.bench.options import add_pair, pair_config
 
 WRONG = {"--threads": "-1", "--device": "tpu", "--dtype": "int3"}
 
 
-@pytest.mark.parametrize("name", [*PRESETS, *PROGRAMS])
+@pytest.mark.parametrize("name", [*PRESETS, RECORD])
 @pytest.mark.parametrize("option", WRONG)
 def test_wrong_options_are_one_sentence(
     name: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: some benchmarks took what their libraries then refused with a traceback."""
-    required = ["--output", "x"] if name == "record" else []
+    required = ["--output", "x"] if name == RECORD else []
     with pytest.raises(SystemExit) as ended:
         main([*name.split(), *required, option, WRONG[option]])
     assert ended.value.code == 2

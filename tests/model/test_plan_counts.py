@@ -1,4 +1,4 @@
-"""`foredraft plan` counts weights by rule; transformers builds them."""
+"""What `foredraft plan` reads off a configuration is what transformers' models have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from engine.lab.plan.shape import FAMILIES, model_shape
 
@@ -44,17 +44,22 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_weights_and_windows_are_those_of_transformers(family: str, tied: bool) -> None:
-    """Law: for every family that plan reads, the matrices of transformers' model, norms and biases
-    apart, have as many weights, and its layers attend as far back."""
+def test_counts_are_those_of_transformers(family: str, tied: bool) -> None:
+    """Law: for every family that plan reads, transformers' model has as many weights, norms and
+    biases apart, its cache as many numbers a token, and its layers keep as many positions."""
+    is_latent = family.startswith("deepseek")  # whose cache transformers keeps for each head
+    kv_heads = SMALL["num_attention_heads" if is_latent else "num_key_value_heads"]
+    own = {key: SMALL[key] for key in SMALL if hasattr(CONFIG_MAPPING[family], key)}
+    own |= {"num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
+    config = AutoConfig.for_model(family, **own)
+    shape = model_shape(config, family)
     build: Any = AutoModelForCausalLM
-    config = AutoConfig.for_model(family, **SMALL, tie_word_embeddings=tied)
-    shape = model_shape(config.to_dict(), family)
-    with torch.device("meta"):
-        model = build.from_config(config)
+    model, cache = build.from_config(config).eval(), DynamicCache(config=config)
+    layers: list[Any] = cache.layers
+    with torch.inference_mode():
+        model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
     assert shape.parameters == sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        window = getattr(config, "sliding_window", None)
-        expected = [window if kind == "sliding_attention" else None for kind in kinds]
-        assert list(shape.windows) == expected
+    for layer, window in zip(layers, shape.windows, strict=True):
+        cached = layer.keys.numel() + layer.values.numel()
+        assert shape.kv_values == (12 + 4 if is_latent else cached)
+        assert getattr(layer, "sliding_window", None) == window

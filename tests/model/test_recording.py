@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from engine.errors import TraceError
 from engine.lab.bench.__main__ import main
 from engine.lab.bench.offline import EngineSession, TurnClock
 from engine.lab.bench.record import MIXES, drive
-from engine.lab.replay.__main__ import compare
 from engine.lab.replay.recorded import check, recorded
+from engine.lab.replay.scores import play
 from engine.messages import Output, SamplingParams, Submit
 from engine.scheduling.step_record import StepRecord
 from engine.step.trace import Trace, read_trace
@@ -126,7 +127,11 @@ def test_what_was_recorded_under_load_is_repeated(
         for i in range(12)
     ]
     lanes = [requests[lane::4] for lane in range(4)]
-    drive(engine, EngineSession(engine, clock, lanes, whole=True), explore=explore)
+    session = EngineSession(engine, clock, lanes, whole=True)
+    if explore:
+        drive(engine, session)
+    else:
+        session.play(math.inf)
     trace = read_trace(tmp_path / "t")
     told = recorded(trace)
     assert check(told)[2] == 0
@@ -144,9 +149,10 @@ def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_p
     trace, _ = record(tiny_target, tiny_draft, tmp_path / "a", {"kind": "fixed", "k": 5})
     _, said = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
     accepted = sum(outputs[-1].accepted for outputs in said.values())
-    found = compare(trace, [], k_max=5, charge=0.0)
-    missing = (1 - found.told.known) * found.told.tokens
-    assert found.played.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
+    told = recorded(trace)
+    missing = (1 - told.known) * told.tokens
+    played = play(told, [], k_max=5, charge=0.0)
+    assert played.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
 
 
 def test_no_text_is_recorded(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:

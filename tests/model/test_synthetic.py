@@ -119,6 +119,7 @@ def test_the_bisection_ends_near_the_scale_that_was_asked_for() -> None:
         (["--acceptance", "1.5"], "'1.5' is not a number from 0.05"),
         (["--acceptance", "nan"], "'nan' is not a number from 0.05"),
         (["--parameters", "12"], "'12' is not a number from 100000"),
+        (["--parameters", "large"], "'large' is not a number from 100000"),
         (["--parameters", "nan"], "'nan' is not a number from 100000"),
         (["--draft-layers", "99"], "--draft-layers is 99; the target has"),
         (["--seed", "-1"], "'-1' is not a whole number from 0"),

@@ -65,7 +65,7 @@ class Repeat(Player):
         late = sum(live.position - live.known for live in drafting)
         for live in drafting:
             live.catch_up()
-        seconds = self._costs.begin(len(drafting)) + self._costs.draft(late + len(drafting))
+        seconds = self._costs.begin + self._costs.draft(late + len(drafting))
         for depth in range(1, max(live.made for live in drafting)):
             seconds += self._costs.draft(sum(live.made > depth for live in drafting))
         return seconds, late, []

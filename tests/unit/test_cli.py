@@ -138,7 +138,7 @@ def test_unknown_host_is_a_sentence() -> None:
     ("arguments", "program"),
     [
         (["bench", "machine", "--quick"], ["engine.lab.bench", "machine", "--quick"]),
-        (["plan", "--examples"], ["engine.lab.plan", "--examples"]),
+        (["plan", "--list"], ["engine.lab.plan", "--list"]),
         (["replay", "trace"], ["engine.lab.replay", "trace"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
     ],

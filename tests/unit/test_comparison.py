@@ -186,19 +186,17 @@ def test_one_differing_text_fails_where_texts_are_promised() -> None:
         comparison = compared(player)
         assert comparison.texts_equal < comparison.texts_compared
         assert comparison.passed is not exact
-        assert show("bench", {}, comparison, json=None, plot=None) == int(exact)
+        assert show("bench", {}, comparison, json=None) == int(exact)
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """Law: JSON for programs has every figure; a writer that fails leaves nothing behind."""
     path = tmp_path / "found.json"
-    picture = str(tmp_path / "found.png")
-    assert show("bench", {"target": "t"}, compared(), json=str(path), plot=picture) == 0
+    assert show("bench", {"target": "t"}, compared(), json=str(path)) == 0
     found = json.loads(path.read_text())
     assert found["format"] == "foredraft-bench"
     assert found["cells"][0]["modes"]["K=2"]["rounds"][0]["acceptance"] == [0.5, 0.5]
     assert found["cells"][0]["modes"]["auto"]["against_off"]["value"] == pytest.approx(1.35)
-    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
     def fail(part: Path) -> None:
         part.write_text("half")
@@ -206,7 +204,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"cannot write .*: disk full"):
         replace_file(path, fail)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json", "found.png"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json"]
     assert json.loads(path.read_text()) == found
 
 
@@ -229,8 +227,6 @@ def test_intervals_hold_the_median() -> None:
         (["--json", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json"),
         (["--modes", ""], "unknown mode ''"),
         (["--json", "/dev/null"], "it is no regular file"),
-        (["--json", "x.png", "--plot", "x.png"], "--plot names x.png, as --json does"),
-        (["--plot", "found.jpg"], "does not end in .png"),
         (["--prompts", "/nowhere.txt"], "cannot read the prompts in /nowhere.txt"),
         (["--prompts", "p.txt", "--kinds", "code"], "--kinds is for the built-in prompts"),
     ],

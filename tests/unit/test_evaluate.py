@@ -399,7 +399,6 @@ def test_mistakes_are_one_sentence(
         ["--prompts", "p", "--concurrency", "1,x"],
         ["--prompts", "p", "--temperature", "3"],
         ["--prompts", "p", "--max-prompts", "-1"],
-        ["--prompts", "p", "--threads", "0"],
     ],
 )
 def test_wrong_options_say_what_is_allowed(
@@ -416,9 +415,9 @@ def test_wrong_options_say_what_is_allowed(
 
 def test_options_are_keys_of_the_configuration() -> None:
     """Law: the engine is started with them; what --set says goes before them."""
-    options = ["--prompts", "p", "--target", "4", "--threads", "3"]
+    options = ["--prompts", "p", "--target", "4"]
     parsed = build_parser().parse_args([*options, "--set", "attention=sdpa"])
     engine = load_config(None, overrides(parsed, None)).engine
-    assert (engine.target.path, engine.threads, engine.attention) == ("4", 3, "sdpa")
-    parsed = build_parser().parse_args([*options, "--set", "threads=2"])
-    assert load_config(None, overrides(parsed, None)).engine.threads == 2
+    assert (engine.target.path, engine.attention) == ("4", "sdpa")
+    parsed = build_parser().parse_args([*options, "--set", "target.path=x"])
+    assert load_config(None, overrides(parsed, None)).engine.target.path == "x"

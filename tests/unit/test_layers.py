@@ -21,7 +21,7 @@ LEVELS = {
     "engine.grammar": 7, "engine.model": 8, "engine.speculation": 9, "engine.step": 10,
     "engine.core": 11, "engine.process": 12, "engine.__main__": 12,
     "engine.lab": 13, "engine.demo": 13,  # offline
-    "engine.lab.files": 0, "engine.lab.picture": 1,
+    "engine.lab.files": 0,
 }  # fmt: skip
 CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.arguments",
@@ -50,10 +50,12 @@ OFFLINE = {
 DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.cpu", "engine.core",
               "engine.demo", "engine.grammar.compiler", "engine.step", "engine.speculation",
-              "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.synthetic"],
+              "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.plan.shape",
+              "engine.lab.synthetic"],
     "transformers": ["engine.model.checkpoint", "engine.model.precision",
                      "engine.attention.interface", "engine.demo",
-                     "engine.lab.bench", "engine.grammar.vocabulary", "engine.lab.synthetic",
+                     "engine.lab.bench", "engine.lab.plan", "engine.lab.synthetic",
+                     "engine.grammar.vocabulary",
                      "server.text.tokenizer"],
     "flashinfer": ["engine.model.attention_choice"],
     "torchao": ["engine.model.precision"],
@@ -61,8 +63,7 @@ DOORS = {
     "llvmlite": ["engine.cpu"],
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
     "llguidance": ["engine.grammar", "engine.model.pair"],
-    "matplotlib": ["engine.lab.picture"],
-    "huggingface_hub": ["engine.lab.plan.presets"],
+    "huggingface_hub": [],
     "safetensors": ["engine.demo", "engine.model.llama", "engine.scheduling.memory"],
     "zmq": ["engine.process", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],

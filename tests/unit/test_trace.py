@@ -15,6 +15,7 @@ from engine.errors import TraceError
 from engine.lab.replay import __main__ as replay
 from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.recorded import check, recorded
+from engine.lab.replay.scores import play
 from engine.lab.replay.worlds import Roofline
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 from engine.step.trace import Header, Trace, Writer, read_trace
@@ -181,17 +182,17 @@ def test_drafting_takes_a_beginning_and_a_time_for_each_forward() -> None:
         replace(s, draft_seconds=s.draft_seconds + 3e-3) if s.draft_seconds else s for s in steps
     ]
     costs = MeasuredCosts(Trace(HEADER, late))
-    assert costs.begin(1) == pytest.approx(3e-3, rel=0.1)
+    assert costs.begin == pytest.approx(3e-3, rel=0.1)
     assert costs.draft(1) == pytest.approx(Roofline().draft(1), rel=0.1)
 
 
 def test_another_k_is_scored_on_the_same_bits() -> None:
     """What K = 3 would have accepted is known exactly from what K = 4 saw."""
-    played = replay.compare(served(4), [], k_max=4, charge=0.0)
-    recorded_anew = recorded(served(4)).requests
-    for row, k in zip(played.played.fixed, range(5), strict=True):
+    told = recorded(served(4))
+    played = play(told, [], k_max=4, charge=0.0)
+    for row, k in zip(played.fixed, range(5), strict=True):
         accepted = proposed = 0
-        for request in recorded_anew:
+        for request in told.requests:
             position = 0
             while position < BITS:
                 asked = min(k, BITS - position - 1)
@@ -203,11 +204,10 @@ def test_another_k_is_scored_on_the_same_bits() -> None:
 def test_references_are_in_order() -> None:
     """The oracle may choose by phase what one K must be throughout. Equal cuts of phases: few
     rounds straddle two."""
-    found = replay.compare(served(3), ["adaptive"], k_max=4, charge=0.0)
-    played = found.played
+    played = play(recorded(served(3)), ["adaptive"], k_max=4, charge=0.0)
     assert played.oracle.total <= played.best.total < max(row.total for row in played.fixed)
     assert sum(played.policies[0].rounds) > 0
-    assert found.told.tokens == 3 * BITS
+    assert played.tokens == 3 * BITS
 
 
 def test_phases_are_runs_of_one_power_of_two() -> None:
@@ -220,15 +220,14 @@ def test_phases_are_runs_of_one_power_of_two() -> None:
 
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "t", served(3))
-    plot, figures = tmp_path / "p.png", tmp_path / "f.json"
-    assert replay.main([str(path), "--plot", str(plot), "--json", str(figures)]) == 0
+    figures = tmp_path / "f.json"
+    assert replay.main([str(path), "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
     for word in ("K=8", "adaptive", "oracle", "best fixed K in hindsight"):
         assert word in printed
-    assert plot.read_bytes()[:4] == b"\x89PNG"
-    said = json.loads(figures.read_text())
-    assert said["regret"][said["best_fixed"]] == 0
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["f.json", "p.png", "t"]
+    [said] = json.loads(figures.read_text())
+    assert [score["name"] for score in said["fixed"]] == [f"K={k}" for k in range(9)]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["f.json", "t"]
 
 
 WRONG = [
@@ -319,12 +318,10 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["missing"], "cannot be read"),
-        (["t", "--plot", "p.pdf"], "does not end in .png"),
-        (["t", "--json", "p.png", "--plot", "p.png"], "--plot names p.png, as --json does"),
         (["t", "--json", "./t"], "--json names ./t, which is read"),
-        (["t", "--json", "no/where"], "its folder is missing"),
+        (["t", "--json", "no/where"], "No such file or directory"),
         (["missing", "--json", "x" * 300], "File name too long"),
-        (["t", "--policy", "best"], "policy 'best' is unknown"),
+        (["t", "--policy", "best"], "invalid choice: 'best'"),
         (["t", "--charge", "1e308"], "'1e308' is not a number from 0, at most 1000"),
         (["t", "--k-max", "0"], "'0' is not a whole number from 1 to 16"),
     ],

@@ -1,5 +1,5 @@
 """`foredraft bench`: modes against each other, on engines in this process. Its presets `suite` and
-`machine` say what forwards cost, too; `context` and `record` are programs of their own.
+`machine` say what forwards cost, too; `record` is a program of its own.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from engine.arguments import Parser, exit_code
 from engine.child import freeze_memory
 from engine.errors import ConfigError
-from engine.lab.bench import context, record
+from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.costs import cost_lines, measure_costs, promises
 from engine.lab.bench.offline import Offline
@@ -35,21 +35,17 @@ PRESETS = {
     "suite": (SUITE, replace(SUITE, rounds=2, minutes=1.0)),
     "machine": (MACHINE, replace(MACHINE, rounds=2, minutes=0.5)),
 }
-Program = tuple[Callable[[], Parser], Callable[[argparse.Namespace], int]]
-PROGRAMS: dict[str, Program] = {
-    "context": (context.build_parser, context.run),
-    "record": (record.build_parser, record.run),
-}
+RECORD = "record"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The first word may name a preset or a program. Exit code 0; 1 when a text differed where it
-    must not; 2 for a mistake."""
+    """The first word may name a preset, or be `record`. Exit code 0; 1 when a text differed where
+    it must not; 2 for a mistake."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = words.pop(0) if words and words[0] in {*PRESETS, *PROGRAMS} else ""
-    build, run = PROGRAMS.get(name, (partial(_parser, name), partial(compare, name)))
-    parser = build()
+    name = words.pop(0) if words and words[0] in {*PRESETS, RECORD} else ""
+    parser = record.build_parser() if name == RECORD else _parser(name)
     parsed = parser.parse_args(words)
+    run = record.run if name == RECORD else partial(compare, name)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     return exit_code(parser.prog, lambda: run(parsed))
 
@@ -64,7 +60,7 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     race, clock = settings(parsed, *PRESETS[name], NAMES), clock_of(parsed)
     most = max(workload.concurrency for workload in race.workloads)
-    _check(race.arms, parsed, most)
+    _check(race.arms, most)
     set_threads(parsed.threads)
     config, pair, encode = load(parsed)
     costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if name else None
@@ -80,21 +76,19 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     more: dict[str, Any] = {}
     if costs is not None:
         more = {"costs": asdict(costs), "promises": list(promises(costs, comparison))}
-    code = show("Foredraft bench", facts, comparison, json=parsed.json, plot=parsed.plot, more=more)
+    code = show("Foredraft bench", facts, comparison, json=parsed.json, more=more)
     if costs is not None:
         print("\n".join(cost_lines(costs, comparison)))
     return code
 
 
-def _check(arms: Sequence[Arm], parsed: argparse.Namespace, concurrency: int) -> None:
+def _check(arms: Sequence[Arm], concurrency: int) -> None:
     """Raises ConfigError for what cannot be played."""
     others = [arm.name for arm in arms if not arm.is_mode]
     if others and concurrency > 1:
         raise ConfigError(
             f"--modes has {others[0]!r}, which answers one request at a time: --concurrency 1"
         )
-    if others and parsed.synthetic is not None:
-        raise ConfigError(f"--modes has {others[0]!r}, which reads folders: no --synthetic")
     if len(others) == len(arms):
         raise ConfigError("--modes needs off, auto or a K")
 

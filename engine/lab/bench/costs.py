@@ -8,12 +8,13 @@ target steps, as if verifying k + 1 rows took as long as one. `speed_up` charges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.cpu.fused import FusedDecoder
@@ -24,6 +25,7 @@ from engine.lab.comparison.workload import MAX_K, OFF
 from engine.lab.plan.roofline import expected_tokens
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
+from engine.model.memory import held_bytes
 from engine.model.pair import Pair, runner_of
 from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment
@@ -58,14 +60,15 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
     cache = KVCache(len(blocks), BLOCK, device, scrap=device.type == "cuda")
     target = runner_of(config, pair.target, cache, clock)
     draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
-    copy = copier(device, clock)
+    source = torch.ones(COPIED, device=device)
+    sink = torch.empty_like(source)
     found: list[list[float]] = []  # rows 1 to MAX_K + 1, a draft step; the rate of a copy
     for _ in range(rounds + 1):
         for _ in range(SETTLING):
             _forward(target, start, blocks, 1)
         seconds = [_forward(target, start, blocks, n) for n in range(1, MAX_K + 2)]
         seconds.append(_forward(draft, start, blocks, 1) if draft else 0.0)
-        found.append([*seconds, copy()])
+        found.append([*seconds, _copy(source, sink, clock)])
     found = found[1:]  # the first one is warm-up
     *rows, drafted, copied = (median(column) for column in zip(*found, strict=True))
     shares = [[second / round_[0] for second in round_] for round_ in found]
@@ -89,19 +92,13 @@ def _forward(runner: ModelRunner, start: int, blocks: list[int], rows: int) -> f
     return runner.seconds
 
 
-def copier(device: torch.device, clock: Clock) -> Callable[[], float]:
-    """What copies from memory to memory and answers bytes per second, read and written."""
-    source = torch.ones(COPIED, device=device)
-    sink = torch.empty_like(source)
-
-    def copy() -> float:
-        started = clock()
-        sink.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return 2 * source.nbytes / (clock() - started)
-
-    return copy
+def _copy(source: Tensor, sink: Tensor, clock: Clock) -> float:
+    """Bytes per second, read and written."""
+    started = clock()
+    sink.copy_(source)
+    if source.is_cuda:
+        torch.cuda.synchronize(source.device)
+    return 2 * source.nbytes / (clock() - started)
 
 
 def weight_bytes(model: LoadedModel) -> int:
@@ -113,9 +110,8 @@ def weight_bytes(model: LoadedModel) -> int:
         return model.logits.packed_bytes
     head = model.model.get_output_embeddings().weight
     embedding = model.model.get_input_embeddings().weight
-    numbers = sum(p.numel() for p in model.model.parameters())
-    numbers -= embedding.numel() * (head.data_ptr() != embedding.data_ptr())
-    return int(numbers * model.dtype.itemsize)
+    held = sum(held_bytes(parameter) for parameter in model.model.parameters())
+    return held - embedding.nbytes * (head is not embedding)
 
 
 def speed_up(acceptance: float, k: int, draft_cost: float, verification: float = 1.0) -> float:

@@ -156,7 +156,7 @@ OtherArm = Callable[[TurnClock, Sequence[Sequence[Submit]], bool], Session]
 
 class Offline:
     """race.Player over a pair that was loaded as `config` says. `others`: what begins a session of
-    an arm that is no engine. `prompts`: how many there are; of one longer than `longest_prompt`
+    an arm that is no engine. `prompts`: how many there are; of one longer than LONGEST_PROMPT
     tokens the end is taken. `reply`: tokens of the longest. Raises EngineError where the engines
     cannot be built."""
 
@@ -169,18 +169,16 @@ class Offline:
         *,
         concurrency: int,
         prompts: int,
-        longest_prompt: int = LONGEST_PROMPT,
         reply: int = LONGEST,
         clock: Clock = time.perf_counter,
         others: Mapping[Arm, OtherArm] | None = None,
     ) -> None:
         self.exact = pair.target.exact
         self._encode, self._clock, self._others = encode, clock, others or {}
-        self._longest = longest_prompt
         self._ids: dict[str, list[int]] = {}
         self._names, self._order = count(), Random(0)
         modes = [arm for arm in arms if arm.is_mode]
-        prompt = -(-longest_prompt // BLOCK)
+        prompt = -(-LONGEST_PROMPT // BLOCK)
         text = prompt + (reply + max(arm.k for arm in modes)) // BLOCK + 2
         # For what runs, as much again for what stays, and every prompt.
         shares = in_turns(len(modes), 2 * concurrency * text + prompts * prompt, text)
@@ -235,7 +233,7 @@ class Offline:
 
     def _submit(self, request: Request, salt: str) -> Submit:
         if request.prompt not in self._ids:
-            self._ids[request.prompt] = self._encode(request.prompt)[-self._longest :]
+            self._ids[request.prompt] = self._encode(request.prompt)[-LONGEST_PROMPT:]
         ids = self._ids[request.prompt]
         if not ids:
             raise ConfigError("a prompt has no tokens for this model")

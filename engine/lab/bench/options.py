@@ -5,51 +5,34 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import re
 import time
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
 from transformers import AutoTokenizer
 
-from engine.arguments import number, whole
+from engine.arguments import whole
 from engine.child import VARIABLES, engine_threads, granted_cores
 from engine.config import BUILTIN, DTypeName, EngineConfig, QuantizationName, model_folder
 from engine.errors import ConfigError
 from engine.lab.bench.offline import Clock, Encode
-from engine.lab.synthetic.pair import make_pair, save, shape_named
-from engine.model.loader import pick_device
 from engine.model.memory import weights_of
 from engine.model.pair import Pair, load_pair
 
-SYNTHETIC_PROMPT = 32  # tokens
-
-
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """A model, on what, and the threads that `set_threads` sets."""
-    parser.add_argument("--target", default=BUILTIN, help="model folder or hub name")
-    parser.add_argument("--device", type=_device, default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
-    parser.add_argument(
-        "--threads", type=whole(1, 1024), help="CPU threads; default: as the server does"
-    )
-
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """A target and its draft, as `load` reads them, and the clock that `clock_of` gives."""
-    add_target(parser)
+    """A pair as `load` reads it, on what, the threads that `set_threads` sets, and the clock that
+    `clock_of` gives."""
     add = parser.add_argument
+    add("--target", default=BUILTIN, help="model folder or hub name")
     add("--draft", default=BUILTIN, help="draft folder or hub name")
+    add("--device", type=_device, default="auto", help="auto, cpu or cuda")
+    add("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
     add("--quantization", default="none", choices=get_args(QuantizationName),
         help="of the target's linear layers; the draft stays as it is")  # fmt: skip
-    add("--synthetic", metavar="SIZE",
-        help="instead of folders: a random pair made for it, `8b` or a number of"
-        " parameters")  # fmt: skip
-    add("--acceptance", type=number(0.05, 0.99), help="of the synthetic pair (0.8)")
+    add("--threads", type=whole(1, 1024), help="CPU threads; default: as the server does")
     add("--cpu-seconds", action="store_true",
         help="time by the seconds that this process computes: for a machine that others use too;"
         " needs --threads 1")  # fmt: skip
@@ -86,33 +69,11 @@ def pair_config(parsed: argparse.Namespace) -> EngineConfig:
 
 
 def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
-    """The pair, as `pair_config` says or synthetic, and what makes ids of its prompts. Raises
-    EngineError."""
+    """The pair as named, and what makes ids of its prompts. Raises EngineError."""
     config = pair_config(parsed)
-    if parsed.synthetic is None:
-        if parsed.acceptance is not None:
-            raise ConfigError(
-                "--acceptance is of the pair that --synthetic makes; folders have theirs"
-            )
-        pair = load_pair(config)
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(parsed.target, "target"))
-        return config, pair, partial(tokenizer.encode, add_special_tokens=False)
-    for option, name in (("--target", parsed.target), ("--draft", parsed.draft)):
-        if name != BUILTIN:
-            raise ConfigError(f"{option} names a folder, and --synthetic makes a pair instead")
-    shape, layers = shape_named(parsed.synthetic)
-    device = str(pick_device(parsed.device))
-    with TemporaryDirectory(prefix="synthetic-") as folder:
-        made = make_pair(shape, layers, parsed.acceptance or 0.8, device=device)
-        save(Path(folder), *made, torch.bfloat16)
-        del made  # before it is loaded, so that the device holds one pair only
-        parsed = argparse.Namespace(
-            **{**vars(parsed), "target": f"{folder}/target", "draft": f"{folder}/draft"}
-        )
-        config = pair_config(parsed)
-        pair = load_pair(config)
-    known = range(8, pair.target.vocab_size)
-    return config, pair, lambda text: random.Random(text).choices(known, k=SYNTHETIC_PROMPT)
+    pair = load_pair(config)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(parsed.target, "target"))
+    return config, pair, partial(tokenizer.encode, add_special_tokens=False)
 
 
 def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 
 from tqdm import tqdm
 
@@ -41,7 +41,6 @@ def build_parser() -> Parser:
     add("--output", required=True, metavar="DIR", help="a new folder")
     add("--tokens", type=whole(8, 4096), default=192, metavar="N",
         help="of the longest replies (192)")  # fmt: skip
-    add("--auto", action="store_true", help="the controller alone decides, as when serving")
     add_pair(parser)
     return parser
 
@@ -65,20 +64,19 @@ def run(parsed: argparse.Namespace) -> int:
             )  # fmt: skip
             parts = (lanes(replace(part, tokens=parsed.tokens), pools, 0) for part in mix)
             session = player.begin(AUTO, [lane for part in parts for lane in part], whole=True)
-            drive(player.engines[AUTO][0], session, explore=not parsed.auto)
+            drive(player.engines[AUTO][0], session)
     return 0
 
 
-def drive(engine: Engine, session: Session, *, explore: bool) -> None:
-    """To its end. `explore`: with every K in between."""
-    modes = _modes(engine.ready.k_max)
+def drive(engine: Engine, session: Session) -> None:
+    """To its end, some steps under each mode."""
     session.clock.start()
-    for step in count():
-        if session.is_over:
-            break
-        if explore and step % _STRETCH == 0:
-            engine.set_speculation(*next(modes))
-        session.step()
+    for mode in _modes(engine.ready.k_max):
+        engine.set_speculation(*mode)
+        for _ in range(_STRETCH):
+            if session.is_over:
+                return
+            session.step()
 
 
 def _modes(k_max: int) -> Iterator[tuple[Mode, int]]:

@@ -73,14 +73,13 @@ class Run:
 @dataclass(slots=True)
 class Figures:
     """Of one run. `rate`: tokens per second; it, `tokens` and `seconds` are of what `figures`
-    counts, the others of the whole run, None where they are not known. `first`: seconds to the
-    first token, `between`: between tokens, medians over replies. `host`: share of steps outside of
-    forwards. `chance`: that a guess is accepted, given that those before it were."""
+    counts, the others of the whole run, None where they are not known. `between`: seconds between
+    tokens, the median over replies. `host`: share of steps outside of forwards.
+    `chance`: that a guess is accepted, given that those before it were."""
 
     rate: float
     tokens: int
     seconds: float
-    first: float = 0.0
     between: float | None = None
     mean_k: float | None = None
     tokens_per_round: float | None = None
@@ -123,7 +122,6 @@ def figures(run: Run, *, lanes: int, upto: int | None = None) -> Figures:
         rate=tokens / end,
         tokens=tokens,
         seconds=end,
-        first=median(run.first_waits()),
         between=median(means) if means else None,
         mean_k=sum(k * n for k, n in enumerate(steps.k_counts)) / rounds if rounds else None,
         tokens_per_round=1 + sum(steps.accepted_at) / rounds if rounds else None,

@@ -20,7 +20,7 @@ from engine.lab.comparison.workload import (
     pool,
     read_prompts,
 )
-from engine.lab.picture import check_results
+from engine.lab.files import writable
 
 DESCRIPTION = """\
 Tokens per second of off, fixed K and auto side by side, by kind of text, temperature and number of
@@ -29,8 +29,8 @@ requests at a time; whether every mode says the same; the wait for a first token
 Offline (the default) on engines in this process, and beside them the modes transformers, assisted
 and assisted-4: transformers' own generation. With --url on a running server: a Foredraft is
 switched while it serves (needs its admin key), any other is measured as it is. `bench suite` (code,
-with transformers) and `bench machine` say what forwards cost, too; `bench context`, `bench record`
-and `bench front` have a --help of their own.
+with transformers) and `bench machine` say what forwards cost, too; `bench record` and `bench front`
+have a --help of their own.
 
 Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
 """
@@ -68,7 +68,6 @@ def build_parser(prog: str) -> Parser:
     add("--minutes", type=number(0, 10_000, above=True), help="to take, roughly (12)")
     add("--quick", action="store_true", help="a small grid: a minute or two")
     add("--json", metavar="FILE", help="write everything that was measured")
-    add("--plot", metavar="FILE.png", help="draw it (needs foredraft[plots])")
     return parser
 
 
@@ -80,7 +79,7 @@ def settings(
 ) -> Race:
     """`others`: names that --modes may have, too. Raises ConfigError naming the option, what was
     given and what is allowed."""
-    check_results(parsed.json, parsed.plot, reads=[parsed.prompts] if parsed.prompts else [])
+    writable({"--json": parsed.json}, reads=[parsed.prompts] if parsed.prompts else [])
     if parsed.tokens is not None and parsed.minutes is not None:
         raise ConfigError("--minutes says how long replies may be, and --tokens how long they are")
     if parsed.prompts is not None and parsed.kinds is not None:

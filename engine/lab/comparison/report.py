@@ -1,4 +1,4 @@
-"""Where results go: tables to stdout for people, JSON and a picture to files."""
+"""Where results go: tables to stdout for people, JSON to files for programs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import asdict
 from statistics import geometric_mean, median
 from typing import Any
 
-from engine.lab.comparison.figures import Cell, Comparison, Estimate, Figures, estimate
+from engine.lab.comparison.figures import Cell, Comparison, Estimate, Figures
 from engine.lab.comparison.workload import AUTO, OFF, SERVED, Arm
 from engine.lab.files import write_json
-from engine.lab.picture import picture
 
 CLOSE = 0.95  # of the best fixed K in hindsight: what auto has to reach
 NEVER_BELOW = 0.98  # of K = 0
@@ -40,16 +39,13 @@ def show(
     comparison: Comparison,
     *,
     json: str | None,
-    plot: str | None,
     more: Mapping[str, Any] | None = None,
 ) -> int:
-    """Card to stdout, files whole or not at all; the exit code. `more` goes into the JSON."""
+    """Card to stdout, JSON to a file; the exit code. `more` goes into the JSON."""
     print(f"{program}: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
     print(card(comparison), flush=True)
     if json is not None:
         write_json(json, {"facts": facts, **as_dict(comparison), **(more or {})})
-    if plot is not None:
-        draw(comparison, plot)
     return 0 if comparison.passed else 1
 
 
@@ -153,35 +149,3 @@ def _cell_as_dict(cell: Cell) -> dict[str, Any]:
         "best_other": other.name if other else None,
         "modes": {arm.name: of(arm, runs) for arm, runs in cell.rounds.items()},
     }
-
-
-def draw(comparison: Comparison, name: str) -> None:
-    """A PNG: for each kind of text and temperature, speed against the fastest other server, or
-    against K = 0, by requests at a time; tokens per second where there is neither. Raises
-    ConfigError."""
-    panels: dict[str, list[Cell]] = {}
-    for cell in comparison.cells:
-        panels.setdefault(cell.workload.text, []).append(cell)
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    with picture(name, (6 * columns, 3 * rows)) as figure:
-        axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        for axis in axes.flat[len(panels) :]:
-            axis.set_visible(False)
-        for axis, (mix, cells) in zip(axes.flat, panels.items(), strict=False):
-            axis.set_title(mix)
-            _panel(axis, cells)
-
-
-def _panel(axis: Any, cells: list[Cell]) -> None:
-    axis.set_xticks(range(len(cells)), [str(cell.workload.concurrency) for cell in cells])
-    axis.set_xlabel("requests at a time")
-    base = cells[0].fastest("other") or (OFF if OFF in cells[0].rounds else None)
-    axis.set_ylabel(f"tokens/s against {base.name}" if base else "tokens/s")
-    for arm in cells[0].rounds:
-        heights = [cell.ratio(arm, base) or estimate(cell.rates(arm)) for cell in cells]
-        values = [height.value for height in heights]
-        errors = [[h.value - h.low for h in heights], [h.high - h.value for h in heights]]
-        style: dict[str, Any] = {"color": "black", "marker": "o"} if arm == AUTO else {}
-        axis.errorbar(range(len(cells)), values, errors, label=arm.name, capsize=2, **style)
-    axis.legend(fontsize=7, ncol=2)

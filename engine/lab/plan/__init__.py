@@ -1,4 +1,5 @@
-"""`foredraft plan`: whether speculation pays, on paper. No weights, no torch, no network.
+"""`foredraft plan`: whether speculation pays, on paper. No weights, no network.
 
-shape (what a config.json says) -> roofline (time of a pass and of a round) -> card.
+presets (which config.json) -> shape (what that model multiplies) -> roofline (time of a pass and
+of a round) -> card.
 """

@@ -11,9 +11,8 @@ from pathlib import Path
 from engine.arguments import Parser, exit_code, lists_of, names_of, number, show, whole
 from engine.config import BUILTIN
 from engine.errors import ConfigError
-from engine.lab.files import write_json
-from engine.lab.picture import check_results
-from engine.lab.plan.card import Settings, card, device_line, draw, examples, model_line
+from engine.lab.files import writable, write_json
+from engine.lab.plan.card import Settings, card, device_line, model_line
 from engine.lab.plan.presets import PRESETS, find_model
 from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, device_of
 
@@ -23,7 +22,6 @@ config.json and the device's data sheet. Needs no weights, and downloads nothing
 
   foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 4
   foredraft plan --target DIR/config.json --device cpu --bandwidth 80 --tflops 2
-  foredraft plan --examples
 """
 
 
@@ -32,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
     parsed = parser.parse_args(given)
-    if (parsed.list or parsed.examples) and len(given) > 1:
-        parser.error("--list and --examples stand alone: nothing else is read beside them")
+    if parsed.list and len(given) > 1:
+        parser.error("--list stands alone: nothing else is read beside it")
     return exit_code("foredraft plan", lambda: show(answer(parsed)))
 
 
@@ -42,15 +40,14 @@ def build_parser() -> argparse.ArgumentParser:
     add, above = parser.add_argument, number(0, 1e9, above=True)
     models = "preset, config.json, folder with one, or hub name in the local cache"
     add("--list", action="store_true", help="the presets: models and devices")
-    add("--examples", action="store_true", help="worked examples, with arithmetic")
     add("--target", metavar="MODEL", help=models)
     add("--draft", metavar="MODEL", help="the same; without: guesses are free")
     add("--precision", type=names_of(PRECISIONS), default=tuple(PRECISIONS), metavar="LIST",
         help=f"of the weights, any of {','.join(PRECISIONS)} (all)")  # fmt: skip
     add("--draft-precision", choices=PRECISIONS, help="of the draft's weights (the target's)")
     add("--kv", choices=KV_BYTES, default="bf16", help="of the KV cache (bf16)")
-    add("--device", metavar="NAME", choices=[*DEVICES, CUSTOM],
-        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine")  # fmt: skip
+    add("--device", metavar="NAME", choices=[*DEVICES, CUSTOM], default=CUSTOM,
+        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine ({CUSTOM})")  # fmt: skip
     add("--devices", type=whole(1, 4096), default=1, metavar="N",
         help="tensor parallel over N (1)")  # fmt: skip
     add("--bandwidth", type=above, metavar="GB/S", help="of one device's memory")
@@ -69,22 +66,17 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--k-max", type=whole(0, 64), default=16, metavar="K", help="most guesses a round (16)")
     add("--json", metavar="FILE", help="write everything as JSON, too")
-    add("--plot", metavar="FILE.png", help="draw it, too (foredraft[plots])")
     return parser
 
 
 def answer(parsed: argparse.Namespace) -> str:
-    """The text to print; files are written on the way. Raises EngineError."""
+    """The text to print; a file is written on the way. Raises EngineError."""
     if parsed.list:
         return presets()
-    if parsed.examples:
-        return examples()
     models = [name for name in (parsed.target, parsed.draft) if name and os.path.exists(name)]
     reads = [*models, *(Path(name, "config.json") for name in models)]
-    check_results(parsed.json, parsed.plot, reads=reads)
+    writable({"--json": parsed.json}, reads=reads)
     asked = settings(parsed)
-    if parsed.plot is not None:
-        draw(asked, parsed.plot)
     if parsed.json is not None:
         write_json(parsed.json, asked.as_json())
     return card(asked)
@@ -93,17 +85,12 @@ def answer(parsed: argparse.Namespace) -> str:
 def settings(parsed: argparse.Namespace) -> Settings:
     """What the options mean. Raises EngineError."""
     if parsed.target is None:
-        raise ConfigError("say which model with --target (--list shows the presets), or --examples")
-    device = parsed.device
-    if device is None and None in (parsed.bandwidth, parsed.tflops):
-        raise ConfigError(
-            f"say where with --device ({', '.join(DEVICES)}), or with --bandwidth and --tflops"
-        )
+        raise ConfigError("say which model with --target (--list shows the presets)")
     figures = {name: getattr(parsed, name) for name in ("bandwidth", "tflops", "memory")}
     return Settings(
+        device=device_of(parsed.device, parsed.devices, **figures),
         target=find_model(parsed.target, "target"),
         draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
-        device=device_of(device or CUSTOM, parsed.devices, **figures),
         precisions=parsed.precision,
         draft_precision=parsed.draft_precision,
         kv=parsed.kv,
@@ -117,11 +104,10 @@ def settings(parsed: argparse.Namespace) -> Settings:
 
 def presets() -> str:
     """Models and devices that can be named."""
+    pair = f"{BUILTIN}: the built-in target as --target, the built-in draft as --draft"
     models = [model_line(find_model(name, "target")) for name in PRESETS]
-    models.append(f"{BUILTIN}: the built-in target as --target, the built-in draft as --draft")
-    return "\n".join(
-        ["models", *models, "", "devices", *(device_line(device_of(name)) for name in DEVICES)]
-    )
+    devices = [device_line(device_of(name)) for name in DEVICES]
+    return "\n".join(["models", *models, pair, "", "devices", *devices])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What was asked, and what is to be said of it: a card and a plot for people, figures for programs,
-worked examples. Bytes are decimal (GB), as on data sheets."""
+"""What was asked, and what is to be said of it: a card for people, figures for programs. Bytes are
+decimal (GB), as on data sheets."""
 
 from __future__ import annotations
 
@@ -7,29 +7,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from engine.lab.picture import picture
-from engine.lab.plan.presets import find_model
-from engine.lab.plan.roofline import (
-    KV_BYTES,
-    Device,
-    Scenario,
-    Served,
-    break_even,
-    device_of,
-)
+from engine.lab.plan.roofline import KV_BYTES, Device, Scenario, Served, break_even
 from engine.lab.plan.shape import ModelShape
 
-if TYPE_CHECKING:
-    from engine.lab.picture import Axes
-
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-_SHAPE = (
-    "name", "layers", "parameters", "active_parameters", "vocab", "kv_values_per_token",
-    "max_positions", "served_positions",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +68,17 @@ class Settings:
                 f"the vocabularies differ: {target.vocab} rows in {target.name}, {draft.vocab} in "
                 f"{draft.name}; a draft works only if all token ids below mean the same"
             )
+        if self.kv != "bf16":
+            yield f"KV cache in {self.kv}"
+        if draft is not None and self.draft_precision:
+            yield f"draft weights in {self.draft_precision}"
+        if self.launch:
+            yield f"{amount(self.launch, 's')} of overhead a layer"
 
     def as_json(self) -> dict[str, Any]:
         """Bytes, seconds, FLOPs and counts, unrounded; costs in plain target steps."""
-        models = {
-            role: {key: getattr(shape, key) for key in _SHAPE}
-            for role, shape in zip(("target", "draft"), self.models, strict=False)
-        }
         return {
-            "settings": asdict(self) | models,
+            "settings": asdict(self),
             "notes": list(self.notes()),
             "acceptances": ACCEPTANCES,
             "blocks": self.blocks(),
@@ -153,65 +138,39 @@ On paper:
 
 def card(settings: Settings) -> str:
     """Text of one screen for each precision."""
-    lines = [f"{_pair(settings)} on {device_line(settings.device)}"]
+    draft = settings.draft.name if settings.draft else "free guesses"
+    lines = [f"{settings.target.name} with {draft} on {device_line(settings.device)}"]
     lines += map(model_line, settings.models)
-    lines += [f"note: {note}" for note in (*settings.notes(), *_options(settings))]
+    lines += [f"note: {note}" for note in settings.notes()]
     for block in settings.blocks():
         lines += ["", *_block(settings, block)]
     return "\n".join([*lines, LEGEND])
 
 
-def _pair(settings: Settings) -> str:
-    draft = settings.draft.name if settings.draft else "free guesses"
-    return f"{settings.target.name} with {draft}"
-
-
-def _options(settings: Settings) -> Iterator[str]:
-    """What differs from the defaults and changes every figure."""
-    if settings.kv != "bf16":
-        yield f"KV cache in {settings.kv}"
-    if settings.draft and settings.draft_precision:
-        yield f"draft weights in {settings.draft_precision}"
-    if settings.launch:
-        yield f"{amount(settings.launch, 's')} of overhead a layer"
-
-
 def device_line(device: Device) -> str:
-    """`4 x h100-sxm: 13400 GB/s, 3958 TFLOP/s (fp8 7916), 320 GB`."""
-    fp8 = f" (fp8 {_rate(device.fp8_flops)})" if device.fp8_flops else ""
+    """`4 x h100-sxm: 13.4 TB/s, 3.96 PFLOP/s (fp8 7.92 PFLOP/s), 320 GB`."""
+    rate, flops = amount(device.bandwidth, "B/s"), amount(device.bf16_flops, "FLOP/s")
+    fp8 = f" (fp8 {amount(device.fp8_flops, 'FLOP/s')})" if device.fp8_flops else ""
     memory = f", {amount(device.memory)}" if device.memory is not None else ""
-    return (
-        f"{device.count} x {device.name}: {device.bandwidth / 1e9:.0f} GB/s, "
-        f"{_rate(device.bf16_flops)} TFLOP/s{fp8}{memory}"
-    )
-
-
-def _rate(flops: float) -> str:
-    """TFLOP/s: `2.5`, `989`."""
-    return f"{flops / 1e12:.0f}" if flops >= 1e14 else f"{flops / 1e12:.3g}"
+    return f"{device.count} x {device.name}: {rate}, {flops}{fp8}{memory}"
 
 
 def model_line(shape: ModelShape) -> str:
     experts = ""
     if shape.experts is not None:
         experts = (
-            f", {_weights(shape.active_parameters)} of them for a token "
+            f", {amount(shape.active_parameters, '')} of them for a token "
             f"({shape.experts.per_token} of {shape.experts.count} experts)"
         )
     return (
-        f"{shape.name}: {_weights(shape.parameters)} weights{experts}, {shape.layers} layers, "
+        f"{shape.name}: {amount(shape.parameters, '')} weights{experts}, {shape.layers} layers, "
         f"{shape.kv_values_per_token} numbers of KV a token"
     )
 
 
-def _weights(count: int) -> str:
-    """`70.55 G`, `8.45 M`."""
-    return f"{count / 1e9:.2f} G" if count >= 1e8 else f"{count / 1e6:.2f} M"
-
-
 def amount(count: float, unit: str = "B") -> str:
     """Three digits: `141 GB`, `30.7 kB`, `10.6 ms`, `185 us`."""
-    sizes = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
+    sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
     prefix = next((prefix for prefix, size in sizes.items() if count >= size), "u")
     return f"{count / sizes[prefix]:.3g} {prefix}{unit}"
 
@@ -256,79 +215,3 @@ def _cell(cell: dict[str, Any]) -> str:
     if not cell["within_positions"]:
         return "too long"
     return "KV too large" if cell["fits"] is False else f"{cell['best_k']} {cell['speed_up']:5.2f}x"
-
-
-def draw(settings: Settings, name: str) -> None:
-    """Speed-up and best K over the batch, a curve for each context, as a PNG. Raises
-    ConfigError where matplotlib is missing or the name does not fit."""
-    count = len(settings.precisions)
-    with picture(name, (4 * count + 1, 6)) as figure:
-        axes = figure.subplots(2, count, squeeze=False, sharex=True, sharey="row")
-        for column, block in enumerate(settings.blocks()):
-            _panel(axes[0][column], axes[1][column], settings, block)
-        axes[0][0].set_ylabel("speed-up at the best K")
-        axes[1][0].set_ylabel("best K")
-        axes[0][-1].legend(title="context")
-        device = f"{settings.device.count} x {settings.device.name}"
-        figure.suptitle(
-            f"{_pair(settings)} on {device}, acceptance {settings.acceptance:g}; on paper"
-        )
-
-
-def _panel(speeds: Axes, ks: Axes, settings: Settings, block: dict[str, Any]) -> None:
-    """Of what fits the memory and the positions."""
-    cells = [c for c in block["cells"] if c["within_positions"] and c["fits"] is not False]
-    cells.sort(key=itemgetter("batch"))
-    for context in settings.contexts:
-        shown = [cell for cell in cells if cell["context"] == context]
-        batches = [cell["batch"] for cell in shown]
-        speeds.plot(batches, [cell["speed_up"] for cell in shown], "o-", label=str(context))
-        ks.plot(batches, [cell["best_k"] for cell in shown], "o-")
-    speeds.axhline(1, color="grey", linewidth=0.8)
-    speeds.set_title(block["precision"])
-    ks.set_xscale("log", base=2)
-    ks.xaxis.set_major_formatter("{x:.0f}")
-    ks.set_xlabel("batch")
-
-
-_EXAMPLE = "llama-3.1-70b"
-
-_OTHER_EXAMPLES = """\
-2. Speculation fades as batches grow: read down a column of
-   foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 8
-3. Verification in a mixture of experts touches more experts at small batch: set
-   foredraft plan --target qwen3-30b-a3b --device h100-sxm --devices 2
-   against --target qwen3-32b
-4. A 1B draft for a 70B target keeps to Leviathan's formula, (1 - a^(K+1)) / (1 - a) / (1 + K c),
-   while verifying is bound by reading weights: the table of K in the first of these"""
-
-
-def examples() -> str:
-    """As text."""
-    return "\n".join([*_cache_reads(), "", _OTHER_EXAMPLES])
-
-
-def _cache_reads() -> Iterator[str]:
-    """Verification reads a sequence's cache once for all of its rows."""
-    served = Served(find_model(_EXAMPLE, "target"), device_of("h100-sxm", 8), "bf16")
-    weights = sum(part.bytes for part in served.parts(batch=1, tokens=1, context=0)) / 1e9
-    each = f"{served.kv_bytes_per_token / 1e3:.1f} kB"
-    yield "1. Ten tokens of one query read its KV cache once; ten queries of one token read ten"
-    yield (
-        f"   {_EXAMPLE}, bf16: a pass reads {weights:.1f} GB of weights; KV of a token: "
-        f"{served.shape.layers} layers x {served.shape.attention.kv_values} numbers x 2 bytes = "
-        f"{each}"
-    )
-    for context in (2048, 131_072):
-        cache = served.cache_bytes(context)
-        yield f"   context {context // 1024}k: KV {context} x {each} = {amount(cache)}"
-        seconds = []
-        for name, batch in (("one query, 10 tokens", 1), ("ten queries", 10)):
-            seconds.append(served.seconds(batch=batch, tokens=10 // batch, context=context))
-            yield (
-                f"     {name + ':':22}{weights:.1f} + {batch:2} x {cache / 1e9:.2f} = "
-                f"{weights + batch * cache / 1e9:6.1f} GB, "
-                f"{amount(seconds[-1], 's')} on 8 x h100-sxm"
-            )
-        yield f"     the second is {seconds[1] / seconds[0]:.2f} times the first"
-    yield "   So verification is the cheapest kind of batch, the more so the longer the context."

@@ -8,6 +8,7 @@ sampling, communication between devices. What is left is the least time that the
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,14 +61,14 @@ def device_of(
     memory: float | None = None,
 ) -> Device:  # fmt: skip
     """`count` of a preset under tensor parallelism, with the caller's figures (GB/s, TFLOP/s, GB of
-    one device) in place of its own. Raises ConfigError for `cpu` without figures."""
+    one device) in place of its own. Raises ConfigError for any machine without figures."""
     sheet = DEVICES.get(name, (bandwidth, tflops, None, memory))
     rate, bf16, room = bandwidth or sheet[0], tflops or sheet[1], memory or sheet[3]
     fp8 = None if tflops else sheet[2]
     if rate is None or bf16 is None:
         raise ConfigError(
-            "--device cpu is any machine and has no figures of its own: give --bandwidth in "
-            "GB/s and --tflops in TFLOP/s"
+            f"say where with --device ({', '.join(DEVICES)}), or give any machine's --bandwidth in"
+            " GB/s and --tflops in TFLOP/s"
         )
     return Device(
         name,
@@ -111,7 +112,7 @@ class Served:
 
     def cache_bytes(self, context: int) -> float:
         """What the keys and values of one sequence occupy; full windows do not grow."""
-        return self.shape.attended(context) * self.shape.attention.kv_values * self.kv_bytes
+        return self.shape.attended(context) * self.shape.kv_values * self.kv_bytes
 
     def seconds(self, *, batch: int, tokens: int, context: int) -> float:
         """Of one pass over `tokens` new tokens of each of `batch` sequences, all of which have
@@ -127,9 +128,9 @@ class Served:
         shape, rows, experts = self.shape, batch * tokens, self.shape.experts
         rate, wide = self.device.flops(self.precision), self.device.flops("bf16")
         width, dense, head = PRECISIONS[self.precision], shape.dense_weights, shape.head_weights
-        read = experts.layers * experts.touched(rows) * experts.weights if experts else 0.0
-        used = experts.layers * experts.per_token * experts.weights if experts else 0
-        attended = float(rows) * shape.attention.flops_per_position * shape.attended(context)
+        read = experts.touched(rows) * experts.weights if experts else 0.0
+        used = experts.per_token * experts.weights if experts else 0
+        attended = float(rows) * shape.attention_flops * shape.attended(context)
         return (
             Work(dense * width, 2.0 * dense * rows, rate),
             Work(read * width, 2.0 * used * rows, rate),
@@ -226,11 +227,6 @@ def break_even(k: int, round_cost: float) -> float | None:
     `round_cost` plain steps; None if not even perfect guesses would pay."""
     if round_cost >= k + 1:
         return None
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if expected_tokens(middle, k) < round_cost:
-            low = middle
-        else:
-            high = middle
-    return high
+    steps = 10**9  # of the acceptance from 0 to 1
+    found = bisect_left(range(steps), round_cost, key=lambda i: expected_tokens(i / steps, k))
+    return found / steps

@@ -57,14 +57,15 @@ class Curve:
 
 class MeasuredCosts:
     """Costs fitted to a trace. Target and host by rows within powers of two of the batch, steps
-    with prompt rows apart; drafting as `_fit_drafts` says."""
+    with prompt rows apart; `begin` is what drafting takes besides its forwards, see
+    `_fit_drafts`."""
 
     def __init__(self, trace: Trace) -> None:
         header, steps = trace.header, [step for step in trace.steps if step.parts]
         targets = [(_group(step), step.rows, step.target_seconds) for step in steps]
         hosts = [(_group(s), s.rows, s.host_seconds - s.overhead_seconds) for s in steps]
         self._target, self._host = Curve(header.target_profile, targets), Curve([], hosts)
-        self._begin, self._step, self._row = _fit_drafts(header.draft_profile, steps)
+        self.begin, self._step, self._row = _fit_drafts(header.draft_profile, steps)
 
     def target(self, rows: int, sequences: int, context: int, *, prompts: bool) -> float:
         return self._target(rows, _PROMPT if prompts else sequences.bit_length())
@@ -72,17 +73,30 @@ class MeasuredCosts:
     def host(self, rows: int, sequences: int, *, prompts: bool) -> float:
         return self._host(rows, _PROMPT if prompts else sequences.bit_length())
 
-    def begin(self, sequences: int) -> float:
-        """What drafting takes besides its forwards."""
-        return self._begin
-
     def draft(self, rows: int) -> float:
         return self._step + self._row * rows
+
+    def step(self, step: StepRecord) -> float:
+        """Of all that a recorded step did."""
+        if not step.parts:
+            return 0.0
+        group = _group(step)
+        seconds = self._target(step.rows, group) + self._host(step.rows, group)
+        if depths := _depths(step):
+            seconds += self.begin + self.draft(len(depths) + step.catch_up_rows)
+            for depth in range(1, max(depths)):
+                seconds += self.draft(sum(n > depth for n in depths))
+        return seconds
 
 
 def _group(step: StepRecord) -> int:
     prompts = any(part.rows > 1 or not part.tokens for part in step.parts)
     return _PROMPT if prompts else len(step.parts).bit_length()
+
+
+def _depths(step: StepRecord) -> list[int]:
+    """Guesses that the main proposer made for each sequence that it drafted for."""
+    return [part.drafted for part in step.parts if part.drafted and not part.source]
 
 
 def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, float, float]:
@@ -92,8 +106,7 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
     for n, seconds in profile:
         alike[0, 1, n].append(seconds)
     for step in steps:
-        depths = [part.drafted for part in step.parts if part.drafted and not part.source]
-        if depths:
+        if depths := _depths(step):
             alike[1, max(depths), sum(depths) + step.catch_up_rows].append(step.draft_seconds)
     if not alike:
         return 0.0, _SHORTEST, 0.0

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from engine.control.controller import KController, Load
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 
-MOST_CHARGE = 1000.0  # times that a controller's own seconds may count
 MOST_JUDGED = 32  # positions of a request in one catch-up that are compared, as in the engine
 UNLIMITED = 1 << 30
 
@@ -127,11 +126,11 @@ class Workload:
 class Costs(Protocol):
     """Seconds of the parts of a step. `rows`: positions in a forward, of `sequences`; `context`:
     tokens that they attend to, all sequences; `prompts`: whether rows of prompts are among them.
-    Drafting for some sequences takes `begin` once, and `draft` for each of its forwards."""
+    Drafting takes `begin` once, and `draft` for each of its forwards."""
+
+    begin: float
 
     def target(self, rows: int, sequences: int, context: int, *, prompts: bool) -> float: ...
-
-    def begin(self, sequences: int) -> float: ...
 
     def draft(self, rows: int) -> float: ...
 
@@ -232,7 +231,7 @@ class Player:
             return 0.0, 0, []
         late = sum([live.position - live.known for live in drafting])
         hindsight = [found for live in drafting if (found := live.catch_up())]
-        seconds = self._costs.begin(len(drafting)) + self._costs.draft(late + len(drafting))
+        seconds = self._costs.begin + self._costs.draft(late + len(drafting))
         depth = 1
         while more := [live for live in drafting if live.asked > depth]:
             sure = [live.confidences(depth) for live in more]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -37,6 +36,8 @@ class Recorded:
     name: str
     trace: Trace
     costs: MeasuredCosts
+    profile: Profile
+    budget: int
     stops: bool
     requests: list[Request]
     begins: list[int]
@@ -44,20 +45,6 @@ class Recorded:
     tokens: int
     seconds: float
     known: float
-
-    @property
-    def profile(self) -> Profile:
-        return self.trace.header.profile
-
-    @property
-    def budget(self) -> int:
-        return self.trace.header.max_step_tokens
-
-    @property
-    def spans(self) -> list[int]:
-        """Tokens of each phase."""
-        edges = [*self.begins, self.tokens]
-        return [end - begin for begin, end in pairwise(edges)]
 
     def workload(self) -> Workload:
         """All of it, from the first request."""
@@ -141,6 +128,8 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
         name=name,
         trace=trace,
         costs=MeasuredCosts(trace),
+        profile=trace.header.profile,
+        budget=trace.header.max_step_tokens,
         stops=trace.header.stops,
         requests=[story.request(known, rng) for story in told],
         begins=begins,
@@ -184,25 +173,12 @@ def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
 def check(told: Recorded) -> tuple[float, int, int]:
     """Whether the replay meets what was recorded: seconds that the recorded choices take by its
     costs, and the sequences whose accepted length comes out as recorded, or not, step by step."""
-    costs, requests = told.costs, {request.number: request for request in told.requests}
-    seconds, lengths = 0.0, list[bool]()
-    for step in told.trace.steps:
-        size, prompts = (
-            len(step.parts),
-            any(part.rows > 1 or not part.tokens for part in step.parts),
-        )
-        if not size:
-            continue
-        seconds += costs.target(step.rows, size, 0, prompts=prompts)
-        seconds += costs.host(step.rows, size, prompts=prompts)
-        depths = [part.drafted for part in step.parts if part.drafted and not part.source]
-        if depths:
-            seconds += costs.begin(len(depths)) + costs.draft(len(depths) + step.catch_up_rows)
-        for depth in range(1, max(depths, default=0)):
-            seconds += costs.draft(sum(drafted > depth for drafted in depths))
-        lengths += [
-            min(part.proposed, requests[part.request].runs[part.position]) == part.accepted
-            for part in step.parts
-            if part.tokens and not part.source
-        ]
+    runs = {request.number: request.runs for request in told.requests}
+    lengths = [
+        min(part.proposed, runs[part.request][part.position]) == part.accepted
+        for step in told.trace.steps
+        for part in step.parts
+        if part.tokens and not part.source
+    ]
+    seconds = sum(map(told.costs.step, told.trace.steps))
     return seconds, sum(lengths), len(lengths) - sum(lengths)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import geometric_mean, median
+from typing import Any
 
 import numpy as np
 
+from engine.arguments import number
 from engine.control.controller import FixedK
 from engine.lab.comparison.report import table
 from engine.lab.replay.play import Player, Score
 from engine.lab.replay.recorded import Recorded
-from engine.lab.replay.variants import build_policy
+from engine.lab.replay.variants import VARIANTS
 from engine.lab.replay.worlds import World
 
 NOISE = 0.05  # of a timing that a controller sees: standard deviation of its logarithm
 ORACLE = "oracle: best K by phase"
 _SLOWER = 1.02  # than K = 0: what a policy may not be
 
-
-# What policies are played on, all on the same bits.
-Scene = Recorded | World
+Scene = Recorded | World  # what policies are played on, all on the same bits
 
 
 @dataclass(slots=True)
@@ -53,14 +54,30 @@ class Played:
             [score.drafted[i] for i, score in enumerate(best)],
         )
 
-    @property
-    def all(self) -> list[Score]:
-        return [*self.fixed, *self.policies, self.oracle]
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure, for programs."""
+        return {
+            "name": self.name,
+            "tokens": self.tokens,
+            "fixed": [asdict(score) for score in self.fixed],
+            "policies": [asdict(score) for score in self.policies],
+            "oracle": asdict(self.oracle),
+        }
+
+
+def add_options(parser: argparse.ArgumentParser, *, charge: float) -> None:
+    """What every program has that plays policies."""
+    add = parser.add_argument
+    add("--policy", action="append", choices=VARIANTS, metavar="NAME",
+        help=f"one of: {', '.join(VARIANTS)}; may be repeated")  # fmt: skip
+    add("--charge", type=number(0, 1000), default=charge, metavar="TIMES",
+        help=f"count a policy's own measured time so many times ({charge:g})")  # fmt: skip
+    add("--json", metavar="FILE", help="all figures, for programs")
 
 
 def _player(policy: str, scene: Scene, k_max: int, *, charge: float, seed: int) -> Player:
-    """A fresh controller of that name, which sees its timings with the noise of a measurement."""
-    controller = build_policy(policy, k_max, stops=scene.stops)
+    """A fresh one of VARIANTS, which sees its timings with the noise of a measurement."""
+    controller = VARIANTS[policy](k_max, stops=scene.stops)
     controller.profile(scene.profile)
     noise = partial(np.random.default_rng([seed, 10**6]).lognormal, 0.0, NOISE)
     return Player(
@@ -73,7 +90,7 @@ def play(
     passes: int = 1,
 ) -> Played:  # fmt: skip
     """Every fixed K, and the named policies, of whose passes the last one counts. `charge`: how
-    many times a policy's own time does. Raises ConfigError."""
+    many times a policy's own time does."""
     players = [_player(name, scene, k_max, charge=charge, seed=seed) for name in policies]
     fixed = [
         scene.score(f"K={k}", Player(FixedK(k), scene.costs, budget=scene.budget))
@@ -84,18 +101,6 @@ def play(
         for name, player in zip(policies, players, strict=True)
     ]
     return Played(scene.name, scene.tokens, fixed, scores, [player.took for player in players])
-
-
-def seconds_of(played: Sequence[Played]) -> list[dict[str, object]]:
-    """For programs: by scene, policy and phase."""
-    return [
-        {
-            "name": scene.name,
-            "fixed": [score.seconds for score in scene.fixed],
-            "policies": {score.name: score.seconds for score in scene.policies},
-        }
-        for scene in played
-    ]
 
 
 def policy_table(played: Sequence[Played]) -> list[str]:

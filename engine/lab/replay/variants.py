@@ -1,4 +1,4 @@
-"""Policies by name: fixed K, the controller, and the controller with one refinement taken out.
+"""Policies by name: the controller, and the controller with one refinement taken out.
 
 No variant serves anybody. Each is the controller but for a few lines, so that it changes along;
 `engine.lab.replay.ablate` says what the refinement is worth.
@@ -7,24 +7,15 @@ No variant serves anybody. Each is the controller but for a few lines, so that i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from engine.config import FixedConfig, SpeculationConfig
 from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import KController
 from engine.control.exploration import Exploration, Round
-from engine.control.modes import build_controller
-from engine.errors import ConfigError
 from engine.scheduling.step_record import StepRecord
 
-ALLOWED = (
-    "adaptive, fixed:K (0 to 16), a variant of engine.lab.replay.variants, or module:callable,"
-    " which is called with k_max"
-)
 WHOLE, STOP = "adaptive", "no confidence stop"
 _USUAL = 1.5  # a confidence that says nothing: all are the same
 
@@ -104,40 +95,15 @@ def _without(part: Callable[[AdaptiveK], object], **answers: object) -> Build:
     return build
 
 
-VARIANTS: Mapping[str, Build] = MappingProxyType(
-    {
-        WHOLE: AdaptiveK,
-        STOP: lambda k_max, *, stops=True: AdaptiveK(k_max, stops=False),
-        "no confidences": _NoConfidences,
-        "same rows for each": _Uniform,
-        "verify all guesses": _KeepAll,
-        "no change test": _without(lambda whole: whole._guesses.acceptance.surprise, add=False),
-        "no hindsight": _NoHindsight,
-        "profile only": _without(lambda whole: whole._costs, learn=None),
-        "no exploration": _without(
-            lambda whole: whole._explore, while_off="usual", while_on="usual"
-        ),
-        "only probes": _only_probes,
-    }
-)
-
-
-def build_policy(name: str, k_max: int, *, stops: bool = True) -> KController:
-    """What `--policy` names: a fresh controller; `stops`: it will be asked between draft steps.
-    Raises ConfigError for a name that is none."""
-    kind, _, rest = name.partition(":")
-    if name in VARIANTS:
-        return VARIANTS[name](k_max, stops=stops)
-    if kind == "fixed" and rest.isdecimal() and int(rest) <= 16:
-        return build_controller(SpeculationConfig(controller=FixedConfig(k=int(rest))))
-    try:
-        build: Callable[[int], KController] = getattr(import_module(kind), rest)
-    except (ImportError, AttributeError, ValueError):
-        raise ConfigError(f"policy {name!r} is unknown; allowed: {ALLOWED}") from None
-    try:
-        made = build(k_max)
-    except Exception as error:  # a user's own code may do anything
-        raise ConfigError(f"policy {name!r} cannot be built for K {k_max}: {error}") from error
-    if not hasattr(made, "choose"):
-        raise ConfigError(f"policy {name!r} builds no controller; allowed: {ALLOWED}")
-    return made
+VARIANTS: Mapping[str, Build] = {
+    WHOLE: AdaptiveK,
+    STOP: lambda k_max, *, stops=True: AdaptiveK(k_max, stops=False),
+    "no confidences": _NoConfidences,
+    "same rows for each": _Uniform,
+    "verify all guesses": _KeepAll,
+    "no change test": _without(lambda whole: whole._guesses.acceptance.surprise, add=False),
+    "no hindsight": _NoHindsight,
+    "profile only": _without(lambda whole: whole._costs, learn=None),
+    "no exploration": _without(lambda whole: whole._explore, while_off="usual", while_on="usual"),
+    "only probes": _only_probes,
+}

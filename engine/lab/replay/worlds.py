@@ -39,6 +39,7 @@ class Roofline:
     kv_token: float = 4e-8
     draft_step: float = 0.7e-3
     draft_row: float = 4e-6
+    begin: float = 0.0
     _forward: list[float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,9 +51,6 @@ class Roofline:
 
     def target(self, rows: int, sequences: int, context: int, *, prompts: bool = False) -> float:
         return self._forward[rows] + self.kv_token * context
-
-    def begin(self, sequences: int) -> float:
-        return 0.0
 
     def draft(self, rows: int) -> float:
         return self.draft_step + self.draft_row * rows
@@ -103,7 +101,7 @@ class World:
 
     number: int
     costs: Roofline
-    profiled: Roofline
+    profile: Profile
     text: Text
     phases: list[PhaseSpec]
     budget: int = UNLIMITED
@@ -112,10 +110,6 @@ class World:
     @property
     def name(self) -> str:
         return str(self.number)
-
-    @property
-    def profile(self) -> Profile:
-        return self.profiled.profile()
 
     @property
     def tokens(self) -> int:
@@ -165,7 +159,7 @@ def random_world(number: int) -> World:
         ridge=ridge * float(rng.uniform(0.6, 1.8)),
         draft_step=draft * float(rng.uniform(0.6, 1.4)),
     )
-    return World(number, machine, profiled, text, phases)
+    return World(number, machine, profiled.profile(), text, phases)
 
 
 @lru_cache(1 << 14)  # requests; a world's are drawn once for all policies

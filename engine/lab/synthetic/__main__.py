@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,15 +21,13 @@ from engine.errors import ConfigError
 from engine.lab.bench.options import set_threads
 from engine.lab.files import new_folder
 from engine.lab.synthetic.pair import (
-    LARGEST,
     MOST_POSITIONS,
     POSITIONS,
-    SMALLEST,
     Agreement,
     Shape,
     make_pair,
     save,
-    shape_of,
+    shape_named,
     text_of,
 )
 
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(parsed: argparse.Namespace) -> int:
     """The exit code. Raises ConfigError."""
-    shape = shape_of(parsed.parameters, parsed.positions)
+    shape = replace(parsed.parameters, positions=parsed.positions)
     if parsed.draft_layers >= shape.layers:
         raise ConfigError(
             f"--draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
@@ -60,13 +59,14 @@ def build_parser() -> Parser:
     parser = Parser("python -m engine.lab.synthetic", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
-    add("--parameters", type=number(SMALLEST, LARGEST), default=0.3e9, metavar="N",
-        help="of the target, about (3e8)")  # fmt: skip
+    add("--parameters", type=shape_named, default="3e8", metavar="N",
+        help="of the target, about, or `8b`: as Llama 3.1 8B (3e8)")  # fmt: skip
     add("--positions", type=whole(256, MOST_POSITIONS), default=POSITIONS, metavar="N",
         help=f"of the longest sequence ({POSITIONS})")  # fmt: skip
     add("--draft-layers", type=whole(1, 1000), default=1, metavar="N",
         help="how many the draft shares (1)")  # fmt: skip
     add("--acceptance", type=number(0.05, 0.99), default=0.8, metavar="A", help="wanted (0.8)")
+    add("--device", default="cpu", help="where it is made, cpu or cuda (cpu)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the weights")
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of the weights (0)")
     add("--tokens", type=whole(128, 1 << 16), default=768, metavar="N",
@@ -84,8 +84,9 @@ def write(parsed: argparse.Namespace, shape: Shape, folder: Path) -> None:
     )
     print("     scale     T=0    T=1   mean", flush=True)
     target, draft = make_pair(
-        shape, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed, report=row
-    )
+        shape, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed,
+        device=parsed.device, report=row,
+    )  # fmt: skip
     for other in range(parsed.seed + 1, parsed.seed + 1 + CHECKS):
         row(f"other text {other}", text_of(draft, parsed.tokens, other).agreement(target))
     save(folder, target, draft, getattr(torch, parsed.dtype))

@@ -15,7 +15,6 @@ not matter, since either model's next token is a pseudo-random function of what 
 from __future__ import annotations
 
 import shutil
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from transformers.utils import logging
 from engine.arguments import number
 from engine.config import BUILTIN, model_folder
 from engine.demo.tokens import SPECIAL, VOCABULARY
-from engine.errors import ConfigError
 
 HEAD_DIM = 64
 POSITIONS = 2048  # as many as the tokenizer says
@@ -82,7 +80,7 @@ class Shape:
         return layers * one + (2 * self.vocabulary + 1) * self.width
 
 
-def shape_of(parameters: float, positions: int = POSITIONS) -> Shape:
+def shape_of(parameters: float) -> Shape:
     """About so many, in the proportions of small Llamas: 0.3e9 is 25 layers of width 1024, 1e9 some
     38 of width 1536."""
     step = 256 if parameters > 5e7 else HEAD_DIM
@@ -92,23 +90,15 @@ def shape_of(parameters: float, positions: int = POSITIONS) -> Shape:
     shape = Shape(width, 0, width * 11 // 4 // 64 * 64, heads, kv_heads)
     base = shape.parameters(0)
     layers = max(2, round((parameters - base) / (shape.parameters(1) - base)))
-    return Shape(width, layers, shape.inner, heads, kv_heads, positions=positions)
+    return Shape(width, layers, shape.inner, heads, kv_heads)
 
 
 EIGHT_B = Shape(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)  # as Llama 3.1 8B
-EIGHT_B_DRAFT = 2  # layers: with the head, it reads some 0.96 G numbers a step
 
 
-def shape_named(size: str) -> tuple[Shape, int]:
-    """`8b`, or a number of parameters: the target's shape, and the draft's layers. Raises
-    ConfigError."""
-    if size.lower() == "8b":
-        return EIGHT_B, EIGHT_B_DRAFT
-    try:
-        shape = shape_of(number(SMALLEST, LARGEST)(size))
-    except ArgumentTypeError as error:
-        raise ConfigError(f"synthetic is {size!r}, but must be 8b or a number: {error}") from error
-    return shape, max(1, shape.layers // 12)
+def shape_named(size: str) -> Shape:
+    """`8b`, or a number of parameters. Raises ArgumentTypeError."""
+    return EIGHT_B if size.lower() == "8b" else shape_of(number(SMALLEST, LARGEST)(size))
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from server.lab.bench.client import Client
 from server.lab.bench.player import Server, Servers
 
 API_KEY, ADMIN_KEY = "FOREDRAFT_API_KEY", "FOREDRAFT_ADMIN_KEY"
-_NAME = re.compile(r"(?!off$|auto$|served$)[A-Za-z][A-Za-z0-9._+-]{0,31}")
+_AGAINST = re.compile(r"(?!(?:off|auto|served)=)([A-Za-z][A-Za-z0-9._+-]{0,31})=(.+)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,26 +66,23 @@ def run(parsed: argparse.Namespace) -> int:
         comparison = replace(race, arms=arms).run(Servers(own, others))
     finally:
         own.restore()
-    return show("Foredraft bench", facts, comparison, json=parsed.json, plot=parsed.plot)
+    return show("Foredraft bench", facts, comparison, json=parsed.json)
 
 
 def parse_against(said: Sequence[str]) -> dict[str, str]:
     """`NAME=URL` of each. Raises ConfigError."""
     found: dict[str, str] = {}
     for words in said:
-        name, equals, url = words.partition("=")
-        if not (name and equals and url):
+        match = _AGAINST.fullmatch(words)
+        if match is None:
             raise ConfigError(
-                f"--against must be NAME=URL, like llama=http://127.0.0.1:8080, but is {words!r}"
+                f"--against must be NAME=URL, like llama=http://127.0.0.1:8080, but is {words!r};"
+                " a name is of letters, digits and ._+- after a letter, up to 32, and not off, auto"
+                " or served"
             )
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"--against has the name {name!r}; a name is of letters, digits and ._+- after a"
-                " letter, up to 32, and not off, auto or served"
-            )
-        if name in found:
-            raise ConfigError(f"--against names {name!r} twice")
-        found[name] = url
+        if match[1] in found:
+            raise ConfigError(f"--against names {match[1]!r} twice")
+        found[match[1]] = match[2]
     return found
 
 

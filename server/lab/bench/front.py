@@ -9,7 +9,6 @@ client have the others.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,11 +17,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from engine.arguments import Parser, exit_code, number, whole
+from engine.arguments import Parser, exit_code, number, show, whole
 from engine.errors import EngineError
 from engine.lab.comparison.figures import Run, figures
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import Workload, lanes
+from engine.lab.files import writable, write_json
 from server.config import load_config
 from server.lab.bench.player import Server
 from server.lab.bench.spawned import spawned
@@ -59,12 +59,13 @@ def _parser() -> Parser:
     add("--tokens", type=whole(1, _MOST), default=256, help="of a reply (256)")
     add("--tokens-per-step", type=whole(1, _MOST), default=1, help="of a stream in a step (1)")
     add("--scenes", nargs="+", choices=SCENES, default=SCENES, help="which of them; default: all")
-    add("--json", action="store_true", help="the findings as JSON on stdout, the card on stderr")
+    add("--json", metavar="FILE", help="write everything that was measured")
     return parser
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
+    writable({"--json": parsed.json})
     if not hasattr(os, "sched_setaffinity"):
         raise EngineError("this benchmark needs Linux: it reads /proc and holds to a core")
     cores = sorted(os.sched_getaffinity(0))
@@ -97,11 +98,9 @@ def run(parsed: argparse.Namespace) -> int:
         ]
         for row in found
     ]  # fmt: skip
-    card = "\n".join(table([titles, *rows], left=2))
-    (sys.stderr if parsed.json else sys.stdout).write(f"{card}\n")
-    if parsed.json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    return 0
+    if parsed.json is not None:
+        write_json(parsed.json, found)
+    return show("\n".join(table([titles, *rows], left=2)))
 
 
 def measure(server: Server, process: int, workload: Workload, seconds: float) -> dict[str, float]:

@@ -60,8 +60,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--target", metavar="MODEL", help="the model: a folder or a hub name")
     add("--draft", dest="drafts", action="append", metavar="MODEL",
         help="a draft for it: a folder or a hub name; several are compared")  # fmt: skip
-    add("--threads", type=whole(1, 1024), metavar="N",
-        help="CPU threads; default: as the server does")  # fmt: skip
     add("--set", dest="sets", action="append", default=[], metavar="key=value",
         help="any configuration key; may be repeated")  # fmt: skip
     add("--minutes", type=number(0, 1e5, above=True), default=5.0,
@@ -73,9 +71,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="requests at a time (1,4,16)")  # fmt: skip
     add("--temperature", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
         help="of prompts that do not say their own (0,1)")  # fmt: skip
-    add("--text-as", choices=["auto", "chat", "completion"], default="auto",
-        help="plain text: a user's message, or text to go on with; auto: as the model has a chat"
-        " template or not")  # fmt: skip
     add("--seed", type=whole(0, 2**32 - 1), default=0,
         help="of prompts that do not say their own (0)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures")
@@ -122,11 +117,7 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
 
 def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
     """The options as `key=value`, as `foredraft serve` reads them."""
-    said = {
-        "target.path": parsed.target,
-        "speculation.proposer.path": draft,
-        "threads": parsed.threads,
-    }
+    said = {"target.path": parsed.target, "speculation.proposer.path": draft}
     return [*overrides_of(said), *parsed.sets]
 
 
@@ -160,7 +151,7 @@ def compare(
 ) -> tuple[Comparison, Mapping[str, Any]]:
     """The race on one of so many servers, and what that says of itself. Raises EngineError."""
     chat = client.get("/v1/capabilities")["endpoints"][CHAT]["messages"]
-    if parsed.text_as == "chat" or (parsed.text_as == "auto" and chat["status"] != "refused"):
+    if chat["status"] != "refused":
         prompts = [prompt.as_chat() if prompt.plain else prompt for prompt in prompts]
     requests = [r for p in prompts for r in p.requests(parsed.temperature, parsed.seed)]
     pools: dict[str, list[str]] = {}

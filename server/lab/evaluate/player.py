@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.lab.comparison.figures import Reply
 from engine.lab.comparison.workload import Arm, Request
 from server.lab.bench.client import Client, Refused
 from server.lab.bench.player import Server
@@ -16,7 +15,7 @@ from server.lab.evaluate.settings import Setting
 
 class PromptServer(Server):
     """`prompt` of a request is the number of one of `prompts`; no reply is longer than `longest`
-    tokens. Raises ConfigError, with the line of the prompt, for what the server refuses."""
+    tokens."""
 
     def __init__(
         self,
@@ -29,20 +28,16 @@ class PromptServer(Server):
         self._prompts, self._settings, self._longest = prompts, settings, longest
 
     def check(self) -> None:
-        """Whether each prompt is served, before anything is measured."""
-        self._play([[Request(str(i), 0.0, i, 1) for i in range(len(self._prompts))]], {})
+        """Before anything is measured. Raises ConfigError, with the line of the prompt, for what
+        the server refuses."""
+        for i, prompt in enumerate(self._prompts):
+            try:
+                self._play([[Request(str(i), 0.0, i, 1)]], {})
+            except Refused as error:
+                raise ConfigError(f"{prompt.where}: {error.said}") from None
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Nothing: prompts are part of what is measured, and no cache knows them."""
-
-    async def _complete(
-        self, request: Request, more: Mapping[str, Any], lane: int, began: float
-    ) -> Reply:
-        try:
-            return await super()._complete(request, more, lane, began)
-        except Refused as error:
-            where = self._prompts[int(request.prompt)].where
-            raise ConfigError(f"{where}: {error.said}") from None
 
     def _body(self, request: Request) -> tuple[str, dict[str, Any]]:
         prompt = self._prompts[int(request.prompt)]

@@ -3,7 +3,8 @@
 - JSON Lines: an object with `prompt` (/v1/completions) or `messages` (/v1/chat/completions), and
   any other field of that endpoint; or a line of OpenAI's batch format (custom_id, method, url,
   body).
-- Plain text: prompts are separated by blank lines if there are any, else each line is a prompt.
+- Plain text: prompts are separated by blank lines if there are any, else each line is a prompt. A
+  model with a chat template gets them as a user's messages, another one as text to go on with.
 
 Fields are checked by the server's own code.
 """

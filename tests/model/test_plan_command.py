@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +69,15 @@ def test_ropes_that_grow_with_the_text_limit_what_is_served(
     not, it keeps to the length that the rope starts from."""
     config = tmp_path / "config.json"
     plain = {"rope_type": "default", "rope_theta": 1e4}
-    long = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    factors = {"short_factor": [1.0] * 32, "long_factor": [8.0] * 32}
+    long = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    start = {"original_max_position_embeddings": 4096}
+    of_kinds = {"full_attention": long | start, "sliding_attention": plain}
+    gemma = {"model_type": "gemma3_text", "head_dim": 64, "rope_parameters": of_kinds}
     ropes: list[dict[str, Any]] = [
-        {"rope_parameters": {"full_attention": long, "sliding_attention": plain}},
-        {"rope_parameters": long},
-        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096},
+        gemma | {"layer_types": ["full_attention"] * 16},
+        {"rope_parameters": long | start},
+        {"rope_scaling": {"type": "longrope", **factors}, **start},
     ]
     for rope in ropes:
         fields = PRESETS["llama-3.2-1b"] | {"max_position_embeddings": 131_072} | rope
@@ -103,7 +106,7 @@ def test_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
     card = printed(
         capsys, "--target", "demo", "--draft", "demo", "--bandwidth", "20", "--tflops", "0.1"
     )
-    assert "1 x cpu: 20 GB/s, 0.1 TFLOP/s\n" in card
+    assert "1 x cpu: 20 GB/s, 100 GFLOP/s\n" in card
     assert "too large" not in card
     assert "memory holds" not in card
 
@@ -126,7 +129,8 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     printed(capsys, *ON_FOUR, "--json", str(file), "--batch", "1,8", "--context", "2k,3000")
     content = json.loads(file.read_text())
-    assert content["settings"]["target"]["parameters"] == pytest.approx(70.55e9, rel=1e-3)
+    assert content["settings"]["target"]["head_weights"] == 128_256 * 8192
+    assert content["blocks"][0]["weight_bytes"][0] == pytest.approx(141.1e9, rel=1e-3)
     assert [block["precision"] for block in content["blocks"]] == ["bf16", "fp8", "int4"]
     cells = content["blocks"][0]["cells"]
     assert [(cell["batch"], cell["context"]) for cell in cells] == [
@@ -134,41 +138,6 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ]  # fmt: skip
     assert cells[0]["best_k"] == 11
     assert os.listdir(tmp_path) == ["plan.json"]
-
-
-def test_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Law: a PNG, written whole."""
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "plan.png"
-    printed(capsys, *ON_FOUR, "--plot", str(file))
-    assert file.read_bytes().startswith(b"\x89PNG")
-    assert os.listdir(tmp_path) == ["plan.png"]
-
-
-def test_plot_without_matplotlib(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Law: the extra is named, and nothing is written, the JSON file neither."""
-    for module in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-        monkeypatch.setitem(sys.modules, module, None)
-    plot, file = str(tmp_path / "a.png"), str(tmp_path / "a.json")
-    said = refused(capsys, *ON_FOUR, "--plot", plot, "--json", file)
-    assert "install foredraft[plots]" in said
-    assert os.listdir(tmp_path) == []
-
-
-def test_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: the claim comes with its arithmetic, others with the command that shows them. (Their
-    truth: test_plan_roofline.)"""
-    said = printed(capsys, "--examples")
-    for part in (
-        "139.0 + 10 x 0.67 =  145.7 GB",
-        "the second is 1.04 times the first",
-        "the second is 3.12 times the first",
-        "2. Speculation fades as batches grow",
-        "3. Verification in a mixture of experts",
-    ):
-        assert part in said
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +153,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "say which model with --target"),
         (PAIR, "say where with --device (h100-sxm, "),
         ([*PAIR, "--device", "abacus"], "invalid choice: 'abacus' (choose from"),
-        ([*PAIR, "--device", "cpu"], "give --bandwidth in GB/s and --tflops"),
+        ([*PAIR, "--device", "cpu"], "machine's --bandwidth in GB/s and --tflops"),
         (["--target", "llama-9", "--device", "l4"], "presets: demo, llama-3.1-8b"),
         (["--target", "/nowhere/config.json", "--device", "l4"], "/nowhere/config.json is neither"),
         (["--target", "org/model", "--device", "l4"], "plan downloads nothing"),
@@ -204,16 +173,12 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ON_FOUR, "--k-max", "65"], "'65' is not a whole number from 0 to 64"),
         ([*ON_FOUR, "--precision", "bf16,fp4"], "'fp4' is not one of bf16, fp8, int4"),
         ([*ON_FOUR, "--kv", "int2"], "invalid choice: 'int2'"),
-        ([*ON_FOUR, "--plot", "plan.svg"], "plan.svg does not end in .png"),
-        ([*ON_FOUR, "--json", "/nowhere/plan.json"], "its folder is missing"),
+        ([*ON_FOUR, "--json", "/nowhere/plan.json"], "No such file or directory"),
         ([*ON_FOUR, "--json", "/"], "cannot write /: it is a folder"),
         ([*ON_FOUR, "--json", "/dev/null"], "cannot write /dev/null: it is no regular file"),
         ([*ON_FOUR, "--json", "x" * 5000], ": File name too long"),
-        ([*ON_FOUR, "--json", "x.png", "--plot", "x.png"], "--plot names x.png, as --json does"),
-        ([*ON_FOUR, "--json", "./x.png", "--plot", "x.png"], "as --json does"),
-        (["--list", *PAIR], "--list and --examples stand alone"),
-        (["--examples", "--json", "x.json"], "--list and --examples stand alone"),
-        (["--list", "--examples"], "--list and --examples stand alone"),
+        (["--list", *PAIR], "--list stands alone"),
+        (["--list", "--json", "x.json"], "--list stands alone"),
         ([*ON_FOUR, "--unheard-of"], "unrecognized arguments: --unheard-of"),
     ],
 )
@@ -233,13 +198,13 @@ def test_a_pipe_is_refused_and_not_waited_for(
     os.mkfifo(tmp_path / "config.json")
     name = str(tmp_path if inside else tmp_path / "config.json")
     said = refused(capsys, "--target", name, "--device", "h100-sxm")
-    assert "config.json is no regular file" in said
+    assert "config.json" in said
 
 
 def test_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: docs/measuring.md shows what its commands print: all, or what `head` leaves."""
     consoles = re.findall(r"^```console\n\$ (.*)\n([^`]*)^```$", section("plan"), re.MULTILINE)
-    assert len(consoles) == 2
+    assert len(consoles) == 1
     for command, output in consoles:
         words = shlex.split(command)
         said = printed(capsys, *words[2 : words.index("|") if "|" in words else None])

@@ -98,7 +98,7 @@ def test_more_work_is_never_faster(name: str) -> None:
 @given(st.integers(1, 512), st.integers(1, 512), st.integers(0, 10_000))
 def test_experts_touched(count: int, per_token: int, tokens: int) -> None:
     """Law: none by no token, k by one, never more than all, and each further token adds less."""
-    experts = Experts(count, min(per_token, count), 1, 1)
+    experts = Experts(count, min(per_token, count), 1)
     assert experts.touched(0) == 0
     assert experts.touched(1) == pytest.approx(experts.per_token)
     one, two, three = (experts.touched(tokens + i) for i in range(3))
@@ -108,7 +108,7 @@ def test_experts_touched(count: int, per_token: int, tokens: int) -> None:
 
 def test_experts_touched_against_published_shares() -> None:
     """Law: 128 experts, 8 a token: 1, 2, 4, 8, 16 rows read 1, 1.9, 3.6, 6.5, 10.3 times."""
-    experts = Experts(128, 8, 1, 1)
+    experts = Experts(128, 8, 1)
     times = [experts.touched(n) / 8 for n in (1, 2, 4, 8, 16)]
     assert times == pytest.approx([1, 1.9, 3.6, 6.5, 10.3], abs=0.06)
 
@@ -197,5 +197,5 @@ def test_devices() -> None:
     assert (device.bandwidth, device.memory) == (4e12, 4e10)
     assert device.bf16_flops == 4 * 989.4e12
     assert device_of("h200", tflops=1).fp8_flops is None
-    with pytest.raises(ConfigError, match="give --bandwidth in GB/s and --tflops"):
+    with pytest.raises(ConfigError, match="machine's --bandwidth in GB/s and --tflops"):
         device_of("cpu", bandwidth=1)
