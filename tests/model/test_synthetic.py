@@ -122,6 +122,7 @@ def test_the_bisection_ends_near_the_scale_that_was_asked_for() -> None:
         (["--parameters", "large"], "'large' is not a number from 100000"),
         (["--parameters", "nan"], "'nan' is not a number from 100000"),
         (["--draft-layers", "99"], "--draft-layers is 99; the target has"),
+        (["--device", "tpu"], "invalid choice: 'tpu'"),
         (["--seed", "-1"], "'-1' is not a whole number from 0"),
         (["--tokens", "1"], "'1' is not a whole number from 128"),
         (["--output", "."], "exists already"),

@@ -111,7 +111,7 @@ def weight_bytes(model: LoadedModel) -> int:
     head = model.model.get_output_embeddings().weight
     embedding = model.model.get_input_embeddings().weight
     held = sum(held_bytes(parameter) for parameter in model.model.parameters())
-    return held - embedding.nbytes * (head is not embedding)
+    return int(held - embedding.nbytes * (head is not embedding))
 
 
 def speed_up(acceptance: float, k: int, draft_cost: float, verification: float = 1.0) -> float:

@@ -75,7 +75,7 @@ def answer(parsed: argparse.Namespace) -> str:
         ]
         write_json(parsed.json, found)
     if len(played) == 1:
-        return "\n".join(report(*scenes, *played))
+        return "\n".join(report(scenes[0], played[0]))
     return "\n".join([f"{len(scenes)} traces, {parsed.seeds} plays of each", *policy_table(played)])
 
 

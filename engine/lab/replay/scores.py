@@ -56,13 +56,9 @@ class Played:
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure, for programs."""
-        return {
-            "name": self.name,
-            "tokens": self.tokens,
-            "fixed": [asdict(score) for score in self.fixed],
-            "policies": [asdict(score) for score in self.policies],
-            "oracle": asdict(self.oracle),
-        }
+        found = asdict(self)
+        del found["own"]
+        return {**found, "oracle": asdict(self.oracle)}
 
 
 def add_options(parser: argparse.ArgumentParser, *, charge: float) -> None:

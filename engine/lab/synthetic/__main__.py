@@ -30,6 +30,7 @@ from engine.lab.synthetic.pair import (
     shape_named,
     text_of,
 )
+from engine.model.loader import pick_device
 
 CHECKS = 3  # other texts, after the scale was found
 
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """The exit code. Raises ConfigError."""
+    """The exit code. Raises EngineError."""
+    device = str(pick_device(parsed.device))
     shape = replace(parsed.parameters, positions=parsed.positions)
     if parsed.draft_layers >= shape.layers:
         raise ConfigError(
@@ -50,7 +52,7 @@ def run(parsed: argparse.Namespace) -> int:
         )
     set_threads(None)
     with new_folder(parsed.output) as folder:
-        write(parsed, shape, folder)
+        write(parsed, shape, device, folder)
     print(f"written: {Path(parsed.output, 'target')} and {Path(parsed.output, 'draft')}")
     return 0
 
@@ -66,7 +68,7 @@ def build_parser() -> Parser:
     add("--draft-layers", type=whole(1, 1000), default=1, metavar="N",
         help="how many the draft shares (1)")  # fmt: skip
     add("--acceptance", type=number(0.05, 0.99), default=0.8, metavar="A", help="wanted (0.8)")
-    add("--device", default="cpu", help="where it is made, cpu or cuda (cpu)")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="where it is made (cpu)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the weights")
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of the weights (0)")
     add("--tokens", type=whole(128, 1 << 16), default=768, metavar="N",
@@ -74,7 +76,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def write(parsed: argparse.Namespace, shape: Shape, folder: Path) -> None:
+def write(parsed: argparse.Namespace, shape: Shape, device: str, folder: Path) -> None:
     """Build, calibrate, save; a line for each scale that is tried."""
     layers = parsed.draft_layers
     print(
@@ -85,7 +87,7 @@ def write(parsed: argparse.Namespace, shape: Shape, folder: Path) -> None:
     print("     scale     T=0    T=1   mean", flush=True)
     target, draft = make_pair(
         shape, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed,
-        device=parsed.device, report=row,
+        device=device, report=row,
     )  # fmt: skip
     for other in range(parsed.seed + 1, parsed.seed + 1 + CHECKS):
         row(f"other text {other}", text_of(draft, parsed.tokens, other).agreement(target))
