@@ -19,7 +19,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.messages import Ready
 from server.api import limits, replies
-from server.api.fields import ROWS, Endpoint, FieldRow
+from server.api.field_table import ROWS, Endpoint
+from server.api.fields import FieldRow
 from server.api.routes import refusals
 from server.api.services import VERSION, Services
 from server.observe.metrics import CONTENT_TYPE

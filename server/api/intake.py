@@ -17,7 +17,6 @@ from typing import Any
 from engine.messages import Ready, SamplingParams, Speculation, proposers_of
 from server.api.errors import invalid, too_long
 from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
-from server.api.request import check_settings
 from server.api.schema import ChatRequest, CommonRequest, CompletionRequest, SpeculationOptions
 from server.api.services import Services
 from server.api.tool_use import ToolUse
@@ -96,7 +95,7 @@ def _check(services: Services, request: CommonRequest) -> Ready:
     """The engine's facts, once the request is known to fit them; its prompts aside."""
     services.check_model(request.model)
     ready = services.require_ready()
-    check_settings(request, services)
+    request.check_settings(services)
     check_ids(request.biases, ready=ready, param="logit_bias")
     check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
     _speculation(request.speculation, ready)

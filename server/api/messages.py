@@ -249,13 +249,11 @@ def tool_choice(given: ToolChoiceBody | None) -> ToolChoice:
             return ToolChoice(given or "auto")
 
 
-def check_tools(tools: list[Tool], given: ToolChoiceBody | None, parallel: bool | None) -> None:
+def check_tools(tools: list[Tool], given: ToolChoiceBody | None) -> None:
     """The fields against each other. Raises ApiError."""
     choice = tool_choice(given)
     if not tools and given is not None and choice.mode != "none":
         raise invalid("tool_choice", "`tool_choice` is only allowed with `tools`")
-    if not tools and parallel is not None:
-        raise invalid("parallel_tool_calls", "`parallel_tool_calls` is only allowed with `tools`")
     offered: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.function.name in offered:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from engine.messages import Grammar, Ready
 from server.api.errors import invalid, too_long, unsupported
-from server.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from server.api.schema import ChatPrompt, ChatRequest, CommonRequest, CompletionRequest
 from server.api.services import Services
 from server.api.tool_use import ToolUse, grammar_of, tool_use
 from server.generation.generation_spec import Echo
@@ -47,13 +47,11 @@ async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Pro
 
 
 async def chat_ids(
-    services: Services, request: ChatRequest, ready: Ready, *, add_special_tokens: bool = False
+    services: Services, request: ChatPrompt, ready: Ready, *, add_special_tokens: bool = False
 ) -> list[int]:
     """What the template makes of the messages. Raises ChatTemplateError, and ApiError for a text
     that cannot fit."""
-    tools = None
-    if tool_use(services, request) is not None:
-        tools = [tool.as_template_sees() for tool in request.tools]
+    tools = [tool.as_template_sees() for tool in request.tools] if request.tells_tools else None
     variables = _template_variables(services, request)
 
     def work() -> list[int]:
@@ -73,7 +71,7 @@ async def chat_ids(
     return await _off_loop(work, size=size)
 
 
-def _template_variables(services: Services, request: ChatRequest) -> dict[str, Any]:
+def _template_variables(services: Services, request: ChatPrompt) -> dict[str, Any]:
     """What the request sets for the template. Raises ApiError for what would have no effect."""
     allowed = services.config.server.chat_template_kwargs
     reads, effort = services.tokenizer.template_reads, request.reasoning_effort

@@ -19,14 +19,17 @@ from fastapi.responses import JSONResponse, Response
 
 from server.api import replies
 from server.api.errors import ApiError
-from server.api.fields import LOGPROBS, NOT_STORED
 from server.api.gather import while_connected
 from server.api.intake import Call, start
 from server.api.prompts import chat_ids
 from server.api.replies import usage_body
-from server.api.request import check_settings
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
-from server.api.schema_responses import InputTokensRequest, ResponsesRequest
+from server.api.schema_responses import (
+    LOGPROBS,
+    NOT_STORED,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from server.api.services import Services
 from server.api.shapes import ChatShape
 from server.api.sse import EventStream, as_event, as_logged_error
@@ -63,7 +66,7 @@ def responses_router(services: Services) -> APIRouter:
                 services.check_model(request.chat.model)
             with services.admission.reserve(1):
                 ready = services.known()
-                check_settings(request.chat, services)
+                request.chat.check_settings(services)
                 ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 

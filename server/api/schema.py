@@ -17,15 +17,27 @@ from engine.messages import MAX_LOGPROBS, Grammar
 from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
 from server.api.errors import invalid
+from server.api.fields import (
+    Refused,
+    described,
+    no_chat_template,
+    no_effort,
+    no_fill_in,
+    no_tools,
+    no_variables,
+    refused,
+)
 from server.api.messages import (
     Message,
     TextPart,
+    ToolChoice,
     ToolChoiceBody,
     Tools,
     as_template_sees,
     check_tools,
+    tool_choice,
 )
-from server.api.request import Label, Part, RequestBody, Source, Text, fault, must_be
+from server.api.request import Label, Part, RequestBody, Source, Text, fault
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -50,16 +62,51 @@ def _by_token_id(bias: dict[str, float]) -> dict[str, float]:
     return bias
 
 
-TokenId = Annotated[int, Field(ge=0, title="TokenId")]  # /openapi.json adds the vocabulary's bound
+# To what has these titles /openapi.json adds what the server at hand knows.
+ModelName = Annotated[str, Field(title="ModelName")]
+TokenId = Annotated[int, Field(ge=0, title="TokenId")]
+Stop = Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+ManyStops = Annotated[list[Stop], Field(max_length=limits.MAX_STOPS, fail_fast=True)]
 Stops = Annotated[
-    list[Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]],
-    Field(max_length=limits.MAX_STOPS, fail_fast=True),
+    ManyStops,
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=Stop | ManyStops,
+    ),
 ]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-MetadataKey = Annotated[Text, Field(max_length=limits.MAX_METADATA_KEY)]
-TemplateValue = bool | int | float | Label
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Length = Annotated[int, Field(ge=1, le=limits.MAX_LENGTH_FIELD)]
+StopTokens = Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)]
+Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=limits.MAX_LOGIT_BIAS),
+    at_most(limits.MAX_LOGIT_BIAS),
+    AfterValidator(_by_token_id),
+]
+Metadata = Annotated[
+    dict[Annotated[Text, Field(max_length=limits.MAX_METADATA_KEY)], Label],
+    Field(max_length=limits.MAX_METADATA),
+    at_most(limits.MAX_METADATA),
+]
+# Fields of endpoints that share no class with them.
+# fmt: off
+Messages = Annotated[list[Message],
+    Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
+    described(...,
+        "Roles system, developer (treated as system), user, assistant, tool; content is a string"
+        " or a list of text parts (of the assistant: refusals, too), which are joined by line"
+        " breaks; `name` and `tool_call_id` are handed to the chat template. Special tokens that a"
+        " message spells out are plain text.",
+        f"a list of 1 to {limits.MAX_MESSAGES} messages", unless=no_chat_template)]
+TemplateVariables = Annotated[dict[str, bool | int | float | Label],
+    Field(max_length=limits.MAX_TEMPLATE_KWARGS), at_most(limits.MAX_TEMPLATE_KWARGS),
+    described(...,
+        "Extension. Variables of the model's chat template: those that the operator allows"
+        " (`server.chat_template_kwargs`) and the template reads.",
+        f"an object of at most {limits.MAX_TEMPLATE_KWARGS} variables, to true, false, a number or"
+        " a string", neutral=({},), unless=no_variables)]
+ParallelCalls = Annotated[bool | None, described(...,
+        "Whether a reply may hold several calls; default true. false: at most one, by a grammar.",
+        "true or false, and only with `tools`")]
+# fmt: on
 
 
 class StreamOptions(Part):
@@ -105,65 +152,115 @@ class SpeculationOptions(Part):
         return self
 
 
-class CommonRequest(RequestBody, ABC):
+# fmt: off
+class Generating(RequestBody):
+    """Fields of every endpoint that generates."""
+
+    model: ModelName = described(..., "Another name is a 404.",
+        "the name of the served model (see /v1/models)")
+    stream: bool = described(False, "Server-sent events, closed by `[DONE]`.")
+    stop: Stops = described([], "Ends the text before the first match.",
+        f"a string or a list of up to {limits.MAX_STOPS} strings, each of 1 to"
+        f" {limits.MAX_STOP_LENGTH} characters")
+    temperature: float = described(1.0,
+        "Default 1; 0 takes the most likely token, and so does anything below 0.0001.", ge=0, le=2)
+    top_p: float = described(1.0, "Default 1.", gt=0, le=1)
+    seed: int | None = described(None,
+        "One is drawn when there is none; every reply names the seed it was made with.",
+        "an integer of 64 bits (-9223372036854775808 to 18446744073709551615)",
+        ge=-(2**63), lt=2**64)
+    presence_penalty: float = described(0.0, "Default 0.", ge=-2, le=2)
+    frequency_penalty: float = described(0.0, "Default 0.", ge=-2, le=2)
+    logit_bias: Biases = described({}, "Added to the logits.",
+        f"an object of at most {limits.MAX_LOGIT_BIAS} entries, token id (below the vocabulary"
+        " size) to a number from -100 to 100")
+    top_k: int = described(0, "Extension. Default 0; 0 and -1 are off.",
+        ge=-1, le=limits.MAX_LENGTH_FIELD)
+    min_p: float = described(0.0, "Extension. Default 0, which is off.", ge=0, le=1)
+    repetition_penalty: float = described(1.0,
+        "Extension. Default 1, which is off; over prompt and generated tokens.", ge=0.01, le=10)
+    min_tokens: int = described(0,
+        "Extension. No stop token and no stop string before that many tokens, which must not be"
+        " more than are asked for.", ge=0, le=limits.MAX_LENGTH_FIELD)
+    ignore_eos: bool = described(False, "Extension. Generate through the end-of-text token.")
+    stop_token_ids: StopTokens = described([], "Extension. Tokens that end the text.",
+        f"a list of at most {limits.MAX_STOP_TOKEN_IDS} token ids below the vocabulary size")
+    include_stop_str_in_output: bool = described(False,
+        "Extension. Keep the stop string or stop token in the text.")
+    skip_special_tokens: bool = described(True,
+        "Extension. Default true: special tokens leave no text.")
+    cache_salt: Label = described("",
+        "Extension. Only requests of the same salt share cached prompt prefixes.")
+    priority: int = described(0,
+        "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
+        " full. Equals are served in the order of arrival.",
+        ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
+    return_token_ids: bool = described(False,
+        "Extension. `token_ids` of each choice, as many as its completion tokens;"
+        " `prompt_token_ids` in each choice (completions) or beside the choices (chat); in streams"
+        " `prompt_token_ids` on the first chunk.")
+    prediction: Prediction | None = described(None,
+        "What the reply is expected to be, such as the file to be edited: it is guessed along the"
+        " prediction, which changes nothing but the time. Allowed with every other field; an"
+        " extension on completions.",
+        'an object {"type": "content", "content": a string or a list of text parts, not empty}')
+    speculation: SpeculationOptions | None = described(None,
+        "Extension. Guesses for this request alone: whether, how many at most in a step, and by"
+        " whom, in that order; the text is the same whatever it says.",
+        'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
+        ' "proposers": a list of 1 to 4 of "draft_model", "ngram", "grammar", "prediction", none'
+        ' twice}, or {"max_draft": 0} or {"enabled": false} without the others')
+    provenance: bool = described(False,
+        "Extension. Each choice lists its tokens' texts with who guessed them: a proposer, or"
+        " `target` for those that nobody had guessed.")
+    structured_outputs: StructuredOutputs | None = described(None,
+        "Extension. The text is what that describes, and ends when nothing more can follow.",
+        'an object with exactly one of "json" (a schema), "regex", "choice" (a list of strings),'
+        ' "grammar" (Lark, or EBNF as llama.cpp writes it) and "json_object" (true)')
+
+    user: Label | None = described(None, "Not stored.", no_op=True)
+    metadata: Metadata = described({}, "Not stored.",
+        f"an object of at most {limits.MAX_METADATA} strings of at most {limits.MAX_LABEL_LENGTH}"
+        f" characters, with names of at most {limits.MAX_METADATA_KEY}", no_op=True)
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = (
+        described(None,
+            'There is one tier, and replies to requests with this field say "default".', no_op=True)
+    )
+    safety_identifier: Label | None = described(None, "Not stored.", no_op=True)
+    prompt_cache_key: Label | None = described(None, "The prefix cache needs no hint.", no_op=True)
+    moderation: Refused = refused("Moderation.")
+    prompt_cache_options: Refused = refused("Cache control.")
+    prompt_cache_retention: Refused = refused("Cache control.", "in_memory")
+
+
+class CommonRequest(Generating, ABC):
     """Fields of chat and completions."""
 
-    model: str
-    max_tokens: Length | None = None
-    n: int = Field(1, ge=1, le=limits.MAX_N)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    stop: Annotated[
-        Stops,
-        BeforeValidator(
-            lambda value: [value] if isinstance(value, str) else value,
-            json_schema_input_type=Annotated[
-                Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)
-            ] | Stops,
-        ),
-    ] = []  # fmt: skip
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[
-        dict[str, Bias],
-        Field(max_length=limits.MAX_LOGIT_BIAS),
-        at_most(limits.MAX_LOGIT_BIAS),
-        AfterValidator(_by_token_id),
-    ] = {}
-
-    top_k: int = Field(0, ge=-1, le=limits.MAX_LENGTH_FIELD)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=10)
-    min_tokens: int = Field(0, ge=0, le=limits.MAX_LENGTH_FIELD)
-    ignore_eos: bool = False
-    stop_token_ids: Annotated[
-        list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)
-    ] = []
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    cache_salt: Label = ""
-    priority: int = Field(0, ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    return_token_ids: bool = False
-    prediction: Prediction | None = None
-    speculation: SpeculationOptions | None = None
-    provenance: bool = False
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-
-    user: Label | None = None
-    metadata: Annotated[
-        dict[MetadataKey, Label],
-        Field(max_length=limits.MAX_METADATA),
-        at_most(limits.MAX_METADATA),
-    ] = {}
-    store: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
+    max_tokens: int | None = None
+    n: int = described(1,
+        "Choices per prompt. Choice 0 uses the seed itself, choice i a fixed mix of seed and i.",
+        ge=1, le=limits.MAX_N)
+    stream_options: StreamOptions | None = described(None,
+        "A last chunk with the usage and no choices. Nothing is padded.",
+        'an object with the fields "include_usage" (true or false) and "include_obfuscation"'
+        " (false), and only with `stream`")
+    prompt_logprobs: int | None = described(None,
+        "Extension. Log-probabilities of the prompt's tokens in vLLM's shape, with so many"
+        " alternatives: in each choice (completions), beside the choices (chat).",
+        f"an integer from 0 to {MAX_LOGPROBS}, and only without `stream`", ge=0, le=MAX_LOGPROBS)
+    response_format: ResponseFormat | None = described(None,
+        "The reply is such JSON, on one line. A schema is enforced with `strict` or without; one"
+        " that cannot be enforced whole is a 400.",
+        'an object with the field "type": "text", "json_object" or "json_schema", the last with'
+        ' "json_schema": {"name", "schema", "description", "strict"}')
+    store: bool | None = described(None, "Nothing is ever stored.", no_op=True)
+    functions: Refused = refused("The old form of `tools`; use `tools`.", [])
+    function_call: Refused = refused("The old form of `tool_choice`; use `tool_choice`.", "none")
+    audio: Refused = refused("Audio output.")
+    modalities: Refused = refused("Other output than text.", ["text"])
+    verbosity: Refused = refused("Verbosity control.", "medium")
+    web_search_options: Refused = refused("Web search.")
+    # fmt: on
 
     @property
     def biases(self) -> dict[int, float]:
@@ -229,33 +326,39 @@ class CommonRequest(RequestBody, ABC):
         return self
 
 
-class ChatRequest(CommonRequest):
-    endpoint = "chat"
+# fmt: off
+class ChatPrompt(RequestBody):
+    """Fields of a chat that make its prompt, for /tokenize too."""
 
-    messages: Annotated[
-        list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
-    ]
-    max_completion_tokens: Length | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template_kwargs: Annotated[
-        dict[str, TemplateValue],
-        Field(max_length=limits.MAX_TEMPLATE_KWARGS),
-        at_most(limits.MAX_TEMPLATE_KWARGS),
-    ] = {}
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
-    tools: Tools = []
-    tool_choice: ToolChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-
-    @property
-    def length(self) -> int | None:
-        given = self.max_completion_tokens
-        return given if given is not None else self.max_tokens
+    messages: Messages
+    add_generation_prompt: bool | None = described(None,
+        "Extension. Default true, with `continue_final_message` false: the prompt ends with the"
+        " begin of the assistant's turn.",
+        "true or false, and not true with `continue_final_message`")
+    continue_final_message: bool = described(False,
+        "Extension. The reply continues the last message, which is the assistant's and has text;"
+        " that text is not repeated.")
+    chat_template_kwargs: TemplateVariables = {}
+    chat_template: Refused = refused("Templates are programs; only the model's own is run.")
+    reasoning_effort: (
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
+    ) = described(None,
+        'Handed to chat templates that read it. Where a template can only switch reasoning, "none"'
+        ' is `enable_thinking`: false; where it cannot even that, "none" alone is allowed.',
+        neutral=("none",), unless=no_effort)
+    tools: Tools = described([],
+        "Functions that the model may call; needs a chat template that knows tools. The arguments"
+        " of `strict` tools are held to their schema by a grammar.",
+        f'a list of at most {limits.MAX_TOOLS} objects with the type "function" and a function'
+        " of name, description, parameters (a JSON schema) and strict; no name twice",
+        neutral=([],), unless=no_tools)
+    tool_choice: ToolChoiceBody | None = described(None,
+        'Default "auto", or "none" without `tools`. "none": the model is not told of the tools.'
+        ' "required": calls and nothing else, by a grammar. A named function is called once.',
+        '"none", "auto", "required", an object of the type "function" that names one, or one of the'
+        ' type "allowed_tools"; all but "none" only with `tools`',
+        neutral=("none",))
+    # fmt: on
 
     @property
     def generation_prompt(self) -> bool:
@@ -264,8 +367,13 @@ class ChatRequest(CommonRequest):
         return given if given is not None else not self.continue_final_message
 
     @property
-    def alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+    def choice(self) -> ToolChoice:
+        return tool_choice(self.tool_choice)
+
+    @property
+    def tells_tools(self) -> bool:
+        """Whether the model is told of tools."""
+        return bool(self.tools) and self.choice.mode != "none"
 
     @cached_property
     def turns(self) -> list[dict[str, Any]]:
@@ -273,20 +381,11 @@ class ChatRequest(CommonRequest):
         return as_template_sees(self.messages)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs", "`top_logprobs` is only allowed with `logprobs`: true")
-        if None not in (self.max_tokens, self.max_completion_tokens) and (
-            self.max_tokens != self.max_completion_tokens
-        ):
-            raise invalid(
-                "max_tokens",
-                "`max_tokens` and `max_completion_tokens` name one limit; leave one of them out",
-            )
-        assert self.turns, "the messages fit together"
-        if self.continue_final_message:
+    def _fits_together(self) -> Self:
+        assert self.turns or not self.messages, "the messages fit together"
+        if self.continue_final_message and self.messages:
             self._check_final()
-        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        check_tools(self.tools, self.tool_choice)
         return self
 
     def _check_final(self) -> None:
@@ -305,6 +404,48 @@ class ChatRequest(CommonRequest):
             )
 
 
+class ChatRequest(CommonRequest, ChatPrompt):
+    # fmt: off
+    max_tokens: int | None = described(None,
+        "Default: until the context is full. Prompt plus `max_tokens` must fit the context.",
+        ge=1, le=limits.MAX_LENGTH_FIELD)
+    max_completion_tokens: int | None = described(None,
+        "The newer name of `max_tokens`; the two must not disagree.",
+        ge=1, le=limits.MAX_LENGTH_FIELD)
+    logprobs: bool = described(False,
+        "Of the model itself: before penalties, bias, temperature and filters.")
+    top_logprobs: int | None = described(None, "Alternatives per token.",
+        f"an integer from 0 to {MAX_LOGPROBS}, and only with `logprobs`: true",
+        ge=0, le=MAX_LOGPROBS)
+    parallel_tool_calls: ParallelCalls = None
+    # fmt: on
+
+    @property
+    def length(self) -> int | None:
+        given = self.max_completion_tokens
+        return given if given is not None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "`top_logprobs` is only allowed with `logprobs`: true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise invalid(
+                "max_tokens",
+                "`max_tokens` and `max_completion_tokens` name one limit; leave one of them out",
+            )
+        if not self.tools and self.parallel_tool_calls is not None:
+            said = "`parallel_tool_calls` is only allowed with `tools`"
+            raise invalid("parallel_tool_calls", said)
+        return self
+
+
 Prompt = str | list[int]
 OnePrompt = Source | Annotated[list[TokenId], Field(min_length=1)]
 ManyPrompts = Annotated[list[OnePrompt], Field(min_length=1, max_length=limits.MAX_PROMPTS)]
@@ -319,28 +460,47 @@ def as_prompts(value: Any) -> tuple[Prompt, ...]:
     """One prompt or many, always as a tuple of them."""
     many = value if isinstance(value, list) and not (value and is_ids(value)) else [value]
     if not 1 <= len(many) <= limits.MAX_PROMPTS:
-        raise must_be("prompt", value)
+        raise ValueError
     for i, prompt in enumerate(many):
-        path = "prompt" if many is not value else f"prompt[{i}]"
         if not (isinstance(prompt, str) or is_ids(prompt)):
-            raise must_be("prompt", value)
+            raise ValueError
         if not prompt:
+            path = "prompt" if many is not value else f"prompt[{i}]"
             raise invalid(path, f"`{path}` is empty; a prompt needs at least one token")
     return tuple(many)
 
 
 class CompletionRequest(CommonRequest):
-    endpoint = "completions"
-
+    # fmt: off
     prompt: Annotated[
         tuple[Prompt, ...],
         BeforeValidator(as_prompts, json_schema_input_type=OnePrompt | ManyPrompts),
-    ]
-    max_tokens: int | None = Field(16, ge=0, le=limits.MAX_LENGTH_FIELD)
-    best_of: int | None = Field(None, ge=1, le=limits.MAX_N)
-    echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    suffix: str = ""
+    ] = described(..., "Each prompt gets `n` choices.",
+        f"a string, a list of token ids, or a list of up to {limits.MAX_PROMPTS} strings or lists"
+        " of token ids; none of them empty")
+    max_tokens: int | None = described(16,
+        "Default 16. Prompt plus `max_tokens` must fit the context. 0 generates nothing: with"
+        " `echo` and `logprobs` it scores the prompt.", ge=0, le=limits.MAX_LENGTH_FIELD)
+    best_of: int | None = described(None,
+        "So many are generated per prompt; the `n` with the highest log-probability per token are"
+        " returned, best first. All of them count as completion tokens.",
+        f"an integer from `n` to {limits.MAX_N}, and equal to `n` with `stream`",
+        ge=1, le=limits.MAX_N)
+    suffix: str = described("",
+        "What follows the text to generate (fill-in-the-middle), the same for each prompt, for"
+        " models whose vocabulary has the tokens for it. Prompt and suffix are plain text here:"
+        " special tokens that they spell out are not special. The special tokens of this task end"
+        " the text, but for `ignore_eos`.",
+        "a string, and only without `echo`", neutral=("",), unless=no_fill_in)
+    echo: bool = described(False,
+        "The text (and its logprobs, when asked for) begins with the prompt.")
+    logprobs: int | None = described(None,
+        "Of the model itself: before penalties, bias, temperature and filters.",
+        ge=0, le=MAX_LOGPROBS)
+    tools: Refused = refused("Tools are for chat.", [])
+    tool_choice: Refused = refused("Tools are for chat.", "none")
+    parallel_tool_calls: Refused = refused("Tools are for chat.")
+    # fmt: on
 
     @property
     def alternatives(self) -> int | None:

@@ -20,6 +20,7 @@ from engine.messages import Estimates, Mode, Ready, Reason, SetSpeculation, mode
 from server.api import replies
 from server.api.auth import check_admin
 from server.api.errors import NotReady, invalid, missing
+from server.api.fields import described
 from server.api.request import RequestBody, wrong
 from server.api.routes import REFUSALS, BodyRouter, refusals
 from server.api.services import Services
@@ -43,10 +44,15 @@ DIGITS = 6  # that a figure of an estimate is worth
 
 
 class SpeculationRequest(RequestBody):
-    endpoint = "speculation"
-
-    mode: Mode
-    k: Annotated[int, Field(json_schema_extra={"minimum": 1})] | None = None
+    mode: Mode = described(..., "Who chooses K: the configured controller, or the operator.")
+    k: Annotated[int, Field(title="DraftLength", json_schema_extra={"minimum": 1})] | None = (
+        described(
+            None,
+            "The K of every step.",
+            'an integer from 1 to the server\'s K, and only with `mode` "fixed" (for no guesses ask'
+            ' for `mode` "off")',
+        )
+    )
 
     def switch(self, k_max: int) -> SetSpeculation:
         """Raises ApiError (400) for what an engine with this bound on K cannot do."""

@@ -7,59 +7,59 @@ be running. What the context could never hold is refused before it is worked on.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field, PrivateAttr
+from pydantic import Field, model_validator
 
 from server.api import replies
 from server.api.errors import ApiError, invalid, too_long
+from server.api.fields import described
 from server.api.prompts import chat_ids, check_ids, encode
-from server.api.request import RequestBody, check_settings, split
+from server.api.request import RequestBody
 from server.api.routes import REFUSALS, BodyRouter
-from server.api.schema import ChatRequest, TokenId
+from server.api.schema import ChatPrompt, Messages, ModelName, TokenId
 from server.api.services import Services
 from server.generation.annotations import token_text
 
+# fmt: off
+OneModel = Annotated[ModelName | None, described(..., "May be left out; another name is a 404.",
+    "the name of the served model (see /v1/models)")]
 
-class TokenizeRequest(RequestBody):
-    """Of a prompt, or (`chat`) of what a chat request would run."""
 
-    endpoint = "tokenize"
-    base = ChatRequest
+class TokenizeRequest(ChatPrompt):
+    """Of a prompt, or of what a chat request would run."""
 
-    model: str | None = None
-    prompt: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool = False
-    _chat: ChatRequest | None = PrivateAttr(None)
+    model: OneModel = None
+    messages: Messages = []
+    prompt: str | None = described(None, "The text to tokenise.",
+        "a string, and only without `messages`")
+    add_special_tokens: bool | None = described(None,
+        "Default true for a prompt, as /v1/completions does; false for messages, whose template"
+        " writes them.")
+    return_token_strs: bool = described(False,
+        "Each token's own text too, as logprobs show it.")
+    # fmt: on
 
-    @property
-    def chat(self) -> ChatRequest | None:
-        """The chat request whose prompt it asks for, if not `prompt`'s."""
-        return self._chat
-
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> Self:
-        own, shared = split(data, "tokenize")
-        request = super().read(own)
-        if request.prompt is None and "messages" in shared:
-            request._chat = ChatRequest.read({"model": "", **shared})
-        elif request.prompt is None:
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        beside = next(iter(self.model_fields_set & ChatPrompt.model_fields.keys()), None)
+        if self.prompt is None and not self.messages:
             message = "`prompt` (a string) or `messages` (a list of messages) is required"
             raise ApiError(400, message, param="prompt", code="missing_field")
-        elif shared:
-            name = next(iter(shared))
-            raise invalid(name, f"`{name}` is not allowed beside `prompt`")
-        return request
+        if self.prompt is not None and beside is not None:
+            raise invalid(beside, f"`{beside}` is not allowed beside `prompt`")
+        return self
 
 
 class DetokenizeRequest(RequestBody):
-    endpoint = "detokenize"
-
-    model: str | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    model: OneModel = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)] = described(
+        ...,
+        "Special tokens are written out.",
+        "a list of token ids below the vocabulary size, at most as many as the context holds",
+    )
 
 
 def tokenize_router(services: Services) -> APIRouter:
@@ -72,11 +72,9 @@ def tokenize_router(services: Services) -> APIRouter:
             services.check_model(request.model)
         ready, special = services.known(), request.add_special_tokens
         with services.admission.reserve(1):
-            if request.chat is not None:
-                check_settings(request.chat, services)
-                ids = await chat_ids(
-                    services, request.chat, ready, add_special_tokens=bool(special)
-                )
+            if request.messages:
+                request.check_settings(services)
+                ids = await chat_ids(services, request, ready, add_special_tokens=bool(special))
             else:
                 ids = await encode(
                     services,

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.messages import Grammar
 from server.api.errors import invalid
-from server.api.messages import ToolFunction, tool_choice
+from server.api.messages import ToolFunction
 from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.errors import GrammarRefused
@@ -48,12 +48,11 @@ class ToolUse:
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
     """None when no call can come of this request; a model without tools was refused before."""
-    choice = tool_choice(request.tool_choice)
-    if not request.tools or choice.mode == "none":
+    if not request.tells_tools:
         return None
     found = tool_format(services.tokenizer, services.config.server.tool_parser)
     assert isinstance(found, ToolFormat), found
-    names = choice.names
+    names = request.choice.names
     tools = tuple(
         tool.function for tool in request.tools if names is None or tool.function.name in names
     )
@@ -63,7 +62,7 @@ def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
     """What holds the reply to its promises, checked; None if nothing was promised. Raises
     GrammarRefused when it cannot be done, QueueFull when there is no time to say."""
-    choice, content = tool_choice(request.tool_choice), _content_schema(request)
+    choice, content = request.choice, _content_schema(request)
     required = choice.mode == "required"
     many = request.parallel_tool_calls is not False and not choice.single
     chosen = required or choice.names is not None or not many

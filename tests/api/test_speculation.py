@@ -87,7 +87,7 @@ def test_a_switch_while_nothing_runs_is_told_whole(
     ("said", "param", "word"),
     [
         ({}, "mode", "required"),
-        ({"mode": "fast"}, "mode", '"auto", "fixed", "off"'),
+        ({"mode": "fast"}, "mode", '"auto", "fixed" or "off"'),
         ({"mode": 1}, "mode", "1 was given"),
         ({"mode": ["off"]}, "mode", "a list of 1"),
         ({"mode": None, "k": 2}, "mode", "required"),
