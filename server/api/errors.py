@@ -65,6 +65,11 @@ def invalid(param: str | None, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+def only(param: str, where: str) -> ApiError:
+    """A 400 for a field that another one does not go with, or does not go without."""
+    return invalid(param, f"`{param}` is only allowed {where}")
+
+
 def missing(param: str, allowed: str | None = None) -> ApiError:
     """A 400 for a field that must be given; `allowed`: what it may be."""
     message = f"`{param}` is required" + (f": {allowed}" if allowed else "")

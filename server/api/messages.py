@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from server.api.body import num_values
-from server.api.errors import invalid
+from server.api.errors import invalid, only
 from server.api.limits import MAX_CALLS, MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS, MAX_VALUES
 from server.api.request import Absent, AnyObject, Label, Part, Text, fault
 
@@ -253,7 +253,7 @@ def check_tools(tools: list[Tool], given: ToolChoiceBody | None) -> None:
     """The fields against each other. Raises ApiError."""
     choice = tool_choice(given)
     if not tools and given is not None and choice.mode != "none":
-        raise invalid("tool_choice", "`tool_choice` is only allowed with `tools`")
+        raise only("tool_choice", "with `tools`")
     offered: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.function.name in offered:

@@ -62,10 +62,8 @@ def responses_router(services: Services) -> APIRouter:
     )
     async def count_input_tokens(http: Request, request: InputTokensRequest) -> Response:
         with request.renamed():
-            if request.chat.model:
-                services.check_model(request.chat.model)
+            ready = services.known(request.model)
             with services.admission.reserve(1):
-                ready = services.known()
                 request.chat.check_settings(services)
                 ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})

@@ -16,7 +16,7 @@ from engine.config import PROPOSERS
 from engine.messages import MAX_LOGPROBS, Grammar
 from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
-from server.api.errors import invalid
+from server.api.errors import invalid, only
 from server.api.fields import (
     Refused,
     described,
@@ -88,6 +88,8 @@ Metadata = Annotated[
 ]
 # Fields of endpoints that share no class with them.
 # fmt: off
+OptionalModel = Annotated[ModelName, described(..., "May be left out; another name is a 404.",
+    "the name of the served model (see /v1/models)")]
 Messages = Annotated[list[Message],
     Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
     described(...,
@@ -306,11 +308,9 @@ class CommonRequest(Generating, ABC):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
+            raise only("stream_options", "with `stream`: true")
         if self.prompt_logprobs is not None and self.stream:
-            raise invalid(
-                "prompt_logprobs", "`prompt_logprobs` is only allowed without `stream`: true"
-            )
+            raise only("prompt_logprobs", "without `stream`: true")
         shaped = self.response_format is not None and self.response_format.constraint is not None
         if shaped and self.structured_outputs is not None:
             raise invalid(
@@ -432,7 +432,7 @@ class ChatRequest(CommonRequest, ChatPrompt):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs", "`top_logprobs` is only allowed with `logprobs`: true")
+            raise only("top_logprobs", "with `logprobs`: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
@@ -441,8 +441,7 @@ class ChatRequest(CommonRequest, ChatPrompt):
                 "`max_tokens` and `max_completion_tokens` name one limit; leave one of them out",
             )
         if not self.tools and self.parallel_tool_calls is not None:
-            said = "`parallel_tool_calls` is only allowed with `tools`"
-            raise invalid("parallel_tool_calls", said)
+            raise only("parallel_tool_calls", "with `tools`")
         return self
 
 
@@ -528,5 +527,5 @@ class CompletionRequest(CommonRequest):
                 " candidates are compared when they are complete",
             )
         if self.suffix and self.echo:
-            raise invalid("echo", "`echo` is only allowed without `suffix`")
+            raise only("echo", "without `suffix`")
         return self

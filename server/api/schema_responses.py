@@ -7,20 +7,27 @@ as chat has them. What chat then refuses is reported with the names of this endp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.constraints import FreeFormat, JsonSchema
-from server.api.errors import ApiError, as_api_error, invalid
+from server.api.errors import ApiError, as_api_error, invalid, only
 from server.api.fields import Refused, described, no_chat_template, no_effort, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_TOOLS
 from server.api.messages import FunctionName, ToolFunction
 from server.api.request import Absent, AnyObject, Label, Part, Text
-from server.api.schema import ChatRequest, Generating, ParallelCalls, TemplateVariables
+from server.api.schema import (
+    ChatRequest,
+    Generating,
+    OptionalModel,
+    ParallelCalls,
+    TemplateVariables,
+)
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
@@ -138,9 +145,6 @@ class ResponsesStreamOptions(Part):
 
 # fmt: off
 class ResponsesRequest(Generating):
-    """`chat` does the work, `sent` is the request as the client wrote it, which the response
-    repeats."""
-
     input: (
         Text
         | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -197,31 +201,23 @@ class ResponsesRequest(Generating):
     context_management: Refused = refused("Nothing is compacted.", [])
     access_programs: Refused = refused("There are none.")
     image: Refused = refused("Text only.")
-    _chat: ChatRequest = PrivateAttr()
-    _sent: dict[str, Any] = PrivateAttr()
-    _places: list[str] = PrivateAttr()  # of chat's messages, in this request
     # fmt: on
 
-    @property
-    def chat(self) -> ChatRequest:
-        return self._chat
-
-    @property
+    @cached_property
     def sent(self) -> dict[str, Any]:
-        return self._sent
+        """The fields as the client wrote them."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
 
-    @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Self:
-        request = super().read(data)
-        request._sent = sent = {name: data[name] for name in request.model_fields_set}
-        messages, request._places = request._messages()
-        shared = {name: sent[name] for name in SHARED & sent.keys()}
-        with request.renamed():
-            request._chat = ChatRequest.read({**shared, "messages": messages, **_as_chat(sent)})
-        return request
+    @cached_property
+    def chat(self) -> ChatRequest:
+        """The request that does the work. Raises ApiError with the names of chat (`renamed`)."""
+        shared = {name: self.sent[name] for name in SHARED & self.sent.keys()}
+        own = {"model": self.model, "messages": self.as_messages[0], **_as_chat(self.sent)}
+        return ChatRequest.read(shared | own)
 
-    def _messages(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """As chat has them, and where each stands here. Calls in a row, and the assistant's text
+    @cached_property
+    def as_messages(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Chat's messages, and where each stands here. Calls in a row, and the assistant's text
         before them, are one message."""
         messages, places, called = list[dict[str, Any]](), list[str](), set[str]()
         if self.instructions is not None:
@@ -277,7 +273,7 @@ class ResponsesRequest(Generating):
     def _name(self, path: str) -> str:
         """Of a field of the chat request."""
         if found := MESSAGE.match(path):
-            place = self._places[int(found[1])]
+            place = self.as_messages[1][int(found[1])]
             return place + (".call_id" if found[2] else path[found.end() :])
         for name, here in NAMES:
             if name.match(path):
@@ -293,20 +289,14 @@ class ResponsesRequest(Generating):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.top_logprobs is not None and LOGPROBS not in self.include:
-            raise invalid(
-                "top_logprobs", f'`top_logprobs` is only allowed with `include`: ["{LOGPROBS}"]'
-            )
+            raise only("top_logprobs", f'with `include`: ["{LOGPROBS}"]')
         if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
+            raise only("stream_options", "with `stream`: true")
         return self
 
 
 class InputTokensRequest(ResponsesRequest):
-    """Here `model` may be left out."""
-
-    @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Self:
-        return super().read({"model": "", **data})
+    model: OptionalModel = ""
 
 
 def _content(content: str | list[InputPart]) -> str | list[dict[str, str]]:

@@ -13,25 +13,23 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 
+from engine.messages import Ready
 from server.api import replies
 from server.api.errors import ApiError, invalid, too_long
 from server.api.fields import described
 from server.api.prompts import chat_ids, check_ids, encode
 from server.api.request import RequestBody
 from server.api.routes import REFUSALS, BodyRouter
-from server.api.schema import ChatPrompt, Messages, ModelName, TokenId
+from server.api.schema import ChatPrompt, Messages, OptionalModel, TokenId
 from server.api.services import Services
 from server.generation.annotations import token_text
 
+
 # fmt: off
-OneModel = Annotated[ModelName | None, described(..., "May be left out; another name is a 404.",
-    "the name of the served model (see /v1/models)")]
-
-
 class TokenizeRequest(ChatPrompt):
     """Of a prompt, or of what a chat request would run."""
 
-    model: OneModel = None
+    model: OptionalModel = ""
     messages: Messages = []
     prompt: str | None = described(None, "The text to tokenise.",
         "a string, and only without `messages`")
@@ -54,7 +52,7 @@ class TokenizeRequest(ChatPrompt):
 
 
 class DetokenizeRequest(RequestBody):
-    model: OneModel = None
+    model: OptionalModel = ""
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = described(
         ...,
         "Special tokens are written out.",
@@ -64,41 +62,28 @@ class DetokenizeRequest(RequestBody):
 
 def tokenize_router(services: Services) -> APIRouter:
     router = BodyRouter(services)
+    token_bytes = services.tokenizer.token_bytes
 
     @router.post("/tokenize", response_model=replies.Tokens, responses=REFUSALS)
     @router.post("/v1/tokenize", response_model=replies.Tokens, responses=REFUSALS)
     async def tokenize(http: Request, request: TokenizeRequest) -> Response:
-        if request.model is not None:
-            services.check_model(request.model)
-        ready, special = services.known(), request.add_special_tokens
+        ready = services.known(request.model)
         with services.admission.reserve(1):
-            if request.messages:
-                request.check_settings(services)
-                ids = await chat_ids(services, request, ready, add_special_tokens=bool(special))
-            else:
-                ids = await encode(
-                    services,
-                    request.prompt or "",
-                    ready=ready,
-                    param="prompt",
-                    add_special_tokens=special is not False,
-                )
-        token_bytes = services.tokenizer.token_bytes
-        strings = [token_text(token_bytes(i)) for i in ids] if request.return_token_strs else None
+            ids = await _ids(services, request, ready)
         reply = {
             "count": len(ids),
             "max_model_len": ready.max_model_len,
             "tokens": ids,
-            "token_strs": strings,
+            "token_strs": None,
         }
+        if request.return_token_strs:
+            reply["token_strs"] = [token_text(token_bytes(i)) for i in ids]
         return JSONResponse(reply)  # as it is: a dict would be walked value by value first
 
     @router.post("/detokenize", response_model=replies.Text, responses=REFUSALS)
     @router.post("/v1/detokenize", response_model=replies.Text, responses=REFUSALS)
     async def detokenize(http: Request, request: DetokenizeRequest) -> Response:
-        if request.model is not None:
-            services.check_model(request.model)
-        ready = services.known()
+        ready = services.known(request.model)
         size, context = len(request.tokens), ready.max_model_len
         if size > context:
             message = f"`tokens` has {size} entries; this model's context holds {context}"
@@ -111,3 +96,14 @@ def tokenize_router(services: Services) -> APIRouter:
         return JSONResponse({"prompt": text})
 
     return router
+
+
+async def _ids(services: Services, request: TokenizeRequest, ready: Ready) -> list[int]:
+    special = request.add_special_tokens
+    if request.prompt is None:
+        request.check_settings(services)
+        return await chat_ids(services, request, ready, add_special_tokens=bool(special))
+    special = special is not False
+    return await encode(
+        services, request.prompt, ready=ready, param="prompt", add_special_tokens=special
+    )
