@@ -13,7 +13,7 @@ from typing import Any
 from server.api.replies import chat_logprobs, completion_logprobs, provenance_body
 from server.api.tool_use import ToolUse
 from server.generation.choice import Delta, Finish
-from server.text.tool_calls import Piece, ToolCallParser
+from server.text.tool_calls import Piece
 
 
 class CompletionShape:
@@ -94,19 +94,23 @@ class ChatShape:
         reader = self._readers.get(delta.index)
         if reader is None:
             name = f"{self._id}-{delta.index}"
-            reader = self._readers[delta.index] = CallReader(self._use.parser(), name)
+            reader = self._readers[delta.index] = CallReader(self._use, name)
         return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
 
 
 class CallReader:
     """The text of one choice -> deltas of its message, each of content or of one call."""
 
-    def __init__(self, parser: ToolCallParser, name: str) -> None:
-        self._parser = parser
+    def __init__(self, use: ToolUse, name: str) -> None:
+        self._parser = use.parser()
+        self._required = use.required
         self._name = name
 
     def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        return [self._delta(piece) for piece in self._parser.push(text, last=finish is not None)]
+        """Where calls are required, half a call that a stop string or the length left is no
+        content."""
+        pieces = self._parser.push(text, last=finish is not None)
+        return [self._delta(one) for one in pieces if one.call is not None or not self._required]
 
     def finish(self, finish: Finish | None) -> str | None:
         """The reason that clients get: a reply that came to its end with calls in it ended for

@@ -34,10 +34,11 @@ BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools in a model's prompt: `offered` may be called."""
+    """Tools in a model's prompt: `offered` may be called; `required`: and nothing else be said."""
 
     format: ToolFormat
     offered: tuple[ToolFunction, ...]
+    required: bool
     skip_special_tokens: bool
 
     def parser(self) -> ToolCallParser:
@@ -52,27 +53,28 @@ def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
         return None
     found = tool_format(services.tokenizer, services.config.server.tool_parser)
     assert isinstance(found, ToolFormat), found
-    names = request.choice.names
+    names, required = request.choice.names, request.choice.mode == "required"
     tools = tuple(
         tool.function for tool in request.tools if names is None or tool.function.name in names
     )
-    return ToolUse(found, tools, request.skip_special_tokens)
+    return ToolUse(found, tools, required, request.skip_special_tokens)
 
 
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
     """What holds the reply to its promises, checked; None if nothing was promised. Raises
     GrammarRefused when it cannot be done, QueueFull when there is no time to say."""
     choice, content = request.choice, _content_schema(request)
-    required = choice.mode == "required"
     many = request.parallel_tool_calls is not False and not choice.single
-    chosen = required or choice.names is not None or not many
+    chosen = use.required or choice.names is not None or not many
     if not (chosen or content is not None or any(tool.strict for tool in use.offered)):
         return None
 
     def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
         names = [tool.name for tool in use.offered]
         functions = list(zip(names, schemas, strict=True))
-        return call_grammar(use.format, functions, required=required, many=many, content=content)
+        return call_grammar(
+            use.format, functions, required=use.required, many=many, content=content
+        )
 
     held = rules([_schema(tool) for tool in use.offered])
     try:
