@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from server.api.errors import ApiError, invalid, missing, unknown_field, unsupported
+from server.api.errors import ApiError, invalid, missing, unsupported
 from server.api.fields import FieldRow, in_words
 from server.api.limits import MAX_LABEL_LENGTH, MAX_STOP_LENGTH
 from server.api.services import Services
@@ -184,7 +184,7 @@ def explain(
         case "missing":
             return missing(path, row.allowed if row is not None else None)
         case "extra_forbidden":
-            return unknown_field(path)
+            return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
         case "none_required":
             message = f"`{path}` is not supported by this server; it must be left out or null"
             return unsupported(path, message)

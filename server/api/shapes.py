@@ -59,11 +59,7 @@ class ChatShape:
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         """One chunk's choice each; at least one when the delta has a finish."""
         deltas, finish = self._read(delta)
-        beside: dict[str, Any] = {
-            "logprobs": chat_logprobs(delta.logprobs),
-            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
-            **provenance_body(delta.provenance),
-        }
+        beside = _beside(delta)
         if not deltas and (finish is not None or any(beside.values())):
             deltas = [{}]
         choices: list[dict[str, Any]] = [
@@ -81,10 +77,8 @@ class ChatShape:
         return {
             "index": delta.index,
             "message": message_of(deltas),
-            "logprobs": chat_logprobs(delta.logprobs),
             "finish_reason": finish,
-            **provenance_body(delta.provenance),
-            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
+            **_beside(delta),
         }
 
     def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
@@ -96,6 +90,13 @@ class ChatShape:
             name = f"{self._id}-{delta.index}"
             reader = self._readers[delta.index] = CallReader(self._use, name)
         return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
+
+
+def _beside(delta: Delta) -> dict[str, Any]:
+    """What a chat's choice says of its tokens."""
+    ids = {"token_ids": list(delta.tokens)} if delta.tokens else {}
+    logprobs = chat_logprobs(delta.logprobs)
+    return {"logprobs": logprobs, **ids, **provenance_body(delta.provenance)}
 
 
 class CallReader:
