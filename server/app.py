@@ -14,7 +14,6 @@ from fastapi.routing import APIRoute
 
 from server.api import errors
 from server.api.auth import ApiKey
-from server.api.chat import chat_router
 from server.api.completions import completions_router
 from server.api.info import OPEN_PATHS, info_router
 from server.api.responses import responses_router
@@ -25,7 +24,6 @@ from server.api.tokenize import tokenize_router
 
 ROUTERS = (
     completions_router,
-    chat_router,
     responses_router,
     tokenize_router,
     speculation_router,

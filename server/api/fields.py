@@ -29,7 +29,8 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """`allowed` completes the sentence "`name` must be ..."; empty: as the schema has it.
+    """`allowed` completes the sentence "`name` must be ..."; empty or begun by a comma: after what
+    the schema has of it.
     `neutral` are the values of a refused field that mean the same as leaving it out (null always
     does). `unless` gives the reason, a clause, why these settings refuse it, or None."""
 
@@ -45,10 +46,14 @@ class FieldRow:
             type(value) is type(same) and value == same for same in self.neutral
         )
 
+    def all_allowed(self, schema: Schema) -> str:
+        is_whole = self.allowed and not self.allowed.startswith(",")
+        return self.allowed if is_whole else in_words(schema) + self.allowed
+
     def __call__(self, schema: Schema) -> None:
         """pydantic asks so for what its JSON schema is to say: the meaning, and that a null may
         stand for what may be left out."""
-        about = f"{self.meaning} Must be {self.allowed or in_words(schema)}."
+        about = f"{self.meaning} Must be {self.all_allowed(schema)}."
         if "default" in schema:
             beside = {"default": schema.pop("default"), "description": about}
             members = schema["anyOf"] if schema.keys() == {"anyOf"} else [dict(schema)]

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from server.api.errors import ApiError, invalid, missing, unsupported
-from server.api.fields import FieldRow, in_words
+from server.api.fields import FieldRow
 from server.api.limits import MAX_LABEL_LENGTH, MAX_STOP_LENGTH
 from server.api.services import Services
 
@@ -62,7 +62,7 @@ class RequestBody(Part):
         for name, field in cls.model_fields.items():
             row = field.json_schema_extra
             assert isinstance(row, FieldRow), name
-            rows[name] = replace(row, allowed=row.allowed or in_words(schemas[name]))
+            rows[name] = replace(row, allowed=row.all_allowed(schemas.get(name, {})))
         return rows
 
     @classmethod

@@ -107,7 +107,7 @@ TemplateVariables = Annotated[dict[str, bool | int | float | Label],
         " a string", neutral=({},), unless=no_variables)]
 ParallelCalls = Annotated[bool | None, described(...,
         "Whether a reply may hold several calls; default true. false: at most one, by a grammar.",
-        "true or false, and only with `tools`")]
+        ", and only with `tools`")]
 # fmt: on
 
 
@@ -249,7 +249,7 @@ class CommonRequest(Generating, ABC):
     prompt_logprobs: int | None = described(None,
         "Extension. Log-probabilities of the prompt's tokens in vLLM's shape, with so many"
         " alternatives: in each choice (completions), beside the choices (chat).",
-        f"an integer from 0 to {MAX_LOGPROBS}, and only without `stream`", ge=0, le=MAX_LOGPROBS)
+        ", and only without `stream`", ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = described(None,
         "The reply is such JSON, on one line. A schema is enforced with `strict` or without; one"
         " that cannot be enforced whole is a 400.",
@@ -334,7 +334,7 @@ class ChatPrompt(RequestBody):
     add_generation_prompt: bool | None = described(None,
         "Extension. Default true, with `continue_final_message` false: the prompt ends with the"
         " begin of the assistant's turn.",
-        "true or false, and not true with `continue_final_message`")
+        ", and not true with `continue_final_message`")
     continue_final_message: bool = described(False,
         "Extension. The reply continues the last message, which is the assistant's and has text;"
         " that text is not repeated.")
@@ -415,8 +415,7 @@ class ChatRequest(CommonRequest, ChatPrompt):
     logprobs: bool = described(False,
         "Of the model itself: before penalties, bias, temperature and filters.")
     top_logprobs: int | None = described(None, "Alternatives per token.",
-        f"an integer from 0 to {MAX_LOGPROBS}, and only with `logprobs`: true",
-        ge=0, le=MAX_LOGPROBS)
+        ", and only with `logprobs`: true", ge=0, le=MAX_LOGPROBS)
     parallel_tool_calls: ParallelCalls = None
     # fmt: on
 
@@ -490,7 +489,7 @@ class CompletionRequest(CommonRequest):
         " models whose vocabulary has the tokens for it. Prompt and suffix are plain text here:"
         " special tokens that they spell out are not special. The special tokens of this task end"
         " the text, but for `ignore_eos`.",
-        "a string, and only without `echo`", neutral=("",), unless=no_fill_in)
+        ", and only without `echo`", neutral=("",), unless=no_fill_in)
     echo: bool = described(False,
         "The text (and its logprobs, when asked for) begins with the prompt.")
     logprobs: int | None = described(None,

@@ -164,8 +164,7 @@ class ResponsesRequest(Generating):
             f'a list of "{LOGPROBS}" and "reasoning.encrypted_content"')
     )
     top_logprobs: int | None = described(None, "Alternatives per token.",
-        f'an integer from 0 to {MAX_LOGPROBS}, and only with `include`: ["{LOGPROBS}"]',
-        ge=0, le=MAX_LOGPROBS)
+        f', and only with `include`: ["{LOGPROBS}"]', ge=0, le=MAX_LOGPROBS)
     text: TextConfig = described(TextConfig(),
         "`format` does what `response_format` does for chat, `verbosity` what it does there.",
         'an object with "format" (an object of the type text, json_object or json_schema) and'

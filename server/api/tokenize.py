@@ -32,7 +32,7 @@ class TokenizeRequest(ChatPrompt):
     model: OptionalModel = ""
     messages: Messages = []
     prompt: str | None = described(None, "The text to tokenise.",
-        "a string, and only without `messages`")
+        ", and only without `messages`")
     add_special_tokens: bool | None = described(None,
         "Default true for a prompt, as /v1/completions does; false for messages, whose template"
         " writes them.")
