@@ -124,7 +124,7 @@ def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
             continue
         id, where = message.tool_call_id or "", f"messages[{i}].tool_call_id"
         if id not in names:
-            said = "must be the id of one of the `tool_calls` of the assistant's message before"
+            said = "must be the id of a call that the assistant made just before"
             raise invalid(where, f"`{where}` {said}")
         if id in answered:
             raise invalid(where, f"`{where}`: that call is answered already")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from copy import deepcopy
@@ -45,11 +46,7 @@ def responses_router(services: Services) -> APIRouter:
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
             call = await start(services, request.chat, prefix="resp_")
-        writer = ResponseEvents(
-            _base(request, call),
-            with_logprobs=LOGPROBS in request.include,
-            with_calls=call.use is not None,
-        )
+        writer = ResponseEvents(_base(request, call), with_logprobs=LOGPROBS in request.include)
         events = _events(call, ChatShape(call.id, call.use), writer)
         if request.chat.stream:
             return EventStream(call, _stream(call, events, writer))
@@ -178,19 +175,18 @@ class ResponseEvents:
     rise by one. What a chat choice has beside the text (`EXTRAS`, extensions) stands in the last
     Response, whole, and in streams also on the next delta event.
 
-    `base` is the Response without its output, status, usage and error. `with_calls`: whether the
-    text may hold calls; log-probabilities are then those of the bytes before the first call."""
+    `base` is the Response without its output, status, usage and error. Log-probabilities are those
+    of the bytes before the first call."""
 
     base: dict[str, Any]
     with_logprobs: bool = False
-    with_calls: bool = False
     draw_id: Callable[[str], str] = draw_id
     output: list[dict[str, Any]] = field(default_factory=list, init=False)
     _finish: str | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
     _open: bool = field(default=False, init=False)  # whether the last item of the output is
     _called: bool = field(default=False, init=False)
-    _spare: list[Any] = field(default_factory=list, init=False)  # logprobs of text not out yet
+    _spare: deque[Any] = field(default_factory=deque, init=False)  # logprobs of text not out yet
     _bytes_out: int = field(default=0, init=False)  # of text
     _bytes_scored: int = field(default=0, init=False)  # of the text of log-probabilities sent
     _extras: dict[str, list[Any]] = field(default_factory=dict, init=False)
@@ -277,16 +273,11 @@ class ResponseEvents:
 
     def _release(self, *, last: bool) -> list[Any]:
         """The log-probabilities that belong to the text that is out."""
-        size = len(self._spare)
-        if self._called:
-            size = 0
-        elif self.with_calls and not last:
-            size = 0
-            while size < len(self._spare) and self._bytes_scored < self._bytes_out:
-                self._bytes_scored += len(self._spare[size]["bytes"])
-                size += 1
-        out, self._spare = self._spare[:size], self._spare[size:]
-        return out
+        out: list[Any] = []
+        while self._spare and (last or self._bytes_scored < self._bytes_out):
+            out.append(self._spare.popleft())
+            self._bytes_scored += len(out[-1]["bytes"])
+        return [] if self._called else out
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         """One delta of a tool call: its begin (with an id), or more of its arguments."""

@@ -218,7 +218,7 @@ class ResponsesRequest(Generating):
     def as_messages(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Chat's messages, and where each stands here. Calls in a row, and the assistant's text
         before them, are one message."""
-        messages, places, called = list[dict[str, Any]](), list[str](), set[str]()
+        messages, places = list[dict[str, Any]](), list[str]()
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
             places.append("instructions")
@@ -239,13 +239,8 @@ class ResponsesRequest(Generating):
                         where = f"input[{i}].call_id"
                         raise invalid(where, f"`{where}`: another call has this id already")
                     calls.append(call)
-                    called.add(item.call_id)
                     continue
                 case InputCallOutput():
-                    if item.call_id not in called:
-                        where = f"input[{i}].call_id"
-                        said = "must be the call_id of a function_call item before it"
-                        raise invalid(where, f"`{where}` {said}")
                     output = {"tool_call_id": item.call_id, "content": _content(item.output)}
                     messages.append({"role": "tool", **output})
             places.append(f"input[{i}]")
