@@ -4,8 +4,7 @@ prints it for docs/api.md."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
 
 from server.api.fields import FieldRow
 from server.api.request import RequestBody
@@ -13,21 +12,15 @@ from server.api.schema import ChatRequest, CompletionRequest
 from server.api.schema_responses import ResponsesRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 
-Endpoint = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
-REQUESTS: Mapping[Endpoint, type[RequestBody]] = {
-    "completions": CompletionRequest,
-    "chat": ChatRequest,
-    "responses": ResponsesRequest,
-    "tokenize": TokenizeRequest,
-    "detokenize": DetokenizeRequest,
-}
-ROWS: Mapping[Endpoint, Mapping[str, FieldRow]] = {
-    endpoint: request.rows() for endpoint, request in REQUESTS.items()
-}
-TABLES: tuple[tuple[Endpoint, ...], ...] = (
-    ("completions", "chat", "responses"),
-    ("tokenize", "detokenize"),
+TABLES: Sequence[Mapping[str, type[RequestBody]]] = (  # by path
+    {
+        "/v1/completions": CompletionRequest,
+        "/v1/chat/completions": ChatRequest,
+        "/v1/responses": ResponsesRequest,
+    },
+    {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest},
 )
+ROWS = {path: request.rows() for table in TABLES for path, request in table.items()}
 
 
 def markdown() -> str:
@@ -35,14 +28,16 @@ def markdown() -> str:
     return "\n\n".join(map(_table, TABLES))
 
 
-def _table(endpoints: Sequence[Endpoint]) -> str:
+def _table(paths: Collection[str]) -> str:
     """By name; a line for each that the endpoints say of it."""
-    lines = [["field", *endpoints, "allowed", "meaning"], ["---"] * (len(endpoints) + 3)]
-    for name in sorted({name for endpoint in endpoints for name in ROWS[endpoint]}):
-        rows = {endpoint: ROWS[endpoint].get(name) for endpoint in endpoints}
-        said = [row for i, row in enumerate(rows.values()) if row not in list(rows.values())[:i]]
-        for row in filter(None, said):
-            status = [row.kind if rows[endpoint] == row else "-" for endpoint in endpoints]
+    lines = [["field", *paths, "allowed", "meaning"], ["---"] * (len(paths) + 3)]
+    for name in sorted({name for path in paths for name in ROWS[path]}):
+        told: list[FieldRow] = []
+        for row in (ROWS[path].get(name) for path in paths):
+            if row is not None and row not in told:
+                told.append(row)
+        for row in told:
+            status = [row.kind if ROWS[path].get(name) == row else "-" for path in paths]
             lines.append([f"`{name}`", *status, row.allowed, row.meaning])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -11,7 +11,6 @@ good, so that the platform replaces the container. /ready is green in the state 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.messages import Ready
 from server.api import limits, replies
-from server.api.field_table import ROWS, Endpoint
+from server.api.field_table import ROWS
 from server.api.fields import FieldRow
 from server.api.routes import refusals
 from server.api.services import VERSION, Services
@@ -28,13 +27,6 @@ from server.observe.metrics import CONTENT_TYPE
 # Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
 # reader types.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/speculation/live"})
-PATHS: Mapping[Endpoint, str] = {
-    "completions": "/v1/completions",
-    "chat": "/v1/chat/completions",
-    "responses": "/v1/responses",
-    "tokenize": "/tokenize",
-    "detokenize": "/detokenize",
-}
 ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller", "memory")
 VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")
 
@@ -77,8 +69,8 @@ def info_router(services: Services) -> APIRouter:
             "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
             "limits": _limits(services, ready),
             "endpoints": {
-                path: {name: _field(row, services) for name, row in ROWS[endpoint].items()}
-                for endpoint, path in PATHS.items()
+                path: {name: _field(row, services) for name, row in rows.items()}
+                for path, rows in ROWS.items()
             },
         }
         return JSONResponse(reply)
