@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from server.api import errors
 from server.api.auth import ApiKey
 from server.api.completions import completions_router
-from server.api.info import OPEN_PATHS, info_router
+from server.api.info import OPEN_PATHS, health_router, info_router
 from server.api.responses import responses_router
 from server.api.routes import openapi_router
 from server.api.services import VERSION, Services
@@ -29,6 +29,7 @@ ROUTERS = (
     speculation_router,
     openapi_router,
     info_router,
+    health_router,
 )
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

@@ -12,7 +12,7 @@ from server.api import replies
 from server.api.gather import gather
 from server.api.intake import Call, start
 from server.api.replies import prompt_logprobs, usage_body
-from server.api.routes import REFUSALS, STREAMED, BodyRouter
+from server.api.routes import STREAMED, BodyRouter
 from server.api.schema import ChatRequest, CompletionRequest
 from server.api.services import Services
 from server.api.shapes import ChatShape, CompletionShape
@@ -24,9 +24,7 @@ TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk
 def completions_router(services: Services) -> APIRouter:
     router = BodyRouter(services)
 
-    @router.post(
-        "/v1/completions", response_model=replies.Completion, responses=STREAMED | REFUSALS
-    )
+    @router.post("/v1/completions", response_model=replies.Completion, responses=STREAMED)
     async def create_completion(http: Request, request: CompletionRequest) -> Response:
         call = await start(services, request, prefix="cmpl-")
         prompts = call.generation.spec.prompts if request.return_token_ids else None
@@ -42,11 +40,7 @@ def completions_router(services: Services) -> APIRouter:
                 )
         return _whole(call, TEXT, choices, {})
 
-    @router.post(
-        "/v1/chat/completions",
-        response_model=replies.ChatCompletion,
-        responses=STREAMED | REFUSALS,
-    )
+    @router.post("/v1/chat/completions", response_model=replies.ChatCompletion, responses=STREAMED)
     async def create_chat_completion(http: Request, request: ChatRequest) -> Response:
         call = await start(services, request, prefix="chatcmpl-")
         generation, shape = call.generation, ChatShape(call.id, call.use)

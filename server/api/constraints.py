@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
-from pydantic_core import from_json
 
 from engine.messages import Grammar, GrammarKind
-from server.api.body import duplicate_key, num_values
-from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME, MAX_VALUES
+from server.api.body import parse_json
+from server.api.errors import ApiError
+from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME
 from server.api.messages import Description
 from server.api.request import Absent, AnyObject, Part, Source, Text, fault
 
@@ -45,18 +45,12 @@ def _schema(value: AnyObject) -> AnyObject:
 def _schema_or_its_text(value: AnyObject | str) -> AnyObject:
     """As vLLM takes it."""
     if isinstance(value, str):
-        text = value.encode()
-        if num_values(text) > MAX_VALUES:
-            raise fault("", f"`{{path}}` holds more than {MAX_VALUES} JSON values")
         try:
-            value = from_json(text)
-        except ValueError:
-            raise fault("", "`{path}` is no valid JSON") from None
-        if not isinstance(value, dict):
-            raise fault("", "`{path}` must be the text of an object")
-        twice = duplicate_key(text)
-        if twice is not None:
-            raise fault(twice, "`{path}` is given twice", "duplicate_field")
+            value = parse_json(value.encode())
+        except ApiError as error:
+            wrong = f"`{error.param}`" if error.param else "the body"
+            sentence = error.message.replace(wrong, "`{path}`")
+            raise fault(error.param or "", sentence, str(error.code)) from None
     return _schema(value)
 
 

@@ -75,6 +75,12 @@ def info_router(services: Services) -> APIRouter:
         }
         return JSONResponse(reply)
 
+    return router
+
+
+def health_router(services: Services) -> APIRouter:
+    router = APIRouter()
+
     @router.get(
         "/health", response_model=replies.Health, responses={503: {"model": replies.Health}}
     )

@@ -42,7 +42,7 @@ EXTRAS = ("provenance", "token_ids")
 def responses_router(services: Services) -> APIRouter:
     router = BodyRouter(services)
 
-    @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED | REFUSALS)
+    @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED)
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
             call = await start(services, request.chat, prefix="resp_")

@@ -33,12 +33,6 @@ UNAUTHORIZED = {
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 Responses = dict[int | str, dict[str, Any]]
-STREAMED: Responses = {
-    200: {
-        "description": "the whole reply, or a stream",
-        "content": {"text/event-stream": {"schema": EVENT}},
-    }
-}
 
 
 def refusals(reasons: dict[int, str]) -> Responses:
@@ -60,6 +54,13 @@ REFUSALS = refusals(
         503: "the engine takes no requests; try again after Retry-After seconds",
     }
 )
+STREAMED: Responses = {
+    200: {
+        "description": "the whole reply, or a stream",
+        "content": {"text/event-stream": {"schema": EVENT}},
+    },
+    **REFUSALS,
+}
 
 
 class BodyRouter(APIRouter):
