@@ -71,9 +71,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     if b"\\u0000" in body and (path := _find(data, _nul)) is not None:  # as JSON writes it
-        raise invalid(path, f"`{path}` holds the character NUL (U+0000), which is no text")
+        raise invalid(path, "holds the character NUL (U+0000), which is no text")
     if (path := duplicate_key(body)) is not None:
-        raise ApiError(400, f"`{path}` is given twice", param=path, code="duplicate_field")
+        raise invalid(path, "is given twice", "duplicate_field")
     return data
 
 

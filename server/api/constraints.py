@@ -38,7 +38,7 @@ def _schema(value: AnyObject) -> AnyObject:
     try:
         _json(value)
     except ValueError:
-        raise fault("", "`{path}` holds a number that JSON does not have") from None
+        raise fault("", "holds a number that JSON does not have") from None
     return value
 
 
@@ -48,9 +48,8 @@ def _schema_or_its_text(value: AnyObject | str) -> AnyObject:
         try:
             value = parse_json(value.encode())
         except ApiError as error:
-            wrong = f"`{error.param}`" if error.param else "the body"
-            sentence = error.message.replace(wrong, "`{path}`")
-            raise fault(error.param or "", sentence, str(error.code)) from None
+            said = error.message.removeprefix("the body").removeprefix(f"`{error.param}`").strip()
+            raise fault(error.param or "", said, str(error.code)) from None
     return _schema(value)
 
 
@@ -133,6 +132,5 @@ class StructuredOutputs(Part):
     def _is_one(self) -> Self:
         if len(self.given) != 1:
             names = "`json`, `regex`, `choice`, `grammar`, `json_object`"
-            sentence = f"`{{path}}` must hold exactly one of {names}; {len(self.given)} were given"
-            raise fault("", sentence)
+            raise fault("", f"must hold exactly one of {names}; {len(self.given)} were given")
         return self

@@ -66,25 +66,20 @@ class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
 
-def invalid(param: str | None, message: str) -> ApiError:
-    """A 400 for one field."""
-    return ApiError(400, message, param=param, code="invalid_value")
-
-
-def only(param: str, where: str) -> ApiError:
-    """A 400 for a field that another one does not go with, or does not go without."""
-    return invalid(param, f"`{param}` is only allowed {where}")
+def invalid(param: str, said: str, code: str = "invalid_value") -> ApiError:
+    """A 400 for one field, whose name begins the sentence; `said`: the rest of it."""
+    between = "" if said.startswith(":") else " "
+    return ApiError(400, f"`{param}`{between}{said}", param=param, code=code)
 
 
 def missing(param: str, allowed: str | None = None) -> ApiError:
     """A 400 for a field that must be given; `allowed`: what it may be."""
-    message = f"`{param}` is required" + (f": {allowed}" if allowed else "")
-    return ApiError(400, message, param=param, code="missing_field")
+    return invalid(param, "is required" + (f": {allowed}" if allowed else ""), "missing_field")
 
 
-def unsupported(param: str, message: str) -> ApiError:
+def unsupported(param: str, said: str) -> ApiError:
     """A 400 for a field that is known, and not honoured."""
-    return ApiError(400, message, param=param, code="unsupported_field")
+    return invalid(param, said, "unsupported_field")
 
 
 def too_long(param: str, message: str) -> ApiError:

@@ -25,6 +25,7 @@ Status = Literal["supported", "no-op", "refused"]
 Unless = Callable[[Services], str | None]
 Refused = SkipJsonSchema[None]  # the type of a refused field
 Schema = dict[str, Any]
+EFFORT_READ_AS = ("reasoning_effort", "enable_thinking")  # by chat templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +107,22 @@ def in_words(schema: Schema) -> str:
     raise TypeError(f"say in words what {schema} admits")
 
 
-def no_chat_template(services: Services) -> str | None:
-    if services.tokenizer.has_chat_template:
-        return None
-    return "this model has no chat template; use /v1/completions with a plain prompt"
+def _unless(holds: Callable[[Services], bool], reason: str) -> Unless:
+    return lambda services: None if holds(services) else reason
 
 
-def no_fill_in(services: Services) -> str | None:
-    if services.tokenizer.fill_in is not None:
-        return None
-    return "the vocabulary of this model has no tokens for fill-in-the-middle"
+no_chat_template = _unless(
+    lambda services: services.tokenizer.has_chat_template,
+    "this model has no chat template; use /v1/completions with a plain prompt",
+)
+no_fill_in = _unless(
+    lambda services: services.tokenizer.fill_in is not None,
+    "the vocabulary of this model has no tokens for fill-in-the-middle",
+)
+no_effort = _unless(
+    lambda services: any(map(services.tokenizer.template_reads, EFFORT_READ_AS)),
+    "this model's chat template reads neither reasoning_effort nor enable_thinking",
+)
 
 
 def no_variables(services: Services) -> str | None:
@@ -126,12 +133,6 @@ def no_variables(services: Services) -> str | None:
         "this model's chat template reads none of the variables that requests may set"
         f" ({', '.join(allowed) or 'none'})"
     )
-
-
-def no_effort(services: Services) -> str | None:
-    if any(map(services.tokenizer.template_reads, ("reasoning_effort", "enable_thinking"))):
-        return None
-    return "this model's chat template reads neither reasoning_effort nor enable_thinking"
 
 
 def no_tools(services: Services) -> str | None:

@@ -123,9 +123,7 @@ def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
     """Of the engine, of the configuration, and of requests (`limits`, in lower case)."""
     fixed = {name.lower(): value for name, value in vars(limits).items() if name.isupper()}
     return {
-        "max_model_len": getattr(ready, "max_model_len", None),
-        "vocab_size": getattr(ready, "vocab_size", None),
-        "k_max": getattr(ready, "k_max", None),
+        **{name: getattr(ready, name, None) for name in ("max_model_len", "vocab_size", "k_max")},
         "max_inflight": services.config.max_inflight,
         "max_body_bytes": services.config.server.max_body_bytes,
         "max_grammar_bytes": services.config.server.max_grammar_bytes,

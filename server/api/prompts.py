@@ -79,25 +79,18 @@ def _template_variables(services: Services, request: ChatPrompt) -> dict[str, An
         path = f"chat_template_kwargs.{name}"
         if name not in allowed:
             names = ", ".join(allowed) or "none"
-            raise unsupported(
-                path,
-                f"`{path}` is not among the variables that this server lets a request set:"
-                f" {names} (`server.chat_template_kwargs`)",
-            )
+            said = "is not among the variables that this server lets a request set:"
+            raise unsupported(path, f"{said} {names} (`server.chat_template_kwargs`)")
         if not reads(name):
-            message = f"`{path}`: the chat template of this model does not read such a variable"
-            raise unsupported(path, message)
+            raise unsupported(path, ": the chat template of this model does not read it")
     reasoning: dict[str, Any] = {}
     if effort is not None and reads("reasoning_effort"):
         reasoning = {"reasoning_effort": effort}
     elif effort == "none" and reads("enable_thinking"):  # which can only switch reasoning
         reasoning = {"enable_thinking": False}
     elif effort not in (None, "none"):
-        raise invalid(
-            "reasoning_effort",
-            '`reasoning_effort` must be left out or "none": the chat template of this model does'
-            " not read it",
-        )
+        said = 'must be left out or "none": the chat template of this model does not read it'
+        raise invalid("reasoning_effort", said)
     return reasoning | request.chat_template_kwargs
 
 
@@ -211,4 +204,4 @@ def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
         if not 0 <= token < ready.vocab_size:
             given = str(token) if abs(token) < 10**20 else "a larger number"
             allowed = f"token ids must be from 0 to {ready.vocab_size - 1}"
-            raise invalid(param, f"`{param}`: {allowed}, but {given} was given")
+            raise invalid(param, f": {allowed}, but {given} was given")

@@ -93,7 +93,7 @@ class RequestBody(Part):
             row, value = rows[name], given.pop(name)
             if not row.is_neutral(value):
                 why = f"({row.meaning.rstrip('.')}); it must be {row.allowed}"
-                raise unsupported(name, f"`{name}` is not supported by this server {why}")
+                raise unsupported(name, f"is not supported by this server {why}")
         return given
 
     def check_settings(self, services: Services) -> None:
@@ -104,13 +104,12 @@ class RequestBody(Part):
                 continue
             reason = row.unless(services)
             if reason is not None:
-                message = f"`{name}` is not supported under the present settings: {reason}"
-                raise unsupported(name, message)
+                raise unsupported(name, f"is not supported under the present settings: {reason}")
 
 
 def wrong(path: str, allowed: str, value: Any) -> ApiError:
     """`path` must be (allowed), but (this) was given."""
-    return invalid(path, f"`{path}` must be {allowed}, but {shown(value)} was given")
+    return invalid(path, f"must be {allowed}, but {shown(value)} was given")
 
 
 def shown(value: Any) -> str:
@@ -135,11 +134,10 @@ def shown(value: Any) -> str:
             return "null"
 
 
-def fault(member: str, sentence: str, code: str = "invalid_value") -> PydanticCustomError:
-    """For validators of parts, which do not know where in the body they are. `member`: what is
-    wrong, as a path within the part; `{path}` in the sentence becomes its whole path."""
-    about = {"member": member, "sentence": sentence, "code": code}
-    return PydanticCustomError("fault", "{sentence}", about)
+def fault(member: str, said: str, code: str = "invalid_value") -> PydanticCustomError:
+    """`errors.invalid` for validators of parts, which do not know where in the body they are.
+    `member`: what is wrong, as a path within the part."""
+    return PydanticCustomError("fault", "{said}", {"member": member, "said": said, "code": code})
 
 
 EXPECTED = {  # of pydantic's errors
@@ -177,17 +175,16 @@ def explain(
     row = rows.get(path)
     match kind:
         case "fault":
-            sentence = about["sentence"].replace("{path}", path)
-            return ApiError(400, sentence, param=path, code=about["code"])
+            return invalid(path, about["said"], about["code"])
         case "missing" if len(steps) > 1 and steps[-1] == "type":
-            return invalid(path, f"`{path}` must be given: it says what kind of object this is")
+            return invalid(path, "must be given: it says what kind of object this is")
         case "missing":
             return missing(path, row.allowed if row is not None else None)
         case "extra_forbidden":
             return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
         case "none_required":
-            message = f"`{path}` is not supported by this server; it must be left out or null"
-            return unsupported(path, message)
+            said = "is not supported by this server; it must be left out or null"
+            return unsupported(path, said)
         case "union_tag_not_found" if isinstance(_value(steps, data), dict):
             return missing(f"{path}.type")
     if row is not None:
@@ -196,7 +193,7 @@ def explain(
     expected = dict.fromkeys(_expected(other) for there, other in places if there == steps)
     allowed = " or ".join(expected)
     if steps[-1] == "type" and isinstance(value, str):
-        return unsupported(path, f"`{path}` must be {allowed}: nothing else is supported here")
+        return unsupported(path, f"must be {allowed}: nothing else is supported here")
     return wrong(path, allowed, value)
 
 

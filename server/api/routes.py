@@ -101,7 +101,7 @@ def openapi_router(services: Services) -> APIRouter:
     router = APIRouter()
     last: tuple[Ready | None, bytes] | None = None
 
-    @router.get("/openapi.json", response_model=replies.Document)
+    @router.get("/openapi.json", response_model=replies.Object)
     async def openapi(http: Request) -> Response:
         nonlocal last
         ready = services.client.ready

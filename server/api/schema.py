@@ -16,7 +16,7 @@ from engine.config import PROPOSERS
 from engine.messages import MAX_LOGPROBS, Grammar
 from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
-from server.api.errors import invalid, only
+from server.api.errors import invalid
 from server.api.fields import (
     Refused,
     described,
@@ -37,7 +37,7 @@ from server.api.messages import (
     check_tools,
     tool_choice,
 )
-from server.api.request import Label, Part, RequestBody, Source, Text, fault
+from server.api.request import Label, Part, RequestBody, Source, Text, fault, wrong
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -55,9 +55,9 @@ def _by_token_id(bias: dict[str, float]) -> dict[str, float]:
     seen: set[int] = set()
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise fault("", f"`{{path}}`: {key[:20]!r} is not a token id")
+            raise fault("", f": {key[:20]!r} is not a token id")
         if int(key) in seen:  # written otherwise, such as 07
-            raise fault("", f"`{{path}}` names the token id {int(key)} twice")
+            raise fault("", f"names the token id {int(key)} twice")
         seen.add(int(key))
     return bias
 
@@ -86,6 +86,8 @@ Metadata = Annotated[
     Field(max_length=limits.MAX_METADATA),
     at_most(limits.MAX_METADATA),
 ]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Fields of endpoints that share no class with them.
 # fmt: off
 OptionalModel = Annotated[ModelName, described(..., "May be left out; another name is a 404.",
@@ -93,16 +95,15 @@ OptionalModel = Annotated[ModelName, described(..., "May be left out; another na
 Messages = Annotated[list[Message],
     Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
     described(...,
-        "Roles system, developer (treated as system), user, assistant, tool; content is a string"
-        " or a list of text parts (of the assistant: refusals, too), which are joined by line"
-        " breaks; `name` and `tool_call_id` are handed to the chat template. Special tokens that a"
-        " message spells out are plain text.",
+        "Roles system, developer (treated as system), user, assistant, tool. Content is a string or"
+        " a list of text parts (of the assistant: refusals, too), joined by line breaks. `name` is"
+        " for the chat template. Special tokens that a message spells out are plain text.",
         f"a list of 1 to {limits.MAX_MESSAGES} messages", unless=no_chat_template)]
 TemplateVariables = Annotated[dict[str, bool | int | float | Label],
     Field(max_length=limits.MAX_TEMPLATE_KWARGS), at_most(limits.MAX_TEMPLATE_KWARGS),
     described(...,
-        "Extension. Variables of the model's chat template: those that the operator allows"
-        " (`server.chat_template_kwargs`) and the template reads.",
+        "Extension. Variables that the model's chat template reads and the operator allows"
+        " (`server.chat_template_kwargs`).",
         f"an object of at most {limits.MAX_TEMPLATE_KWARGS} variables, to true, false, a number or"
         " a string", neutral=({},), unless=no_variables)]
 ParallelCalls = Annotated[bool | None, described(...,
@@ -145,12 +146,12 @@ class SpeculationOptions(Part):
     def _agree(self) -> Self:
         beside = [name for name in ("max_draft", "proposers") if name in self.model_fields_set]
         if beside and not self.enabled:
-            raise fault(beside[0], "`{path}` is not allowed with `speculation.enabled`: false")
+            raise fault(beside[0], "is not allowed with `speculation.enabled`: false")
         if self.max_draft == 0 and self.proposers is not None:
-            raise fault("proposers", "`{path}` is not allowed with `speculation.max_draft`: 0")
+            raise fault("proposers", "is not allowed with `speculation.max_draft`: 0")
         for i, name in enumerate(self.proposers or ()):
             if name in (self.proposers or ())[:i]:
-                raise fault(f"proposers[{i}]", f"`{{path}}`: {name} is named already")
+                raise fault(f"proposers[{i}]", f": {name} is named already")
         return self
 
 
@@ -195,20 +196,17 @@ class Generating(RequestBody):
         "Extension. Only requests of the same salt share cached prompt prefixes.")
     priority: int = described(0,
         "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
-        " full. Equals are served in the order of arrival.",
-        ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
+        " full.", ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
     return_token_ids: bool = described(False,
-        "Extension. `token_ids` of each choice, as many as its completion tokens;"
-        " `prompt_token_ids` in each choice (completions) or beside the choices (chat); in streams"
-        " `prompt_token_ids` on the first chunk.")
+        "Extension. `token_ids` of each choice; `prompt_token_ids` in each choice (completions) or"
+        " beside the choices (chat), in streams on the first chunk.")
     prediction: Prediction | None = described(None,
-        "What the reply is expected to be, such as the file to be edited: it is guessed along the"
-        " prediction, which changes nothing but the time. Allowed with every other field; an"
-        " extension on completions.",
+        "What the reply is expected to be, such as the file to be edited: guesses follow it, which"
+        " changes nothing but the time. An extension on completions.",
         'an object {"type": "content", "content": a string or a list of text parts, not empty}')
     speculation: SpeculationOptions | None = described(None,
-        "Extension. Guesses for this request alone: whether, how many at most in a step, and by"
-        " whom, in that order; the text is the same whatever it says.",
+        "Extension. Guesses for this request: how many at most in a step, and by whom, in that"
+        " order; the text is the same.",
         'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
         ' "proposers": a list of 1 to 4 of "draft_model", "ngram", "grammar", "prediction", none'
         ' twice}, or {"max_draft": 0} or {"enabled": false} without the others')
@@ -224,10 +222,8 @@ class Generating(RequestBody):
     metadata: Metadata = described({}, "Not stored.",
         f"an object of at most {limits.MAX_METADATA} strings of at most {limits.MAX_LABEL_LENGTH}"
         f" characters, with names of at most {limits.MAX_METADATA_KEY}", no_op=True)
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = (
-        described(None,
-            'There is one tier, and replies to requests with this field say "default".', no_op=True)
-    )
+    service_tier: ServiceTier | None = described(None,
+        'There is one tier, and replies to requests with this field say "default".', no_op=True)
     safety_identifier: Label | None = described(None, "Not stored.", no_op=True)
     prompt_cache_key: Label | None = described(None, "The prefix cache needs no hint.", no_op=True)
     moderation: Refused = refused("Moderation.")
@@ -242,13 +238,13 @@ class CommonRequest(Generating, ABC):
     n: int = described(1,
         "Choices per prompt. Choice 0 uses the seed itself, choice i a fixed mix of seed and i.",
         ge=1, le=limits.MAX_N)
-    stream_options: StreamOptions | None = described(None,
+    stream_options: StreamOptions = described(StreamOptions(),
         "A last chunk with the usage and no choices. Nothing is padded.",
         'an object with the fields "include_usage" (true or false) and "include_obfuscation"'
         " (false), and only with `stream`")
     prompt_logprobs: int | None = described(None,
-        "Extension. Log-probabilities of the prompt's tokens in vLLM's shape, with so many"
-        " alternatives: in each choice (completions), beside the choices (chat).",
+        "Extension. Log-probabilities of the prompt, with so many alternatives, in vLLM's shape: in"
+        " each choice (completions) or beside the choices (chat).",
         ", and only without `stream`", ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = described(None,
         "The reply is such JSON, on one line. A schema is enforced with `strict` or without; one"
@@ -301,28 +297,18 @@ class CommonRequest(Generating, ABC):
     def grammar(self) -> Grammar | None:
         return self.constraint.grammar if self.constraint is not None else None
 
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise only("stream_options", "with `stream`: true")
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise invalid("stream_options", "is only allowed with `stream`: true")
         if self.prompt_logprobs is not None and self.stream:
-            raise only("prompt_logprobs", "without `stream`: true")
+            raise invalid("prompt_logprobs", "is only allowed without `stream`: true")
         shaped = self.response_format is not None and self.response_format.constraint is not None
         if shaped and self.structured_outputs is not None:
-            raise invalid(
-                "structured_outputs",
-                "`structured_outputs` and `response_format` both shape the text; leave one out",
-            )
+            said = "and `response_format` both shape the text; leave one out"
+            raise invalid("structured_outputs", said)
         if self.length is not None and self.min_tokens > self.length:
-            raise invalid(
-                "min_tokens",
-                f"`min_tokens` must be at most `max_tokens` ({self.length}), but"
-                f" {self.min_tokens} was given",
-            )
+            raise wrong("min_tokens", f"at most `max_tokens` ({self.length})", self.min_tokens)
         return self
 
 
@@ -340,9 +326,7 @@ class ChatPrompt(RequestBody):
         " that text is not repeated.")
     chat_template_kwargs: TemplateVariables = {}
     chat_template: Refused = refused("Templates are programs; only the model's own is run.")
-    reasoning_effort: (
-        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
-    ) = described(None,
+    reasoning_effort: Effort | None = described(None,
         'Handed to chat templates that read it. Where a template can only switch reasoning, "none"'
         ' is `enable_thinking`: false; where it cannot even that, "none" alone is allowed.',
         neutral=("none",), unless=no_effort)
@@ -390,18 +374,13 @@ class ChatPrompt(RequestBody):
 
     def _check_final(self) -> None:
         if self.add_generation_prompt:
-            raise invalid(
-                "continue_final_message",
-                "`continue_final_message` and `add_generation_prompt` must not both be true",
-            )
+            said = "and `add_generation_prompt` must not both be true"
+            raise invalid("continue_final_message", said)
         last = self.messages[-1]
-        path = f"messages[{len(self.messages) - 1}]"
         if last.role != "assistant" or last.tool_calls or not last.text.strip():
-            raise invalid(
-                path,
-                f"`{path}` must be a message of the assistant with some text and no tool calls:"
-                " `continue_final_message` continues it",
-            )
+            said = "must be a message of the assistant with some text and no tool calls:"
+            said += " `continue_final_message` continues it"
+            raise invalid(f"messages[{len(self.messages) - 1}]", said)
 
 
 class ChatRequest(CommonRequest, ChatPrompt):
@@ -431,16 +410,14 @@ class ChatRequest(CommonRequest, ChatPrompt):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise only("top_logprobs", "with `logprobs`: true")
+            raise invalid("top_logprobs", "is only allowed with `logprobs`: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise invalid(
-                "max_tokens",
-                "`max_tokens` and `max_completion_tokens` name one limit; leave one of them out",
-            )
+            said = "and `max_completion_tokens` name one limit; leave one of them out"
+            raise invalid("max_tokens", said)
         if not self.tools and self.parallel_tool_calls is not None:
-            raise only("parallel_tool_calls", "with `tools`")
+            raise invalid("parallel_tool_calls", "is only allowed with `tools`")
         return self
 
 
@@ -464,7 +441,7 @@ def as_prompts(value: Any) -> tuple[Prompt, ...]:
             raise ValueError
         if not prompt:
             path = "prompt" if many is not value else f"prompt[{i}]"
-            raise invalid(path, f"`{path}` is empty; a prompt needs at least one token")
+            raise invalid(path, "is empty; a prompt needs at least one token")
     return tuple(many)
 
 
@@ -477,18 +454,17 @@ class CompletionRequest(CommonRequest):
         f"a string, a list of token ids, or a list of up to {limits.MAX_PROMPTS} strings or lists"
         " of token ids; none of them empty")
     max_tokens: int | None = described(16,
-        "Default 16. Prompt plus `max_tokens` must fit the context. 0 generates nothing: with"
-        " `echo` and `logprobs` it scores the prompt.", ge=0, le=limits.MAX_LENGTH_FIELD)
+        "Default 16. Prompt plus `max_tokens` must fit the context. 0 scores the prompt, with"
+        " `echo` and `logprobs`.", ge=0, le=limits.MAX_LENGTH_FIELD)
     best_of: int | None = described(None,
         "So many are generated per prompt; the `n` with the highest log-probability per token are"
         " returned, best first. All of them count as completion tokens.",
         f"an integer from `n` to {limits.MAX_N}, and equal to `n` with `stream`",
         ge=1, le=limits.MAX_N)
     suffix: str = described("",
-        "What follows the text to generate (fill-in-the-middle), the same for each prompt, for"
-        " models whose vocabulary has the tokens for it. Prompt and suffix are plain text here:"
-        " special tokens that they spell out are not special. The special tokens of this task end"
-        " the text, but for `ignore_eos`.",
+        "What follows the text to generate (fill-in-the-middle), where the vocabulary has tokens"
+        " for it, which end the text, but for `ignore_eos`. Other special tokens that prompt and"
+        " suffix spell out are plain text.",
         ", and only without `echo`", neutral=("",), unless=no_fill_in)
     echo: bool = described(False,
         "The text (and its logprobs, when asked for) begins with the prompt.")
@@ -515,16 +491,10 @@ class CompletionRequest(CommonRequest):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.fan_out < self.n:
-            raise invalid(
-                "best_of",
-                f"`best_of` must be at least `n` ({self.n}), but {self.best_of} was given",
-            )
+            raise wrong("best_of", f"at least `n` ({self.n})", self.best_of)
         if self.fan_out > self.n and self.stream:
-            raise invalid(
-                "best_of",
-                f"`best_of` must be left out or equal to `n` ({self.n}) with `stream`: true, since"
-                " candidates are compared when they are complete",
-            )
+            said = f"must be left out or equal to `n` ({self.n}) with `stream`: true, since"
+            raise invalid("best_of", f"{said} candidates are compared when they are complete")
         if self.suffix and self.echo:
-            raise only("echo", "without `suffix`")
+            raise invalid("echo", "is only allowed without `suffix`")
         return self

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.constraints import FreeFormat, JsonSchema
-from server.api.errors import ApiError, as_api_error, invalid, only
+from server.api.errors import ApiError, as_api_error, invalid
 from server.api.fields import Refused, described, no_chat_template, no_effort, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_TOOLS
 from server.api.messages import FunctionName, ToolFunction
@@ -236,8 +236,8 @@ class ResponsesRequest(Generating):
                     call = {"id": item.call_id, "type": "function", "function": function}
                     calls = messages[-1].setdefault("tool_calls", [])
                     if any(other["id"] == item.call_id for other in calls):
-                        where = f"input[{i}].call_id"
-                        raise invalid(where, f"`{where}`: another call has this id already")
+                        said = ": another call has this id already"
+                        raise invalid(f"input[{i}].call_id", said)
                     calls.append(call)
                     continue
                 case InputCallOutput():
@@ -283,9 +283,9 @@ class ResponsesRequest(Generating):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.top_logprobs is not None and LOGPROBS not in self.include:
-            raise only("top_logprobs", f'with `include`: ["{LOGPROBS}"]')
+            raise invalid("top_logprobs", f'is only allowed with `include`: ["{LOGPROBS}"]')
         if self.stream_options is not None and not self.stream:
-            raise only("stream_options", "with `stream`: true")
+            raise invalid("stream_options", "is only allowed with `stream`: true")
         return self
 
 

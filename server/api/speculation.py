@@ -19,7 +19,7 @@ from pydantic import Field
 from engine.messages import Estimates, Mode, Ready, Reason, SetSpeculation, mode_refusal
 from server.api import replies
 from server.api.auth import check_admin
-from server.api.errors import NotReady, invalid, missing
+from server.api.errors import ApiError, NotReady, invalid, missing
 from server.api.fields import described
 from server.api.request import RequestBody, wrong
 from server.api.routes import REFUSALS, BodyRouter, refusals
@@ -56,7 +56,7 @@ class SpeculationRequest(RequestBody):
     def switch(self, k_max: int) -> SetSpeculation:
         """Raises ApiError (400) for what an engine with this bound on K cannot do."""
         if self.mode != "fixed" and self.k is not None:
-            raise invalid("k", f'`k` is only allowed with `mode` "fixed", not with "{self.mode}"')
+            raise invalid("k", f'is only allowed with `mode` "fixed", not with "{self.mode}"')
         allowed = f'an integer from 1 to {k_max} (for no guesses ask for `mode` "off")'
         if self.mode == "fixed" and k_max > 0:
             if self.k is None:
@@ -65,7 +65,8 @@ class SpeculationRequest(RequestBody):
                 raise wrong("k", allowed, self.k)
         asked = SetSpeculation(self.mode, self.k or 0)
         if (refusal := mode_refusal(asked, k_max)) is not None:
-            raise invalid(*refusal)
+            param, sentence = refusal
+            raise ApiError(400, sentence, param=param, code="invalid_value")
         return asked
 
 

@@ -47,7 +47,7 @@ class TokenizeRequest(ChatPrompt):
             message = "`prompt` (a string) or `messages` (a list of messages) is required"
             raise ApiError(400, message, param="prompt", code="missing_field")
         if self.prompt is not None and beside is not None:
-            raise invalid(beside, f"`{beside}` is not allowed beside `prompt`")
+            raise invalid(beside, "is not allowed beside `prompt`")
         return self
 
 

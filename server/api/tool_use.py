@@ -113,6 +113,4 @@ def _content_schema(request: ChatRequest) -> Mapping[str, Any] | None:
         case Grammar("json_schema"):
             schema: Mapping[str, Any] = json.loads(request.grammar.source)
             return schema
-    raise invalid(
-        "structured_outputs", "`structured_outputs` and `tools` cannot both shape one reply"
-    )
+    raise invalid("structured_outputs", "and `tools` cannot both shape one reply")
