@@ -103,9 +103,7 @@ async def of_completion(services: Services, request: CompletionRequest, ready: R
     for prompt, param in zip(request.prompt, params, strict=True):
         if isinstance(prompt, str):
             plain = bool(request.suffix)
-            ids = await encode(
-                services, prompt, ready=ready, param=param, add_special_tokens=True, plain=plain
-            )
+            ids = await encode(services, prompt, ready=ready, param=param, plain=plain)
         else:
             check_ids(ids := prompt, ready=ready, param=param)
         all_ids.append(ids)
@@ -153,11 +151,8 @@ async def of_prediction(
     text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
     ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
     if len(ids) > context:
-        raise too_long(
-            param,
-            f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
-            " output together",
-        )
+        said = f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
+        raise too_long(param, f"{said} output together")
     return tuple(ids)
 
 
@@ -167,7 +162,7 @@ async def encode(
     *,
     ready: Ready,
     param: str,
-    add_special_tokens: bool,
+    add_special_tokens: bool = True,
     plain: bool = False,
 ) -> list[int]:
     """Token ids of a text. `plain`: no special token, not even where the text spells one out."""
@@ -191,11 +186,9 @@ def _check_size(services: Services, text: str, *, ready: Ready, param: str) -> N
     """Raises ApiError for more bytes than the context can hold in any tokens."""
     size = len(text.encode("utf-8"))
     if size > ready.max_model_len * services.longest_token:
-        raise too_long(
-            param,
-            f"This model's maximum context length is {ready.max_model_len} tokens, but"
-            f" `{param}` has {size} bytes, which is more than they can hold",
-        )
+        known = f"This model's maximum context length is {ready.max_model_len} tokens"
+        said = f"`{param}` has {size} bytes, which is more than they can hold"
+        raise too_long(param, f"{known}, but {said}")
 
 
 def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:

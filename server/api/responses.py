@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 
 from server.api import replies
 from server.api.errors import ApiError
-from server.api.gather import while_connected
+from server.api.gather import gather
 from server.api.intake import Call, start
 from server.api.prompts import chat_ids
 from server.api.replies import usage_body
@@ -47,11 +46,13 @@ def responses_router(services: Services) -> APIRouter:
         with request.renamed():
             call = await start(services, request.chat, prefix="resp_")
         writer = ResponseEvents(_base(request, call), with_logprobs=LOGPROBS in request.include)
-        events = _events(call, ChatShape(call.id, call.use), writer)
-        if request.chat.stream:
-            return EventStream(call, _stream(call, events, writer))
+        shape = ChatShape(call.id, call.use)
+        if request.stream:
+            return EventStream(call, _stream(call, shape, writer))
         with request.renamed():
-            last = await while_connected(http, call.generation, _last(events))
+            [whole] = await gather(http, call.generation)
+        fed = [event for choice in shape.choices(whole) for event in writer.feed(choice)]
+        *_, last = [*writer.begin(), *fed, *writer.end(_usage(call), now=int(time.time()))]
         return JSONResponse(last["response"], headers={"x-request-id": call.id})
 
     @router.post(
@@ -74,40 +75,27 @@ def responses_router(services: Services) -> APIRouter:
     return router
 
 
-async def _events(
-    call: Call, shape: ChatShape, writer: ResponseEvents
-) -> AsyncGenerator[Event, None]:
-    """From created to completed or incomplete; raises as the generation does."""
-    for event in writer.begin():
-        yield event
-    async with aclosing(call.generation.deltas()) as deltas:
-        async for delta in deltas:
-            for choice in shape.choices(delta):
-                for event in writer.feed(choice):
-                    yield event
-    for event in writer.end(_usage(call), now=int(time.time())):
-        yield event
-
-
-async def _last(events: AsyncGenerator[Event, None]) -> Event:
-    """The Response unstreamed is the one of its stream's last event."""
-    last: Event = {}
-    async for event in events:
-        last = event
-    return last
-
-
 async def _stream(
-    call: Call, events: AsyncGenerator[Event, None], writer: ResponseEvents
+    call: Call, shape: ChatShape, writer: ResponseEvents
 ) -> AsyncGenerator[bytes, None]:
     """A generation that is cut off ends with response.failed. The API has no [DONE]."""
+    generation = call.generation
     try:
-        async with aclosing(events):
-            async for event in events:
-                yield as_event(event, event["type"])
+        yield _written(writer.begin())
+        while not generation.finished:
+            await generation.news()
+            choices = [choice for delta in generation.take() for choice in shape.choices(delta)]
+            if written := _written(event for choice in choices for event in writer.feed(choice)):
+                yield written
+        yield _written(writer.end(_usage(call), now=int(time.time())))
     except Exception as error:
-        failed = writer.fail(as_logged_error(call, error))
-        yield as_event(failed, failed["type"])
+        yield _written([writer.fail(as_logged_error(call, error))])
+    finally:
+        generation.close()
+
+
+def _written(events: Iterable[Event]) -> bytes:
+    return b"".join([as_event(event, event["type"]) for event in events])
 
 
 def _usage(call: Call) -> dict[str, Any]:

@@ -52,12 +52,8 @@ class Services:
         names = self.config.model_names
         if name not in names:
             here = ", ".join(f"`{known}`" for known in names)
-            raise ApiError(
-                404,
-                f"there is no such model here; this server has {here}",
-                param="model",
-                code="model_not_found",
-            )
+            said = f"there is no such model here; this server has {here}"
+            raise ApiError(404, said, param="model", code="model_not_found")
 
     def fingerprint(self, ready: Ready) -> str:
         """Changes with whatever may change a reply to the same request: code, model, numerics.

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from engine.messages import Ready
 from server.api import replies
-from server.api.errors import ApiError, invalid, too_long
+from server.api.errors import invalid, too_long
 from server.api.fields import described
 from server.api.prompts import chat_ids, check_ids, encode
 from server.api.request import RequestBody
@@ -44,8 +44,8 @@ class TokenizeRequest(ChatPrompt):
     def _is_one(self) -> Self:
         beside = next(iter(self.model_fields_set & ChatPrompt.model_fields.keys()), None)
         if self.prompt is None and not self.messages:
-            message = "`prompt` (a string) or `messages` (a list of messages) is required"
-            raise ApiError(400, message, param="prompt", code="missing_field")
+            said = "(a string) or `messages` (a list of messages) is required"
+            raise invalid("prompt", said, "missing_field")
         if self.prompt is not None and beside is not None:
             raise invalid(beside, "is not allowed beside `prompt`")
         return self
