@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.constraints import FreeFormat, JsonSchema
@@ -90,18 +90,15 @@ class InputCallOutput(Item):
     output: Content
 
 
-def _type_of(item: Any) -> str | None:
-    if not isinstance(item, dict):
-        return getattr(item, "type", None)
-    kind = item.get("type", "message" if "role" in item else None)
-    return None if kind is None else str(kind)
+def _typed(item: Any) -> Any:
+    """A message may leave out that it is one."""
+    return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
-    Discriminator(_type_of),
+    InputMessage | InputCall | InputCallOutput,
+    Field(discriminator="type"),
+    BeforeValidator(_typed),
 ]
 
 
