@@ -61,19 +61,7 @@ def info_router(services: Services) -> APIRouter:
 
     @router.get("/v1/capabilities", response_model=replies.Capabilities)
     async def capabilities() -> Response:
-        ready = services.client.ready
-        reply = {
-            "object": "capabilities",
-            "version": VERSION,
-            "models": list(services.config.model_names),
-            "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
-            "limits": _limits(services, ready),
-            "endpoints": {
-                path: {name: _field(row, services) for name, row in rows.items()}
-                for path, rows in ROWS.items()
-            },
-        }
-        return JSONResponse(reply)
+        return JSONResponse(_capabilities(services))
 
     return router
 
@@ -111,6 +99,21 @@ def health_router(services: Services) -> APIRouter:
         return JSONResponse({"name": "foredraft", "version": VERSION, **facts})
 
     return router
+
+
+def _capabilities(services: Services) -> dict[str, Any]:
+    ready = services.client.ready
+    return {
+        "object": "capabilities",
+        "version": VERSION,
+        "models": list(services.config.model_names),
+        "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
+        "limits": _limits(services, ready),
+        "endpoints": {
+            path: {name: _field(row, services) for name, row in rows.items()}
+            for path, rows in ROWS.items()
+        },
+    }
 
 
 def _field(row: FieldRow, services: Services) -> dict[str, Any]:

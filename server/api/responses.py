@@ -52,8 +52,8 @@ def responses_router(services: Services) -> APIRouter:
         with request.renamed():
             [whole] = await gather(http, call.generation)
         fed = [event for choice in shape.choices(whole) for event in writer.feed(choice)]
-        *_, last = [*writer.begin(), *fed, *writer.end(_usage(call), now=int(time.time()))]
-        return JSONResponse(last["response"], headers={"x-request-id": call.id})
+        events = [*writer.begin(), *fed, *writer.end(_usage(call), now=int(time.time()))]
+        return JSONResponse(events[-1]["response"], headers={"x-request-id": call.id})
 
     @router.post(
         "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS

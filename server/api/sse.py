@@ -119,9 +119,8 @@ async def chunks(
     opening: Sequence[dict[str, Any]] = (),
     first: dict[str, Any] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks of one choice each, as events: those that come together leave together. `kind`: their
-    `object`. `choices`: what they say of a delta. `opening`: choices before any text. `first`: what
-    the first chunk has besides the seed."""
+    """Chunks of the object `kind` and of one choice each; those that come together leave together.
+    `choices`: of a delta. `opening`: before any text. `first`: what only the first chunk has."""
     head, generation = call.head(kind), call.generation
     usage = {"usage": None} if call.include_usage else {}
     extra: dict[str, Any] = {"seed": call.seed, **(first or {})}
@@ -140,8 +139,8 @@ async def chunks(
         while not generation.finished:
             await generation.news()
             found = [choice for delta in generation.take() for choice in choices(delta)]
-            events = [chunk([choice]) for choice in found[:-1]]
             ends = generation.finished and not call.include_usage
+            events = [chunk([choice]) for choice in found[:-1]]
             events += [chunk([choice], ending() if ends else None) for choice in found[-1:]]
             if events:
                 yield b"".join(events)
