@@ -56,11 +56,11 @@ class FieldRow:
         stand for what may be left out."""
         about = f"{self.meaning} Must be {self.all_allowed(schema)}."
         if "default" in schema:
-            beside = {"default": schema.pop("default"), "description": about}
+            del schema["default"]  # of ours; clients that send defaults had better send nulls
             members = schema["anyOf"] if schema.keys() == {"anyOf"} else [dict(schema)]
             null = [] if {"type": "null"} in members else [{"type": "null"}]
             schema.clear()
-            schema |= {"anyOf": [*members, *null], **beside}
+            schema |= {"anyOf": [*members, *null], "default": None, "description": about}
         else:
             schema["description"] = about
 
