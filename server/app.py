@@ -14,9 +14,8 @@ from fastapi.routing import APIRoute
 
 from server.api import errors
 from server.api.auth import ApiKey
-from server.api.chat import chat_router
 from server.api.completions import completions_router
-from server.api.info import OPEN_PATHS, info_router
+from server.api.info import OPEN_PATHS, health_router, info_router
 from server.api.responses import responses_router
 from server.api.routes import openapi_router
 from server.api.services import VERSION, Services
@@ -25,12 +24,12 @@ from server.api.tokenize import tokenize_router
 
 ROUTERS = (
     completions_router,
-    chat_router,
     responses_router,
     tokenize_router,
     speculation_router,
     openapi_router,
     info_router,
+    health_router,
 )
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

@@ -41,12 +41,8 @@ def check_admin(headers: Headers, *, key: str | None, api_key: str | None) -> No
     """Raises ApiError unless they bring the operator's key: 403 when there is none here or when
     the key is a client's, otherwise 401."""
     if key is None:
-        raise ApiError(
-            403,
-            "this server has no admin key, so nothing can be switched while it runs;"
-            " start it with `server.admin_key`",
-            code="no_admin_key",
-        )
+        said = "this server has no admin key, so nothing can be switched while it runs;"
+        raise ApiError(403, f"{said} start it with `server.admin_key`", code="no_admin_key")
     if _opens(headers, [_digest(key.encode("utf-8"))]):
         return
     if api_key is not None and _opens(headers, [_digest(api_key.encode("utf-8"))]):

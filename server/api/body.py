@@ -25,18 +25,12 @@ BODY_SECONDS = 60.0
 async def read_body(http: HttpRequest, limit: int) -> bytes:
     """The body, refused with 413 as soon as it is known to be longer than `limit` bytes, and with
     415 if it is compressed: what it unpacks to could not be bounded by its length."""
-    too_large = ApiError(
-        413,
-        f"the body is larger than {limit} bytes (`server.max_body_bytes`)",
-        code="body_too_large",
-    )
+    said = f"the body is larger than {limit} bytes (`server.max_body_bytes`)"
+    too_large = ApiError(413, said, code="body_too_large")
     encoding = http.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("identity", ""):
-        raise ApiError(
-            415,
-            "the body is compressed (`Content-Encoding`); this server takes plain JSON",
-            code="unsupported_encoding",
-        )
+        said = "the body is compressed (`Content-Encoding`); this server takes plain JSON"
+        raise ApiError(415, said, code="unsupported_encoding")
     length = http.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
         raise too_large
@@ -50,9 +44,8 @@ async def read_body(http: HttpRequest, limit: int) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     except TimeoutError:
-        raise ApiError(
-            408, f"the body did not arrive within {BODY_SECONDS:.0f} s", code="body_too_slow"
-        ) from None
+        said = f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        raise ApiError(408, said, code="body_too_slow") from None
     return bytes(body)
 
 
@@ -60,9 +53,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """The object that a body is. Raises ApiError (400) for anything else, for too many values, for
     the character NUL and for a key given twice, wherever they stand in it."""
     if num_values(body) > MAX_VALUES:
-        raise ApiError(
-            400, f"the body holds more than {MAX_VALUES} JSON values", code="too_many_values"
-        )
+        said = f"the body holds more than {MAX_VALUES} JSON values"
+        raise ApiError(400, said, code="too_many_values")
     try:
         data = from_json(body)
     except ValueError as error:
@@ -71,9 +63,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     if b"\\u0000" in body and (path := _find(data, _nul)) is not None:  # as JSON writes it
-        raise invalid(path, f"`{path}` holds the character NUL (U+0000), which is no text")
+        raise invalid(path, "holds the character NUL (U+0000), which is no text")
     if (path := duplicate_key(body)) is not None:
-        raise ApiError(400, f"`{path}` is given twice", param=path, code="duplicate_field")
+        raise invalid(path, "is given twice", "duplicate_field")
     return data
 
 

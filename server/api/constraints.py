@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
-from pydantic_core import from_json
 
 from engine.messages import Grammar, GrammarKind
-from server.api.body import duplicate_key, num_values
-from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME, MAX_VALUES
+from server.api.body import parse_json
+from server.api.errors import ApiError
+from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME
 from server.api.messages import Description
 from server.api.request import Absent, AnyObject, Part, Source, Text, fault
 
@@ -38,25 +38,18 @@ def _schema(value: AnyObject) -> AnyObject:
     try:
         _json(value)
     except ValueError:
-        raise fault("", "`{path}` holds a number that JSON does not have") from None
+        raise fault("", "holds a number that JSON does not have") from None
     return value
 
 
 def _schema_or_its_text(value: AnyObject | str) -> AnyObject:
     """As vLLM takes it."""
     if isinstance(value, str):
-        text = value.encode()
-        if num_values(text) > MAX_VALUES:
-            raise fault("", f"`{{path}}` holds more than {MAX_VALUES} JSON values")
         try:
-            value = from_json(text)
-        except ValueError:
-            raise fault("", "`{path}` is no valid JSON") from None
-        if not isinstance(value, dict):
-            raise fault("", "`{path}` must be the text of an object")
-        twice = duplicate_key(text)
-        if twice is not None:
-            raise fault(twice, "`{path}` is given twice", "duplicate_field")
+            value = parse_json(value.encode())
+        except ApiError as error:
+            said = error.message.removeprefix("the body").removeprefix(f"`{error.param}`").strip()
+            raise fault(error.param or "", said, str(error.code)) from None
     return _schema(value)
 
 
@@ -139,6 +132,5 @@ class StructuredOutputs(Part):
     def _is_one(self) -> Self:
         if len(self.given) != 1:
             names = "`json`, `regex`, `choice`, `grammar`, `json_object`"
-            sentence = f"`{{path}}` must hold exactly one of {names}; {len(self.given)} were given"
-            raise fault("", sentence)
+            raise fault("", f"must hold exactly one of {names}; {len(self.given)} were given")
         return self

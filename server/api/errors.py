@@ -6,6 +6,7 @@ never a 5xx or a traceback, and no message repeats a prompt, a key or other long
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,8 +19,13 @@ from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused, Q
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Rejection
 
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 RETRY_SECONDS = {429: 1, 503: 2}
+REASONS: Mapping[str, Rejection] = {  # of the metric, by code
+    "body_too_large": "too_large",
+    "queue_full": "queue_full",
+    "context_length_exceeded": "context_length",
+    "model_not_found": "unknown_model",
+}
 
 
 class ApiError(Exception):
@@ -60,25 +66,20 @@ class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
 
-def invalid(param: str | None, message: str) -> ApiError:
-    """A 400 for one field."""
-    return ApiError(400, message, param=param, code="invalid_value")
+def invalid(param: str, said: str, code: str = "invalid_value") -> ApiError:
+    """A 400 for one field, whose name begins the sentence; `said`: the rest of it."""
+    between = "" if said.startswith(":") else " "
+    return ApiError(400, f"`{param}`{between}{said}", param=param, code=code)
 
 
 def missing(param: str, allowed: str | None = None) -> ApiError:
     """A 400 for a field that must be given; `allowed`: what it may be."""
-    message = f"`{param}` is required" + (f": {allowed}" if allowed else "")
-    return ApiError(400, message, param=param, code="missing_field")
+    return invalid(param, "is required" + (f": {allowed}" if allowed else ""), "missing_field")
 
 
-def unknown_field(path: str) -> ApiError:
-    """A 400 for a member that nothing here has."""
-    return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
-
-
-def unsupported(param: str, message: str) -> ApiError:
+def unsupported(param: str, said: str) -> ApiError:
     """A 400 for a field that is known, and not honoured."""
-    return ApiError(400, message, param=param, code="unsupported_field")
+    return invalid(param, said, "unsupported_field")
 
 
 def too_long(param: str, message: str) -> ApiError:
@@ -115,20 +116,13 @@ def respond(error: ApiError) -> JSONResponse:
 
 def rejection(error: Exception) -> Rejection | None:
     """The metric's reason when a request was refused before it reached the engine."""
-    match error, as_api_error(error):
-        case NotReady(), _:
-            return "not_ready"
-        case _, ApiError(status=413):
-            return "too_large"
-        case _, ApiError(status=429):
-            return "queue_full"
-        case _, ApiError(code="context_length_exceeded"):
-            return "context_length"
-        case _, ApiError(code="model_not_found"):
-            return "unknown_model"
-        case _, ApiError(status=400 | 408 | 415) if not isinstance(error, GenerationFailed):
-            return "invalid"
-    return None
+    known = as_api_error(error)
+    if isinstance(error, NotReady):
+        return "not_ready"
+    if isinstance(error, GenerationFailed):
+        return None
+    invalid: Rejection | None = "invalid" if known.status in (400, 408, 415) else None
+    return REASONS.get(known.code or "", invalid)
 
 
 def install(app: FastAPI, metrics: Metrics) -> None:
@@ -152,7 +146,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
         path = request.url.path[:100]
         known = ApiError(404, f"there is no route {path}", code="unknown_route")
     elif error.status_code == 405:
-        allowed = ", ".join(_methods(request))
+        routes = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
+        allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
         message = f"{request.method[:20]} is not allowed on this route; allowed: {allowed}"
         known = ApiError(405, message, code="method_not_allowed")
         error.headers = {**(error.headers or {}), "Allow": allowed}
@@ -161,16 +156,6 @@ async def _on_http(request: Request, error: Exception) -> Response:
     response = respond(known)
     response.headers.update(error.headers or {})
     return response
-
-
-def _methods(request: Request) -> list[str]:
-    """That some route of this path has; the router knows those of the first one alone."""
-
-    def fits(method: str) -> bool:
-        scope = {**request.scope, "method": method}
-        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
-
-    return [method for method in METHODS if fits(method)]
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:

@@ -4,9 +4,7 @@ client meanwhile."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from itertools import chain
-from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
@@ -15,20 +13,12 @@ from server.api.errors import ClientGone
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 
-T = TypeVar("T")
-
 
 async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
-    """Every wanted choice, whole and numbered in order; raises as `while_connected` does."""
-    return await while_connected(http, generation, _collect(generation))
-
-
-async def while_connected(
-    http: HttpRequest, generation: Generation, reading: Coroutine[Any, Any, T]
-) -> T:
-    """What `reading` makes of the generation. Raises ClientGone when the connection closes first,
-    EngineLost or GenerationFailed as the generation does; in each case nothing is left running."""
-    work = asyncio.ensure_future(reading)
+    """Every wanted choice, whole and numbered in order. Raises ClientGone when the connection
+    closes first, EngineLost or GenerationFailed as the generation does; in each case nothing is
+    left running."""
+    work = asyncio.ensure_future(_collect(generation))
     watch = asyncio.ensure_future(until_gone(http.receive))
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)

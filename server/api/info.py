@@ -11,7 +11,6 @@ good, so that the platform replaces the container. /ready is green in the state 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,7 +18,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.messages import Ready
 from server.api import limits, replies
-from server.api.fields import ROWS, Endpoint, FieldRow
+from server.api.field_table import ROWS
+from server.api.fields import FieldRow
 from server.api.routes import refusals
 from server.api.services import VERSION, Services
 from server.observe.metrics import CONTENT_TYPE
@@ -27,13 +27,6 @@ from server.observe.metrics import CONTENT_TYPE
 # Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
 # reader types.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/speculation/live"})
-PATHS: Mapping[Endpoint, str] = {
-    "completions": "/v1/completions",
-    "chat": "/v1/chat/completions",
-    "responses": "/v1/responses",
-    "tokenize": "/tokenize",
-    "detokenize": "/detokenize",
-}
 ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller", "memory")
 VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")
 
@@ -68,19 +61,13 @@ def info_router(services: Services) -> APIRouter:
 
     @router.get("/v1/capabilities", response_model=replies.Capabilities)
     async def capabilities() -> Response:
-        ready = services.client.ready
-        reply = {
-            "object": "capabilities",
-            "version": VERSION,
-            "models": list(services.config.model_names),
-            "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
-            "limits": _limits(services, ready),
-            "endpoints": {
-                path: {name: _field(row, services) for name, row in ROWS[endpoint].items()}
-                for endpoint, path in PATHS.items()
-            },
-        }
-        return JSONResponse(reply)
+        return JSONResponse(_capabilities(services))
+
+    return router
+
+
+def health_router(services: Services) -> APIRouter:
+    router = APIRouter()
 
     @router.get(
         "/health", response_model=replies.Health, responses={503: {"model": replies.Health}}
@@ -114,6 +101,21 @@ def info_router(services: Services) -> APIRouter:
     return router
 
 
+def _capabilities(services: Services) -> dict[str, Any]:
+    ready = services.client.ready
+    return {
+        "object": "capabilities",
+        "version": VERSION,
+        "models": list(services.config.model_names),
+        "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
+        "limits": _limits(services, ready),
+        "endpoints": {
+            path: {name: _field(row, services) for name, row in rows.items()}
+            for path, rows in ROWS.items()
+        },
+    }
+
+
 def _field(row: FieldRow, services: Services) -> dict[str, Any]:
     reason = row.unless(services) if row.unless is not None else None
     found = {"status": row.kind, "allowed": row.allowed, "meaning": row.meaning}
@@ -124,9 +126,7 @@ def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
     """Of the engine, of the configuration, and of requests (`limits`, in lower case)."""
     fixed = {name.lower(): value for name, value in vars(limits).items() if name.isupper()}
     return {
-        "max_model_len": getattr(ready, "max_model_len", None),
-        "vocab_size": getattr(ready, "vocab_size", None),
-        "k_max": getattr(ready, "k_max", None),
+        **{name: getattr(ready, name, None) for name in ("max_model_len", "vocab_size", "k_max")},
         "max_inflight": services.config.max_inflight,
         "max_body_bytes": services.config.server.max_body_bytes,
         "max_grammar_bytes": services.config.server.max_grammar_bytes,

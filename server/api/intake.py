@@ -17,7 +17,7 @@ from typing import Any
 from engine.messages import Ready, SamplingParams, Speculation, proposers_of
 from server.api.errors import invalid, too_long
 from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
-from server.api.request import check_settings
+from server.api.request import wrong
 from server.api.schema import ChatRequest, CommonRequest, CompletionRequest, SpeculationOptions
 from server.api.services import Services
 from server.api.tool_use import ToolUse
@@ -85,7 +85,7 @@ async def start(
         model=request.model,
         fingerprint=services.fingerprint(ready),
         seed=seed,
-        include_usage=request.include_usage,
+        include_usage=request.stream_options.include_usage,
         generation=generation,
         service_tier=request.service_tier,
         use=prompts.use,
@@ -96,16 +96,15 @@ def _check(services: Services, request: CommonRequest) -> Ready:
     """The engine's facts, once the request is known to fit them; its prompts aside."""
     services.check_model(request.model)
     ready = services.require_ready()
-    check_settings(request, services)
+    request.check_settings(services)
     check_ids(request.biases, ready=ready, param="logit_bias")
     check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
     _speculation(request.speculation, ready)
     count, allowed = request.num_sequences, services.admission.max_inflight
     if count > allowed:
         name = "n" if request.fan_out == request.n else "best_of"
-        raise invalid(
-            name, f"prompts times `{name}` is {count}; this server admits at most {allowed}"
-        )
+        said = f": with all prompts {count} are asked for; this server admits at most {allowed}"
+        raise invalid(name, said)
     return ready
 
 
@@ -115,7 +114,7 @@ def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str
     context = ready.max_model_len
     known = f"This model's maximum context length is {context} tokens, prompt and output together"
     if size == 0:
-        raise invalid(param, f"`{param}` is empty; a prompt needs at least one token")
+        raise invalid(param, "is empty; a prompt needs at least one token")
     if size > context or (size == context and request.length != 0):
         raise too_long(param, f"{known}; the prompt is too long: it alone has {size}")
     named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
@@ -134,13 +133,12 @@ def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation 
     bound = None if asked.max_draft == "auto" else asked.max_draft
     if bound is not None and bound > ready.k_max:
         allowed = f'"auto" or an integer from 0 to {ready.k_max}'
-        path = "speculation.max_draft"
-        raise invalid(path, f"`{path}` must be {allowed}, but {bound} was given")
+        raise wrong("speculation.max_draft", allowed, bound)
     for i, name in enumerate(asked.proposers or ()):
         if name not in ready.proposers:
-            path = f"speculation.proposers[{i}]"
             here = ", ".join(ready.proposers) or "nobody: speculation is off"
-            raise invalid(path, f"`{path}`: {name} does not guess on this server; {here}")
+            said = f": {name} does not guess on this server; {here}"
+            raise invalid(f"speculation.proposers[{i}]", said)
     proposers = None if asked.proposers is None else tuple(asked.proposers)
     return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)
 

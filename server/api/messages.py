@@ -79,27 +79,22 @@ class Message(Part):
         assistants = {"refusal": self.refusal, "tool_calls": self.tool_calls}
         for member, given in assistants.items():
             if given and self.role != "assistant":
-                raise _only(member, "in messages of the role assistant")
+                raise fault(member, "is only allowed in messages of the role assistant")
         if self.tool_call_id and self.role != "tool":
-            raise _only("tool_call_id", "in messages of the role tool")
+            raise fault("tool_call_id", "is only allowed in messages of the role tool")
         if self.refusal and self.content:
-            raise _only("refusal", "without a content")
+            raise fault("refusal", "is only allowed without a content")
         if self.content is None and not (self.refusal or self.tool_calls):
-            said = "`{path}` is required: a string or a list of text parts"
-            raise fault("content", said, code="missing_field")
+            raise fault("content", "is required: a string or a list of text parts", "missing_field")
         for i, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if part.type == "refusal" and self.role != "assistant":
-                raise fault(f"content[{i}].type", '`{path}` must be "text"', "unsupported_field")
+                raise fault(f"content[{i}].type", 'must be "text"', "unsupported_field")
         if len({call.id for call in self.tool_calls}) < len(self.tool_calls):
-            raise fault("tool_calls", "`{path}`: two of the calls have the same id")
+            raise fault("tool_calls", ": two of the calls have the same id")
         if self.role == "tool" and self.tool_call_id is None:
-            said = "`{path}` is required: the id of the call that this message answers"
-            raise fault("tool_call_id", said, code="missing_field")
+            said = "is required: the id of the call that this message answers"
+            raise fault("tool_call_id", said, "missing_field")
         return self
-
-
-def _only(member: str, where: str) -> Exception:
-    return fault(member, f"`{{path}}` is only allowed {where}")
 
 
 def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -112,7 +107,7 @@ def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     texts = [call.function.arguments for message in messages for call in message.tool_calls]
     if sum(num_values(text.encode()) for text in texts) > MAX_VALUES:
-        said = f"the arguments of the calls in `messages` hold more than {MAX_VALUES} JSON values"
+        said = f": the arguments of its calls hold more than {MAX_VALUES} JSON values"
         raise invalid("messages", said)
     seen: list[dict[str, Any]] = []
     begin, names, answered = 0, dict[str, str](), set[str]()  # of the last run of results
@@ -124,10 +119,10 @@ def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
             continue
         id, where = message.tool_call_id or "", f"messages[{i}].tool_call_id"
         if id not in names:
-            said = "must be the id of one of the `tool_calls` of the assistant's message before"
-            raise invalid(where, f"`{where}` {said}")
+            said = "must be the id of a call that the assistant made just before"
+            raise invalid(where, said)
         if id in answered:
-            raise invalid(where, f"`{where}`: that call is answered already")
+            raise invalid(where, ": that call is answered already")
         answered.add(id)
         seen.append({"name": names[id], **_turn(message), "tool_call_id": id})
         order = list(names)
@@ -169,13 +164,13 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 def _parameters(value: AnyObject) -> AnyObject:
     if value.get("type", "object") != "object":
-        raise fault("type", '`{path}` must be "object"')
+        raise fault("type", 'must be "object"')
     try:
         size = len(json.dumps(value, allow_nan=False))
     except ValueError:
-        raise fault("", "`{path}` must be JSON, which has no NaN and no Infinity") from None
+        raise fault("", "must be JSON, which has no NaN and no Infinity") from None
     if size > MAX_TOOL_BYTES:
-        raise fault("", f"`{{path}}` must be at most {MAX_TOOL_BYTES} bytes of JSON")
+        raise fault("", f"must be at most {MAX_TOOL_BYTES} bytes of JSON")
     return value
 
 
@@ -249,19 +244,17 @@ def tool_choice(given: ToolChoiceBody | None) -> ToolChoice:
             return ToolChoice(given or "auto")
 
 
-def check_tools(tools: list[Tool], given: ToolChoiceBody | None, parallel: bool | None) -> None:
+def check_tools(tools: list[Tool], given: ToolChoiceBody | None) -> None:
     """The fields against each other. Raises ApiError."""
     choice = tool_choice(given)
     if not tools and given is not None and choice.mode != "none":
-        raise invalid("tool_choice", "`tool_choice` is only allowed with `tools`")
-    if not tools and parallel is not None:
-        raise invalid("parallel_tool_calls", "`parallel_tool_calls` is only allowed with `tools`")
+        raise invalid("tool_choice", "is only allowed with `tools`")
     offered: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.function.name in offered:
-            path = f"tools[{i}].function.name"
-            raise invalid(path, f"`{path}`: another tool has the name {tool.function.name} already")
+            said = f": another tool has the name {tool.function.name} already"
+            raise invalid(f"tools[{i}].function.name", said)
         offered.add(tool.function.name)
     for name in choice.names or ():
         if name not in offered:
-            raise invalid(choice.path, f"`{choice.path}`: no tool of the name {name} is in `tools`")
+            raise invalid(choice.path, f": no tool of the name {name} is in `tools`")

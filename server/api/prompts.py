@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from engine.messages import Grammar, Ready
 from server.api.errors import invalid, too_long, unsupported
-from server.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from server.api.schema import ChatPrompt, ChatRequest, CommonRequest, CompletionRequest
 from server.api.services import Services
 from server.api.tool_use import ToolUse, grammar_of, tool_use
 from server.generation.generation_spec import Echo
@@ -47,13 +47,11 @@ async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Pro
 
 
 async def chat_ids(
-    services: Services, request: ChatRequest, ready: Ready, *, add_special_tokens: bool = False
+    services: Services, request: ChatPrompt, ready: Ready, *, add_special_tokens: bool = False
 ) -> list[int]:
     """What the template makes of the messages. Raises ChatTemplateError, and ApiError for a text
     that cannot fit."""
-    tools = None
-    if tool_use(services, request) is not None:
-        tools = [tool.as_template_sees() for tool in request.tools]
+    tools = [tool.as_template_sees() for tool in request.tools] if request.tells_tools else None
     variables = _template_variables(services, request)
 
     def work() -> list[int]:
@@ -73,7 +71,7 @@ async def chat_ids(
     return await _off_loop(work, size=size)
 
 
-def _template_variables(services: Services, request: ChatRequest) -> dict[str, Any]:
+def _template_variables(services: Services, request: ChatPrompt) -> dict[str, Any]:
     """What the request sets for the template. Raises ApiError for what would have no effect."""
     allowed = services.config.server.chat_template_kwargs
     reads, effort = services.tokenizer.template_reads, request.reasoning_effort
@@ -81,25 +79,18 @@ def _template_variables(services: Services, request: ChatRequest) -> dict[str, A
         path = f"chat_template_kwargs.{name}"
         if name not in allowed:
             names = ", ".join(allowed) or "none"
-            raise unsupported(
-                path,
-                f"`{path}` is not among the variables that this server lets a request set:"
-                f" {names} (`server.chat_template_kwargs`)",
-            )
+            said = "is not among the variables that this server lets a request set:"
+            raise unsupported(path, f"{said} {names} (`server.chat_template_kwargs`)")
         if not reads(name):
-            message = f"`{path}`: the chat template of this model does not read such a variable"
-            raise unsupported(path, message)
+            raise unsupported(path, ": the chat template of this model does not read it")
     reasoning: dict[str, Any] = {}
     if effort is not None and reads("reasoning_effort"):
         reasoning = {"reasoning_effort": effort}
     elif effort == "none" and reads("enable_thinking"):  # which can only switch reasoning
         reasoning = {"enable_thinking": False}
     elif effort not in (None, "none"):
-        raise invalid(
-            "reasoning_effort",
-            '`reasoning_effort` must be left out or "none": the chat template of this model does'
-            " not read it",
-        )
+        said = 'must be left out or "none": the chat template of this model does not read it'
+        raise invalid("reasoning_effort", said)
     return reasoning | request.chat_template_kwargs
 
 
@@ -112,9 +103,7 @@ async def of_completion(services: Services, request: CompletionRequest, ready: R
     for prompt, param in zip(request.prompt, params, strict=True):
         if isinstance(prompt, str):
             plain = bool(request.suffix)
-            ids = await encode(
-                services, prompt, ready=ready, param=param, add_special_tokens=True, plain=plain
-            )
+            ids = await encode(services, prompt, ready=ready, param=param, plain=plain)
         else:
             check_ids(ids := prompt, ready=ready, param=param)
         all_ids.append(ids)
@@ -162,11 +151,8 @@ async def of_prediction(
     text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
     ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
     if len(ids) > context:
-        raise too_long(
-            param,
-            f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
-            " output together",
-        )
+        said = f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
+        raise too_long(param, f"{said} output together")
     return tuple(ids)
 
 
@@ -176,7 +162,7 @@ async def encode(
     *,
     ready: Ready,
     param: str,
-    add_special_tokens: bool,
+    add_special_tokens: bool = True,
     plain: bool = False,
 ) -> list[int]:
     """Token ids of a text. `plain`: no special token, not even where the text spells one out."""
@@ -200,11 +186,9 @@ def _check_size(services: Services, text: str, *, ready: Ready, param: str) -> N
     """Raises ApiError for more bytes than the context can hold in any tokens."""
     size = len(text.encode("utf-8"))
     if size > ready.max_model_len * services.longest_token:
-        raise too_long(
-            param,
-            f"This model's maximum context length is {ready.max_model_len} tokens, but"
-            f" `{param}` has {size} bytes, which is more than they can hold",
-        )
+        known = f"This model's maximum context length is {ready.max_model_len} tokens"
+        said = f"`{param}` has {size} bytes, which is more than they can hold"
+        raise too_long(param, f"{known}, but {said}")
 
 
 def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
@@ -213,4 +197,4 @@ def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
         if not 0 <= token < ready.vocab_size:
             given = str(token) if abs(token) < 10**20 else "a larger number"
             allowed = f"token ids must be from 0 to {ready.vocab_size - 1}"
-            raise invalid(param, f"`{param}`: {allowed}, but {given} was given")
+            raise invalid(param, f": {allowed}, but {given} was given")

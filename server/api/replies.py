@@ -270,9 +270,6 @@ class Version(TypedDict):
     version: str
 
 
-Document = Object
-
-
 def usage_body(usage: Usage) -> UsageBody:
     """OpenAI's usage, and how speculation went: draft tokens proposed and accepted, and the number
     of sampling steps (rounds) that all completion tokens took; who was allowed to guess how much;

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +19,17 @@ from fastapi.responses import JSONResponse, Response
 
 from server.api import replies
 from server.api.errors import ApiError
-from server.api.fields import LOGPROBS, NOT_STORED
-from server.api.gather import while_connected
+from server.api.gather import gather
 from server.api.intake import Call, start
 from server.api.prompts import chat_ids
 from server.api.replies import usage_body
-from server.api.request import check_settings
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
-from server.api.schema_responses import InputTokensRequest, ResponsesRequest
+from server.api.schema_responses import (
+    LOGPROBS,
+    NOT_STORED,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from server.api.services import Services
 from server.api.shapes import ChatShape
 from server.api.sse import EventStream, as_event, as_logged_error
@@ -38,32 +41,28 @@ EXTRAS = ("provenance", "token_ids")
 def responses_router(services: Services) -> APIRouter:
     router = BodyRouter(services)
 
-    @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED | REFUSALS)
+    @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED)
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
             call = await start(services, request.chat, prefix="resp_")
-        writer = ResponseEvents(
-            _base(request, call),
-            with_logprobs=LOGPROBS in request.include,
-            with_calls=call.use is not None,
-        )
-        events = _events(call, ChatShape(call.id, call.use), writer)
-        if request.chat.stream:
-            return EventStream(call, _stream(call, events, writer))
+        writer = ResponseEvents(_base(request, call), with_logprobs=LOGPROBS in request.include)
+        shape = ChatShape(call.id, call.use)
+        if request.stream:
+            return EventStream(call, _stream(call, shape, writer))
         with request.renamed():
-            last = await while_connected(http, call.generation, _last(events))
-        return JSONResponse(last["response"], headers={"x-request-id": call.id})
+            [whole] = await gather(http, call.generation)
+        fed = [event for choice in shape.choices(whole) for event in writer.feed(choice)]
+        events = [*writer.begin(), *fed, *writer.end(_usage(call), now=int(time.time()))]
+        return JSONResponse(events[-1]["response"], headers={"x-request-id": call.id})
 
     @router.post(
         "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS
     )
     async def count_input_tokens(http: Request, request: InputTokensRequest) -> Response:
         with request.renamed():
-            if request.chat.model:
-                services.check_model(request.chat.model)
+            ready = services.known(request.model)
             with services.admission.reserve(1):
-                ready = services.known()
-                check_settings(request.chat, services)
+                request.chat.check_settings(services)
                 ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
@@ -76,40 +75,27 @@ def responses_router(services: Services) -> APIRouter:
     return router
 
 
-async def _events(
-    call: Call, shape: ChatShape, writer: ResponseEvents
-) -> AsyncGenerator[Event, None]:
-    """From created to completed or incomplete; raises as the generation does."""
-    for event in writer.begin():
-        yield event
-    async with aclosing(call.generation.deltas()) as deltas:
-        async for delta in deltas:
-            for choice in shape.choices(delta):
-                for event in writer.feed(choice):
-                    yield event
-    for event in writer.end(_usage(call), now=int(time.time())):
-        yield event
-
-
-async def _last(events: AsyncGenerator[Event, None]) -> Event:
-    """The Response unstreamed is the one of its stream's last event."""
-    last: Event = {}
-    async for event in events:
-        last = event
-    return last
-
-
 async def _stream(
-    call: Call, events: AsyncGenerator[Event, None], writer: ResponseEvents
+    call: Call, shape: ChatShape, writer: ResponseEvents
 ) -> AsyncGenerator[bytes, None]:
     """A generation that is cut off ends with response.failed. The API has no [DONE]."""
+    generation = call.generation
     try:
-        async with aclosing(events):
-            async for event in events:
-                yield as_event(event, event["type"])
+        yield _written(writer.begin())
+        while not generation.finished:
+            await generation.news()
+            choices = [choice for delta in generation.take() for choice in shape.choices(delta)]
+            if written := _written(event for choice in choices for event in writer.feed(choice)):
+                yield written
+        yield _written(writer.end(_usage(call), now=int(time.time())))
     except Exception as error:
-        failed = writer.fail(as_logged_error(call, error))
-        yield as_event(failed, failed["type"])
+        yield _written([writer.fail(as_logged_error(call, error))])
+    finally:
+        generation.close()
+
+
+def _written(events: Iterable[Event]) -> bytes:
+    return b"".join([as_event(event, event["type"]) for event in events])
 
 
 def _usage(call: Call) -> dict[str, Any]:
@@ -177,19 +163,18 @@ class ResponseEvents:
     rise by one. What a chat choice has beside the text (`EXTRAS`, extensions) stands in the last
     Response, whole, and in streams also on the next delta event.
 
-    `base` is the Response without its output, status, usage and error. `with_calls`: whether the
-    text may hold calls; log-probabilities are then those of the bytes before the first call."""
+    `base` is the Response without its output, status, usage and error. Log-probabilities are those
+    of the bytes before the first call."""
 
     base: dict[str, Any]
     with_logprobs: bool = False
-    with_calls: bool = False
     draw_id: Callable[[str], str] = draw_id
     output: list[dict[str, Any]] = field(default_factory=list, init=False)
     _finish: str | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
     _open: bool = field(default=False, init=False)  # whether the last item of the output is
     _called: bool = field(default=False, init=False)
-    _spare: list[Any] = field(default_factory=list, init=False)  # logprobs of text not out yet
+    _spare: deque[Any] = field(default_factory=deque, init=False)  # logprobs of text not out yet
     _bytes_out: int = field(default=0, init=False)  # of text
     _bytes_scored: int = field(default=0, init=False)  # of the text of log-probabilities sent
     _extras: dict[str, list[Any]] = field(default_factory=dict, init=False)
@@ -276,16 +261,11 @@ class ResponseEvents:
 
     def _release(self, *, last: bool) -> list[Any]:
         """The log-probabilities that belong to the text that is out."""
-        size = len(self._spare)
-        if self._called:
-            size = 0
-        elif self.with_calls and not last:
-            size = 0
-            while size < len(self._spare) and self._bytes_scored < self._bytes_out:
-                self._bytes_scored += len(self._spare[size]["bytes"])
-                size += 1
-        out, self._spare = self._spare[:size], self._spare[size:]
-        return out
+        out: list[Any] = []
+        while self._spare and (last or self._bytes_scored < self._bytes_out):
+            out.append(self._spare.popleft())
+            self._bytes_scored += len(out[-1]["bytes"])
+        return [] if self._called else out
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         """One delta of a tool call: its begin (with an id), or more of its arguments."""

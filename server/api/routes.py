@@ -7,7 +7,7 @@ which FastAPI's own reader knows nothing of. A test sends what the description a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -33,12 +33,6 @@ UNAUTHORIZED = {
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 Responses = dict[int | str, dict[str, Any]]
-STREAMED: Responses = {
-    200: {
-        "description": "the whole reply, or a stream",
-        "content": {"text/event-stream": {"schema": EVENT}},
-    }
-}
 
 
 def refusals(reasons: dict[int, str]) -> Responses:
@@ -60,6 +54,13 @@ REFUSALS = refusals(
         503: "the engine takes no requests; try again after Retry-After seconds",
     }
 )
+STREAMED: Responses = {
+    200: {
+        "description": "the whole reply, or a stream",
+        "content": {"text/event-stream": {"schema": EVENT}},
+    },
+    **REFUSALS,
+}
 
 
 class BodyRouter(APIRouter):
@@ -100,7 +101,7 @@ def openapi_router(services: Services) -> APIRouter:
     router = APIRouter()
     last: tuple[Ready | None, bytes] | None = None
 
-    @router.get("/openapi.json", response_model=replies.Document)
+    @router.get("/openapi.json", response_model=replies.Object)
     async def openapi(http: Request) -> Response:
         nonlocal last
         ready = services.client.ready
@@ -126,32 +127,23 @@ def document(app: FastAPI, services: Services) -> dict[str, Any]:
     schemas = found["components"]["schemas"]
     for name in NO_SUCH:
         schemas.pop(name, None)
-    _name_models(schemas, services.config.model_names)
+    known: dict[str, dict[str, Any]] = {"ModelName": {"enum": list(services.config.model_names)}}
     if ready is not None:
-        _bound_tokens(schemas, ready.vocab_size - 1)
-        schemas["SpeculationRequest"]["properties"]["k"]["anyOf"][0]["maximum"] = ready.k_max
+        known |= {
+            "TokenId": {"maximum": ready.vocab_size - 1},
+            "DraftLength": {"maximum": ready.k_max},
+        }
+    _amend(schemas, known)
     bearer = {"type": "http", "scheme": "bearer"}
     keys = {"AdminKey": bearer, **({"ApiKey": bearer} if keyed else {})}
     found["components"]["securitySchemes"] = keys
     return {**found, "security": [{"ApiKey": []}]} if keyed else found
 
 
-def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
-    for schema in schemas.values():
-        field = schema.get("properties", {}).get("model", {})
-        if "description" in field:  # a request's
-            one = {"enum": list(names)}
-            said = {"anyOf": [one, {"type": "null"}]} if "anyOf" in field else one
-            schema["properties"]["model"] = {**said, "description": field["description"]}
-
-
-def _bound_tokens(value: Any, last: int) -> None:
-    """`last`: the last id of the vocabulary."""
+def _amend(value: Any, known: Mapping[str, dict[str, Any]]) -> None:
+    """Adds to each schema what is `known` of those with its title."""
     if isinstance(value, dict):
-        if value.get("title") == "TokenId":
-            value["maximum"] = last
-        for inner in value.values():
-            _bound_tokens(inner, last)
-    elif isinstance(value, list):
-        for inner in value:
-            _bound_tokens(inner, last)
+        value |= known.get(value.get("title", ""), {})
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            _amend(inner, known)

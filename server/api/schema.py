@@ -17,15 +17,27 @@ from engine.messages import MAX_LOGPROBS, Grammar
 from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
 from server.api.errors import invalid
+from server.api.fields import (
+    Refused,
+    described,
+    no_chat_template,
+    no_effort,
+    no_fill_in,
+    no_tools,
+    no_variables,
+    refused,
+)
 from server.api.messages import (
     Message,
     TextPart,
+    ToolChoice,
     ToolChoiceBody,
     Tools,
     as_template_sees,
     check_tools,
+    tool_choice,
 )
-from server.api.request import Label, Part, RequestBody, Source, Text, fault, must_be
+from server.api.request import Label, Part, RequestBody, Source, Text, fault, wrong
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -43,23 +55,61 @@ def _by_token_id(bias: dict[str, float]) -> dict[str, float]:
     seen: set[int] = set()
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise fault("", f"`{{path}}`: {key[:20]!r} is not a token id")
+            raise fault("", f": {key[:20]!r} is not a token id")
         if int(key) in seen:  # written otherwise, such as 07
-            raise fault("", f"`{{path}}` names the token id {int(key)} twice")
+            raise fault("", f"names the token id {int(key)} twice")
         seen.add(int(key))
     return bias
 
 
-TokenId = Annotated[int, Field(ge=0, title="TokenId")]  # /openapi.json adds the vocabulary's bound
+# To what has these titles /openapi.json adds what the server at hand knows.
+ModelName = Annotated[str, Field(title="ModelName")]
+TokenId = Annotated[int, Field(ge=0, title="TokenId")]
+Stop = Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+ManyStops = Annotated[list[Stop], Field(max_length=limits.MAX_STOPS, fail_fast=True)]
 Stops = Annotated[
-    list[Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]],
-    Field(max_length=limits.MAX_STOPS, fail_fast=True),
+    ManyStops,
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=Stop | ManyStops,
+    ),
 ]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-MetadataKey = Annotated[Text, Field(max_length=limits.MAX_METADATA_KEY)]
-TemplateValue = bool | int | float | Label
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Length = Annotated[int, Field(ge=1, le=limits.MAX_LENGTH_FIELD)]
+StopTokens = Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)]
+Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=limits.MAX_LOGIT_BIAS),
+    at_most(limits.MAX_LOGIT_BIAS),
+    AfterValidator(_by_token_id),
+]
+Metadata = Annotated[
+    dict[Annotated[Text, Field(max_length=limits.MAX_METADATA_KEY)], Label],
+    Field(max_length=limits.MAX_METADATA),
+    at_most(limits.MAX_METADATA),
+]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# Fields of endpoints that share no class with them.
+# fmt: off
+OptionalModel = Annotated[ModelName, described(..., "May be left out; another name is a 404.",
+    "the name of the served model (see /v1/models)")]
+Messages = Annotated[list[Message],
+    Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
+    described(...,
+        "Roles system, developer (treated as system), user, assistant, tool. Content is a string or"
+        " a list of text parts (of the assistant: refusals, too), joined by line breaks. `name` is"
+        " for the chat template. Special tokens that a message spells out are plain text.",
+        f"a list of 1 to {limits.MAX_MESSAGES} messages", unless=no_chat_template)]
+TemplateVariables = Annotated[dict[str, bool | int | float | Label],
+    Field(max_length=limits.MAX_TEMPLATE_KWARGS), at_most(limits.MAX_TEMPLATE_KWARGS),
+    described(...,
+        "Extension. Variables that the model's chat template reads and the operator allows"
+        " (`server.chat_template_kwargs`).",
+        f"an object of at most {limits.MAX_TEMPLATE_KWARGS} variables, to true, false, a number or"
+        " a string", neutral=({},), unless=no_variables)]
+ParallelCalls = Annotated[bool | None, described(...,
+        "Whether a reply may hold several calls; default true. false: at most one, by a grammar.",
+        ", and only with `tools`")]
+# fmt: on
 
 
 class StreamOptions(Part):
@@ -96,74 +146,119 @@ class SpeculationOptions(Part):
     def _agree(self) -> Self:
         beside = [name for name in ("max_draft", "proposers") if name in self.model_fields_set]
         if beside and not self.enabled:
-            raise fault(beside[0], "`{path}` is not allowed with `speculation.enabled`: false")
+            raise fault(beside[0], "is not allowed with `speculation.enabled`: false")
         if self.max_draft == 0 and self.proposers is not None:
-            raise fault("proposers", "`{path}` is not allowed with `speculation.max_draft`: 0")
+            raise fault("proposers", "is not allowed with `speculation.max_draft`: 0")
         for i, name in enumerate(self.proposers or ()):
             if name in (self.proposers or ())[:i]:
-                raise fault(f"proposers[{i}]", f"`{{path}}`: {name} is named already")
+                raise fault(f"proposers[{i}]", f": {name} is named already")
         return self
 
 
-class CommonRequest(RequestBody, ABC):
+# fmt: off
+class Generating(RequestBody):
+    """Fields of every endpoint that generates."""
+
+    model: ModelName = described(..., "Another name is a 404.",
+        "the name of the served model (see /v1/models)")
+    stream: bool = described(False, "Server-sent events, closed by `[DONE]`.")
+    stop: Stops = described([], "Ends the text before the first match.",
+        f"a string or a list of up to {limits.MAX_STOPS} strings, each of 1 to"
+        f" {limits.MAX_STOP_LENGTH} characters")
+    temperature: float = described(1.0,
+        "Default 1; 0 takes the most likely token, and so does anything below 0.0001.", ge=0, le=2)
+    top_p: float = described(1.0, "Default 1.", gt=0, le=1)
+    seed: int | None = described(None,
+        "One is drawn when there is none; every reply names the seed it was made with.",
+        "an integer of 64 bits (-9223372036854775808 to 18446744073709551615)",
+        ge=-(2**63), lt=2**64)
+    presence_penalty: float = described(0.0, "Default 0.", ge=-2, le=2)
+    frequency_penalty: float = described(0.0, "Default 0.", ge=-2, le=2)
+    logit_bias: Biases = described({}, "Added to the logits.",
+        f"an object of at most {limits.MAX_LOGIT_BIAS} entries, token id (below the vocabulary"
+        " size) to a number from -100 to 100")
+    top_k: int = described(0, "Extension. Default 0; 0 and -1 are off.",
+        ge=-1, le=limits.MAX_LENGTH_FIELD)
+    min_p: float = described(0.0, "Extension. Default 0, which is off.", ge=0, le=1)
+    repetition_penalty: float = described(1.0,
+        "Extension. Default 1, which is off; over prompt and generated tokens.", ge=0.01, le=10)
+    min_tokens: int = described(0,
+        "Extension. No stop token and no stop string before that many tokens, which must not be"
+        " more than are asked for.", ge=0, le=limits.MAX_LENGTH_FIELD)
+    ignore_eos: bool = described(False, "Extension. Generate through the end-of-text token.")
+    stop_token_ids: StopTokens = described([], "Extension. Tokens that end the text.",
+        f"a list of at most {limits.MAX_STOP_TOKEN_IDS} token ids below the vocabulary size")
+    include_stop_str_in_output: bool = described(False,
+        "Extension. Keep the stop string or stop token in the text.")
+    skip_special_tokens: bool = described(True,
+        "Extension. Default true: special tokens leave no text.")
+    cache_salt: Label = described("",
+        "Extension. Only requests of the same salt share cached prompt prefixes.")
+    priority: int = described(0,
+        "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
+        " full.", ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
+    return_token_ids: bool = described(False,
+        "Extension. `token_ids` of each choice; `prompt_token_ids` in each choice (completions) or"
+        " beside the choices (chat), in streams on the first chunk.")
+    prediction: Prediction | None = described(None,
+        "What the reply is expected to be, such as the file to be edited: guesses follow it, which"
+        " changes nothing but the time. An extension on completions.",
+        'an object {"type": "content", "content": a string or a list of text parts, not empty}')
+    speculation: SpeculationOptions | None = described(None,
+        "Extension. Guesses for this request: how many at most in a step, and by whom, in that"
+        " order; the text is the same.",
+        'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
+        ' "proposers": a list of 1 to 4 of "draft_model", "ngram", "grammar", "prediction", none'
+        ' twice}, or {"max_draft": 0} or {"enabled": false} without the others')
+    provenance: bool = described(False,
+        "Extension. Each choice lists its tokens' texts with who guessed them: a proposer, or"
+        " `target` for those that nobody had guessed.")
+    structured_outputs: StructuredOutputs | None = described(None,
+        "Extension. The text is what that describes, and ends when nothing more can follow.",
+        'an object with exactly one of "json" (a schema), "regex", "choice" (a list of strings),'
+        ' "grammar" (Lark, or EBNF as llama.cpp writes it) and "json_object" (true)')
+
+    user: Label | None = described(None, "Not stored.", no_op=True)
+    metadata: Metadata = described({}, "Not stored.",
+        f"an object of at most {limits.MAX_METADATA} strings of at most {limits.MAX_LABEL_LENGTH}"
+        f" characters, with names of at most {limits.MAX_METADATA_KEY}", no_op=True)
+    service_tier: ServiceTier | None = described(None,
+        'There is one tier, and replies to requests with this field say "default".', no_op=True)
+    safety_identifier: Label | None = described(None, "Not stored.", no_op=True)
+    prompt_cache_key: Label | None = described(None, "The prefix cache needs no hint.", no_op=True)
+    moderation: Refused = refused("Moderation.")
+    prompt_cache_options: Refused = refused("Cache control.")
+    prompt_cache_retention: Refused = refused("Cache control.", "in_memory")
+
+
+class CommonRequest(Generating, ABC):
     """Fields of chat and completions."""
 
-    model: str
-    max_tokens: Length | None = None
-    n: int = Field(1, ge=1, le=limits.MAX_N)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    stop: Annotated[
-        Stops,
-        BeforeValidator(
-            lambda value: [value] if isinstance(value, str) else value,
-            json_schema_input_type=Annotated[
-                Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)
-            ] | Stops,
-        ),
-    ] = []  # fmt: skip
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[
-        dict[str, Bias],
-        Field(max_length=limits.MAX_LOGIT_BIAS),
-        at_most(limits.MAX_LOGIT_BIAS),
-        AfterValidator(_by_token_id),
-    ] = {}
-
-    top_k: int = Field(0, ge=-1, le=limits.MAX_LENGTH_FIELD)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=10)
-    min_tokens: int = Field(0, ge=0, le=limits.MAX_LENGTH_FIELD)
-    ignore_eos: bool = False
-    stop_token_ids: Annotated[
-        list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)
-    ] = []
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    cache_salt: Label = ""
-    priority: int = Field(0, ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    return_token_ids: bool = False
-    prediction: Prediction | None = None
-    speculation: SpeculationOptions | None = None
-    provenance: bool = False
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-
-    user: Label | None = None
-    metadata: Annotated[
-        dict[MetadataKey, Label],
-        Field(max_length=limits.MAX_METADATA),
-        at_most(limits.MAX_METADATA),
-    ] = {}
-    store: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
+    max_tokens: int | None = None
+    n: int = described(1,
+        "Choices per prompt. Choice 0 uses the seed itself, choice i a fixed mix of seed and i.",
+        ge=1, le=limits.MAX_N)
+    stream_options: StreamOptions = described(StreamOptions(),
+        "A last chunk with the usage and no choices. Nothing is padded.",
+        'an object with the fields "include_usage" (true or false) and "include_obfuscation"'
+        " (false), and only with `stream`")
+    prompt_logprobs: int | None = described(None,
+        "Extension. Log-probabilities of the prompt, with so many alternatives, in vLLM's shape: in"
+        " each choice (completions) or beside the choices (chat).",
+        ", and only without `stream`", ge=0, le=MAX_LOGPROBS)
+    response_format: ResponseFormat | None = described(None,
+        "The reply is such JSON, on one line. A schema is enforced with `strict` or without; one"
+        " that cannot be enforced whole is a 400.",
+        'an object with the field "type": "text", "json_object" or "json_schema", the last with'
+        ' "json_schema": {"name", "schema", "description", "strict"}')
+    store: bool | None = described(None, "Nothing is ever stored.", no_op=True)
+    functions: Refused = refused("The old form of `tools`; use `tools`.", [])
+    function_call: Refused = refused("The old form of `tool_choice`; use `tool_choice`.", "none")
+    audio: Refused = refused("Audio output.")
+    modalities: Refused = refused("Other output than text.", ["text"])
+    verbosity: Refused = refused("Verbosity control.", "medium")
+    web_search_options: Refused = refused("Web search.")
+    # fmt: on
 
     @property
     def biases(self) -> dict[int, float]:
@@ -202,60 +297,52 @@ class CommonRequest(RequestBody, ABC):
     def grammar(self) -> Grammar | None:
         return self.constraint.grammar if self.constraint is not None else None
 
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise invalid("stream_options", "is only allowed with `stream`: true")
         if self.prompt_logprobs is not None and self.stream:
-            raise invalid(
-                "prompt_logprobs", "`prompt_logprobs` is only allowed without `stream`: true"
-            )
+            raise invalid("prompt_logprobs", "is only allowed without `stream`: true")
         shaped = self.response_format is not None and self.response_format.constraint is not None
         if shaped and self.structured_outputs is not None:
-            raise invalid(
-                "structured_outputs",
-                "`structured_outputs` and `response_format` both shape the text; leave one out",
-            )
+            said = "and `response_format` both shape the text; leave one out"
+            raise invalid("structured_outputs", said)
         if self.length is not None and self.min_tokens > self.length:
-            raise invalid(
-                "min_tokens",
-                f"`min_tokens` must be at most `max_tokens` ({self.length}), but"
-                f" {self.min_tokens} was given",
-            )
+            raise wrong("min_tokens", f"at most `max_tokens` ({self.length})", self.min_tokens)
         return self
 
 
-class ChatRequest(CommonRequest):
-    endpoint = "chat"
+# fmt: off
+class ChatPrompt(RequestBody):
+    """Fields of a chat that make its prompt, for /tokenize too."""
 
-    messages: Annotated[
-        list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
-    ]
-    max_completion_tokens: Length | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template_kwargs: Annotated[
-        dict[str, TemplateValue],
-        Field(max_length=limits.MAX_TEMPLATE_KWARGS),
-        at_most(limits.MAX_TEMPLATE_KWARGS),
-    ] = {}
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
-    tools: Tools = []
-    tool_choice: ToolChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-
-    @property
-    def length(self) -> int | None:
-        given = self.max_completion_tokens
-        return given if given is not None else self.max_tokens
+    messages: Messages
+    add_generation_prompt: bool | None = described(None,
+        "Extension. Default true, with `continue_final_message` false: the prompt ends with the"
+        " begin of the assistant's turn.",
+        ", and not true with `continue_final_message`")
+    continue_final_message: bool = described(False,
+        "Extension. The reply continues the last message, which is the assistant's and has text;"
+        " that text is not repeated.")
+    chat_template_kwargs: TemplateVariables = {}
+    chat_template: Refused = refused("Templates are programs; only the model's own is run.")
+    reasoning_effort: Effort | None = described(None,
+        'Handed to chat templates that read it. Where a template can only switch reasoning, "none"'
+        ' is `enable_thinking`: false; where it cannot even that, "none" alone is allowed.',
+        neutral=("none",), unless=no_effort)
+    tools: Tools = described([],
+        "Functions that the model may call; needs a chat template that knows tools. The arguments"
+        " of `strict` tools are held to their schema by a grammar.",
+        f'a list of at most {limits.MAX_TOOLS} objects with the type "function" and a function'
+        " of name, description, parameters (a JSON schema) and strict; no name twice",
+        neutral=([],), unless=no_tools)
+    tool_choice: ToolChoiceBody | None = described(None,
+        'Default "auto", or "none" without `tools`. "none": the model is not told of the tools.'
+        ' "required": calls and nothing else, by a grammar. A named function is called once.',
+        '"none", "auto", "required", an object of the type "function" that names one, or one of the'
+        ' type "allowed_tools"; all but "none" only with `tools`',
+        neutral=("none",))
+    # fmt: on
 
     @property
     def generation_prompt(self) -> bool:
@@ -264,8 +351,13 @@ class ChatRequest(CommonRequest):
         return given if given is not None else not self.continue_final_message
 
     @property
-    def alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+    def choice(self) -> ToolChoice:
+        return tool_choice(self.tool_choice)
+
+    @property
+    def tells_tools(self) -> bool:
+        """Whether the model is told of tools."""
+        return bool(self.tools) and self.choice.mode != "none"
 
     @cached_property
     def turns(self) -> list[dict[str, Any]]:
@@ -273,36 +365,60 @@ class ChatRequest(CommonRequest):
         return as_template_sees(self.messages)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs", "`top_logprobs` is only allowed with `logprobs`: true")
-        if None not in (self.max_tokens, self.max_completion_tokens) and (
-            self.max_tokens != self.max_completion_tokens
-        ):
-            raise invalid(
-                "max_tokens",
-                "`max_tokens` and `max_completion_tokens` name one limit; leave one of them out",
-            )
-        assert self.turns, "the messages fit together"
-        if self.continue_final_message:
+    def _fits_together(self) -> Self:
+        assert self.turns or not self.messages, "the messages fit together"
+        if self.continue_final_message and self.messages:
             self._check_final()
-        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        check_tools(self.tools, self.tool_choice)
         return self
 
     def _check_final(self) -> None:
         if self.add_generation_prompt:
-            raise invalid(
-                "continue_final_message",
-                "`continue_final_message` and `add_generation_prompt` must not both be true",
-            )
+            said = "and `add_generation_prompt` must not both be true"
+            raise invalid("continue_final_message", said)
         last = self.messages[-1]
-        path = f"messages[{len(self.messages) - 1}]"
         if last.role != "assistant" or last.tool_calls or not last.text.strip():
-            raise invalid(
-                path,
-                f"`{path}` must be a message of the assistant with some text and no tool calls:"
-                " `continue_final_message` continues it",
-            )
+            said = "must be a message of the assistant with some text and no tool calls:"
+            said += " `continue_final_message` continues it"
+            raise invalid(f"messages[{len(self.messages) - 1}]", said)
+
+
+class ChatRequest(CommonRequest, ChatPrompt):
+    # fmt: off
+    max_tokens: int | None = described(None,
+        "Default: until the context is full. Prompt plus `max_tokens` must fit the context.",
+        ge=1, le=limits.MAX_LENGTH_FIELD)
+    max_completion_tokens: int | None = described(None,
+        "The newer name of `max_tokens`; the two must not disagree.",
+        ge=1, le=limits.MAX_LENGTH_FIELD)
+    logprobs: bool = described(False,
+        "Of the model itself: before penalties, bias, temperature and filters.")
+    top_logprobs: int | None = described(None, "Alternatives per token.",
+        ", and only with `logprobs`: true", ge=0, le=MAX_LOGPROBS)
+    parallel_tool_calls: ParallelCalls = None
+    # fmt: on
+
+    @property
+    def length(self) -> int | None:
+        given = self.max_completion_tokens
+        return given if given is not None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "is only allowed with `logprobs`: true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            said = "and `max_completion_tokens` name one limit; leave one of them out"
+            raise invalid("max_tokens", said)
+        if not self.tools and self.parallel_tool_calls is not None:
+            raise invalid("parallel_tool_calls", "is only allowed with `tools`")
+        return self
 
 
 Prompt = str | list[int]
@@ -319,28 +435,46 @@ def as_prompts(value: Any) -> tuple[Prompt, ...]:
     """One prompt or many, always as a tuple of them."""
     many = value if isinstance(value, list) and not (value and is_ids(value)) else [value]
     if not 1 <= len(many) <= limits.MAX_PROMPTS:
-        raise must_be("prompt", value)
+        raise ValueError
     for i, prompt in enumerate(many):
-        path = "prompt" if many is not value else f"prompt[{i}]"
         if not (isinstance(prompt, str) or is_ids(prompt)):
-            raise must_be("prompt", value)
+            raise ValueError
         if not prompt:
-            raise invalid(path, f"`{path}` is empty; a prompt needs at least one token")
+            path = "prompt" if many is not value else f"prompt[{i}]"
+            raise invalid(path, "is empty; a prompt needs at least one token")
     return tuple(many)
 
 
 class CompletionRequest(CommonRequest):
-    endpoint = "completions"
-
+    # fmt: off
     prompt: Annotated[
         tuple[Prompt, ...],
         BeforeValidator(as_prompts, json_schema_input_type=OnePrompt | ManyPrompts),
-    ]
-    max_tokens: int | None = Field(16, ge=0, le=limits.MAX_LENGTH_FIELD)
-    best_of: int | None = Field(None, ge=1, le=limits.MAX_N)
-    echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    suffix: str = ""
+    ] = described(..., "Each prompt gets `n` choices.",
+        f"a string, a list of token ids, or a list of up to {limits.MAX_PROMPTS} strings or lists"
+        " of token ids; none of them empty")
+    max_tokens: int | None = described(16,
+        "Default 16. Prompt plus `max_tokens` must fit the context. 0 scores the prompt, with"
+        " `echo` and `logprobs`.", ge=0, le=limits.MAX_LENGTH_FIELD)
+    best_of: int | None = described(None,
+        "So many are generated per prompt; the `n` with the highest log-probability per token are"
+        " returned, best first. All of them count as completion tokens.",
+        f"an integer from `n` to {limits.MAX_N}, and equal to `n` with `stream`",
+        ge=1, le=limits.MAX_N)
+    suffix: str = described("",
+        "What follows the text to generate (fill-in-the-middle), where the vocabulary has tokens"
+        " for it, which end the text, but for `ignore_eos`. Other special tokens that prompt and"
+        " suffix spell out are plain text.",
+        ", and only without `echo`", neutral=("",), unless=no_fill_in)
+    echo: bool = described(False,
+        "The text (and its logprobs, when asked for) begins with the prompt.")
+    logprobs: int | None = described(None,
+        "Of the model itself: before penalties, bias, temperature and filters.",
+        ge=0, le=MAX_LOGPROBS)
+    tools: Refused = refused("Tools are for chat.", [])
+    tool_choice: Refused = refused("Tools are for chat.", "none")
+    parallel_tool_calls: Refused = refused("Tools are for chat.")
+    # fmt: on
 
     @property
     def alternatives(self) -> int | None:
@@ -357,16 +491,10 @@ class CompletionRequest(CommonRequest):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.fan_out < self.n:
-            raise invalid(
-                "best_of",
-                f"`best_of` must be at least `n` ({self.n}), but {self.best_of} was given",
-            )
+            raise wrong("best_of", f"at least `n` ({self.n})", self.best_of)
         if self.fan_out > self.n and self.stream:
-            raise invalid(
-                "best_of",
-                f"`best_of` must be left out or equal to `n` ({self.n}) with `stream`: true, since"
-                " candidates are compared when they are complete",
-            )
+            said = f"must be left out or equal to `n` ({self.n}) with `stream`: true, since"
+            raise invalid("best_of", f"{said} candidates are compared when they are complete")
         if self.suffix and self.echo:
-            raise invalid("echo", "`echo` is only allowed without `suffix`")
+            raise invalid("echo", "is only allowed without `suffix`")
         return self

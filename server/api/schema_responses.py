@@ -9,20 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.constraints import FreeFormat, JsonSchema
 from server.api.errors import ApiError, as_api_error, invalid
-from server.api.fields import LOGPROBS
-from server.api.limits import MAX_MESSAGES, MAX_TOOLS
+from server.api.fields import Refused, described, no_chat_template, no_effort, no_tools, refused
+from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_TOOLS
 from server.api.messages import FunctionName, ToolFunction
-from server.api.request import Absent, AnyObject, Label, Part, RequestBody, Text, split
-from server.api.schema import ChatRequest, Length
+from server.api.request import Absent, AnyObject, Label, Part, Text
+from server.api.schema import (
+    ChatRequest,
+    Generating,
+    OptionalModel,
+    ParallelCalls,
+    TemplateVariables,
+)
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
 
+LOGPROBS = "message.output_text.logprobs"  # of `include`
+NOT_STORED = "No response is stored: send the whole conversation as `input`."
+SHARED = {*Generating.model_fields, "chat_template_kwargs", "parallel_tool_calls"}  # with chat
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
 MESSAGE = re.compile(r"messages\[(\d+)\](\.tool_call_id)?")
 NAMES = (  # of chat's fields here
@@ -80,18 +90,15 @@ class InputCallOutput(Item):
     output: Content
 
 
-def _type_of(item: Any) -> str | None:
-    if not isinstance(item, dict):
-        return getattr(item, "type", None)
-    kind = item.get("type", "message" if "role" in item else None)
-    return None if kind is None else str(kind)
+def _typed(item: Any) -> Any:
+    """A message may leave out that it is one."""
+    return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
-    Discriminator(_type_of),
+    InputMessage | InputCall | InputCallOutput,
+    Field(discriminator="type"),
+    BeforeValidator(_typed),
 ]
 
 
@@ -133,59 +140,82 @@ class ResponsesStreamOptions(Part):
     include_obfuscation: Literal[False] = False
 
 
-class ResponsesRequest(RequestBody):
-    """The fields that chat does not have under the same name and shape. `chat` does the work,
-    `sent` are the fields as the client wrote them, which the response repeats."""
-
-    endpoint = "responses"
-    base = ChatRequest
-
+# fmt: off
+class ResponsesRequest(Generating):
     input: (
         Text
         | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    ) = described(...,
+        "Items: messages (roles user, system, developer, assistant; content a string or a list"
+        " of input_text and output_text parts), function_call and function_call_output. Ids"
+        " and statuses of items are not stored.",
+        f"a string or a list of 1 to {MAX_MESSAGES} items", unless=no_chat_template)
+    instructions: str | None = described(None, "A system message before the input.")
+    max_output_tokens: int | None = described(None,
+        "Until the context is full by default. Input plus output must fit the context.",
+        ge=1, le=MAX_LENGTH_FIELD)
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = (
+        described([],
+            "Log-probabilities of the text. Reasoning items are never made, so nothing is"
+            " encrypted in them.",
+            f'a list of "{LOGPROBS}" and "reasoning.encrypted_content"')
     )
-    instructions: str | None = None
-    max_output_tokens: Length | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = []
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    text: TextConfig = TextConfig()
-    reasoning: Reasoning = Reasoning()
-    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
+    top_logprobs: int | None = described(None, "Alternatives per token.",
+        f', and only with `include`: ["{LOGPROBS}"]', ge=0, le=MAX_LOGPROBS)
+    text: TextConfig = described(TextConfig(),
+        "`format` does what `response_format` does for chat, `verbosity` what it does there.",
+        'an object with "format" (an object of the type text, json_object or json_schema) and'
+        ' "verbosity"')
+    reasoning: Reasoning = described(Reasoning(),
+        "`effort` does what `reasoning_effort` does for chat. Each of `summary`,"
+        " `generate_summary`, `context`, `mode` must be left out or null, since reasoning is not"
+        " told apart from text.",
+        'an object with "effort"', neutral=({},), unless=no_effort)
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = described([],
+        "As for chat. There are no hosted tools.",
+        f'a list of at most {MAX_TOOLS} objects with the type "function", name, description,'
+        " parameters and strict", neutral=([],), unless=no_tools)
     tool_choice: (
         Literal["none", "auto", "required"]
         | Annotated[FlatNamedTool | FlatAllowedTools, Field(discriminator="type")]
         | None
-    ) = None
-    stream_options: ResponsesStreamOptions | None = None
-    truncation: Literal["disabled"] = "disabled"
-    _chat: ChatRequest = PrivateAttr()
-    _sent: dict[str, Any] = PrivateAttr()
-    _places: list[str] = PrivateAttr()  # of chat's messages, in this request
+    ) = described(None, "As for chat.",
+        '"none", "auto", "required", {"type": "function", "name": ...} or {"type":'
+        ' "allowed_tools", "mode": ..., "tools": [...]}', neutral=("none",))
+    chat_template_kwargs: TemplateVariables = {}
+    parallel_tool_calls: ParallelCalls = None
+    stream_options: ResponsesStreamOptions | None = described(None, "Nothing is padded.",
+        'an object with the field "include_obfuscation" (false), and only with `stream`')
+    truncation: Literal["disabled"] = described("disabled",
+        "Input that does not fit is a 400, never cut.")
+    store: Refused = refused("Nothing is ever stored.", False)
+    previous_response_id: Refused = refused(NOT_STORED)
+    conversation: Refused = refused(NOT_STORED)
+    background: Refused = refused("Responses are made while you wait.", False)
+    prompt: Refused = refused("There are no stored prompt templates.")
+    max_tool_calls: Refused = refused("There are no hosted tools.")
+    context_management: Refused = refused("Nothing is compacted.", [])
+    access_programs: Refused = refused("There are none.")
+    image: Refused = refused("Text only.")
+    # fmt: on
 
-    @property
-    def chat(self) -> ChatRequest:
-        return self._chat
-
-    @property
+    @cached_property
     def sent(self) -> dict[str, Any]:
-        return self._sent
+        """The fields as the client wrote them."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
 
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> Self:
-        own, shared = split(data, "responses")
-        request = super().read(own)
-        if request.stream_options is not None and shared.get("stream") is not True:
-            raise invalid("stream_options", "`stream_options` is only allowed with `stream`: true")
-        messages, request._places = request._messages()
-        request._sent = own
-        with request.renamed():
-            request._chat = ChatRequest.read({**shared, "messages": messages, **_as_chat(own)})
-        return request
+    @cached_property
+    def chat(self) -> ChatRequest:
+        """The request that does the work. Raises ApiError with the names of chat (`renamed`)."""
+        shared = {name: self.sent[name] for name in SHARED & self.sent.keys()}
+        own = {"model": self.model, "messages": self.as_messages[0], **_as_chat(self.sent)}
+        return ChatRequest.read(shared | own)
 
-    def _messages(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """As chat has them, and where each stands here. Calls in a row, and the assistant's text
+    @cached_property
+    def as_messages(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Chat's messages, and where each stands here. Calls in a row, and the assistant's text
         before them, are one message."""
-        messages, places, called = list[dict[str, Any]](), list[str](), set[str]()
+        messages, places = list[dict[str, Any]](), list[str]()
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
             places.append("instructions")
@@ -203,16 +233,11 @@ class ResponsesRequest(RequestBody):
                     call = {"id": item.call_id, "type": "function", "function": function}
                     calls = messages[-1].setdefault("tool_calls", [])
                     if any(other["id"] == item.call_id for other in calls):
-                        where = f"input[{i}].call_id"
-                        raise invalid(where, f"`{where}`: another call has this id already")
+                        said = ": another call has this id already"
+                        raise invalid(f"input[{i}].call_id", said)
                     calls.append(call)
-                    called.add(item.call_id)
                     continue
                 case InputCallOutput():
-                    if item.call_id not in called:
-                        where = f"input[{i}].call_id"
-                        said = "must be the call_id of a function_call item before it"
-                        raise invalid(where, f"`{where}` {said}")
                     output = {"tool_call_id": item.call_id, "content": _content(item.output)}
                     messages.append({"role": "tool", **output})
             places.append(f"input[{i}]")
@@ -239,7 +264,7 @@ class ResponsesRequest(RequestBody):
     def _name(self, path: str) -> str:
         """Of a field of the chat request."""
         if found := MESSAGE.match(path):
-            place = self._places[int(found[1])]
+            place = self.as_messages[1][int(found[1])]
             return place + (".call_id" if found[2] else path[found.end() :])
         for name, here in NAMES:
             if name.match(path):
@@ -255,18 +280,14 @@ class ResponsesRequest(RequestBody):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.top_logprobs is not None and LOGPROBS not in self.include:
-            raise invalid(
-                "top_logprobs", f'`top_logprobs` is only allowed with `include`: ["{LOGPROBS}"]'
-            )
+            raise invalid("top_logprobs", f'is only allowed with `include`: ["{LOGPROBS}"]')
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "is only allowed with `stream`: true")
         return self
 
 
 class InputTokensRequest(ResponsesRequest):
-    """Here `model` may be left out."""
-
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> Self:
-        return super().read({"model": "", **data})
+    model: OptionalModel = ""
 
 
 def _content(content: str | list[InputPart]) -> str | list[dict[str, str]]:

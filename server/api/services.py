@@ -40,9 +40,11 @@ class Services:
             raise NotReady(NOT_READY.get(self.client.state, "the engine is not ready"))
         return ready
 
-    def known(self) -> Ready:
+    def known(self, model: str = "") -> Ready:
         """The engine's facts as last known, whether it runs or not. Raises NotReady (503) before it
-        ever was ready."""
+        ever was ready, and as `check_model` where the request names a model."""
+        if model:
+            self.check_model(model)
         return self.client.ready if self.client.ready is not None else self.require_ready()
 
     def check_model(self, name: str) -> None:
@@ -50,12 +52,8 @@ class Services:
         names = self.config.model_names
         if name not in names:
             here = ", ".join(f"`{known}`" for known in names)
-            raise ApiError(
-                404,
-                f"there is no such model here; this server has {here}",
-                param="model",
-                code="model_not_found",
-            )
+            said = f"there is no such model here; this server has {here}"
+            raise ApiError(404, said, param="model", code="model_not_found")
 
     def fingerprint(self, ready: Ready) -> str:
         """Changes with whatever may change a reply to the same request: code, model, numerics.

@@ -13,7 +13,7 @@ from typing import Any
 from server.api.replies import chat_logprobs, completion_logprobs, provenance_body
 from server.api.tool_use import ToolUse
 from server.generation.choice import Delta, Finish
-from server.text.tool_calls import Piece, ToolCallParser
+from server.text.tool_calls import Piece
 
 
 class CompletionShape:
@@ -59,11 +59,7 @@ class ChatShape:
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         """One chunk's choice each; at least one when the delta has a finish."""
         deltas, finish = self._read(delta)
-        beside: dict[str, Any] = {
-            "logprobs": chat_logprobs(delta.logprobs),
-            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
-            **provenance_body(delta.provenance),
-        }
+        beside = _beside(delta)
         if not deltas and (finish is not None or any(beside.values())):
             deltas = [{}]
         choices: list[dict[str, Any]] = [
@@ -81,10 +77,8 @@ class ChatShape:
         return {
             "index": delta.index,
             "message": message_of(deltas),
-            "logprobs": chat_logprobs(delta.logprobs),
             "finish_reason": finish,
-            **provenance_body(delta.provenance),
-            **({"token_ids": list(delta.tokens)} if delta.tokens else {}),
+            **_beside(delta),
         }
 
     def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
@@ -94,19 +88,30 @@ class ChatShape:
         reader = self._readers.get(delta.index)
         if reader is None:
             name = f"{self._id}-{delta.index}"
-            reader = self._readers[delta.index] = CallReader(self._use.parser(), name)
+            reader = self._readers[delta.index] = CallReader(self._use, name)
         return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
+
+
+def _beside(delta: Delta) -> dict[str, Any]:
+    """What a chat's choice says of its tokens."""
+    ids = {"token_ids": list(delta.tokens)} if delta.tokens else {}
+    logprobs = chat_logprobs(delta.logprobs)
+    return {"logprobs": logprobs, **ids, **provenance_body(delta.provenance)}
 
 
 class CallReader:
     """The text of one choice -> deltas of its message, each of content or of one call."""
 
-    def __init__(self, parser: ToolCallParser, name: str) -> None:
-        self._parser = parser
+    def __init__(self, use: ToolUse, name: str) -> None:
+        self._parser = use.parser()
+        self._required = use.required
         self._name = name
 
     def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        return [self._delta(piece) for piece in self._parser.push(text, last=finish is not None)]
+        """Where calls are required, half a call that a stop string or the length left is no
+        content."""
+        pieces = self._parser.push(text, last=finish is not None)
+        return [self._delta(one) for one in pieces if one.call is not None or not self._required]
 
     def finish(self, finish: Finish | None) -> str | None:
         """The reason that clients get: a reply that came to its end with calls in it ended for

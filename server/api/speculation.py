@@ -19,12 +19,13 @@ from pydantic import Field
 from engine.messages import Estimates, Mode, Ready, Reason, SetSpeculation, mode_refusal
 from server.api import replies
 from server.api.auth import check_admin
-from server.api.errors import NotReady, invalid, missing
+from server.api.errors import ApiError, NotReady, invalid, missing
+from server.api.fields import described
 from server.api.request import RequestBody, wrong
 from server.api.routes import REFUSALS, BodyRouter, refusals
 from server.api.services import Services
 from server.engine.lifecycle import NOT_READY
-from server.observe.speculation import Gain
+from server.observe.speculation import Gain, Share
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +41,22 @@ SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 5
     }
 )
 DIGITS = 6  # that a figure of an estimate is worth
+DraftLength = Annotated[int, Field(title="DraftLength", json_schema_extra={"minimum": 1})]
 
 
 class SpeculationRequest(RequestBody):
-    endpoint = "speculation"
-
-    mode: Mode
-    k: Annotated[int, Field(json_schema_extra={"minimum": 1})] | None = None
+    mode: Mode = described(..., "Who chooses K: the configured controller, or the operator.")
+    k: DraftLength | None = described(
+        None,
+        "The K of every step.",
+        'an integer from 1 to the server\'s K, and only with `mode` "fixed" (for no guesses ask for'
+        ' `mode` "off")',
+    )
 
     def switch(self, k_max: int) -> SetSpeculation:
         """Raises ApiError (400) for what an engine with this bound on K cannot do."""
         if self.mode != "fixed" and self.k is not None:
-            raise invalid("k", f'`k` is only allowed with `mode` "fixed", not with "{self.mode}"')
+            raise invalid("k", f'is only allowed with `mode` "fixed", not with "{self.mode}"')
         allowed = f'an integer from 1 to {k_max} (for no guesses ask for `mode` "off")'
         if self.mode == "fixed" and k_max > 0:
             if self.k is None:
@@ -60,7 +65,8 @@ class SpeculationRequest(RequestBody):
                 raise wrong("k", allowed, self.k)
         asked = SetSpeculation(self.mode, self.k or 0)
         if (refusal := mode_refusal(asked, k_max)) is not None:
-            raise invalid(*refusal)
+            param, sentence = refusal
+            raise ApiError(400, sentence, param=param, code="invalid_value")
         return asked
 
 
@@ -103,20 +109,6 @@ def speculation_router(services: Services) -> APIRouter:
     return router
 
 
-def gain_sentence(gain: Gain) -> str:
-    """What all guesses together came to lately, and whose they were; empty before the first."""
-    if not gain.tokens_per_round:
-        return ""
-    shares = sorted(gain.shares.items(), key=lambda pair: -pair[1].tokens)
-    if not shares:
-        return "Lately nothing was guessed."
-    said = f"Lately {gain.tokens_per_round:.2f} tokens a request and step"
-    if gain.speedup is not None:
-        said += f", {gain.speedup:.2f} times as fast as without any guesses"
-    parts = [f"{100 * share.tokens:.0f} by {name}" for name, share in shares]
-    return f"{said}; of 100 tokens guessed {', '.join(parts)}."
-
-
 REASONS: dict[Reason, str] = {
     "pays": "K = {k} promises the most tokens per second.",
     "off": "No guesses promise the most tokens per second.",
@@ -132,71 +124,53 @@ SWITCHED: dict[Mode, str] = {
 
 
 def choice_sentence(estimates: Estimates) -> str:
-    """One or two sentences about the last choice."""
-    nothing_yet = estimates.num_sequences == 0
-    reason = "No step has been made yet." if nothing_yet else REASONS[estimates.reason]
-    chosen = SWITCHED.get(estimates.mode, reason).format(k=estimates.k)
-    evidence = "" if nothing_yet else _evidence(estimates)
-    return f"{chosen} {evidence}".strip()
-
-
-def _evidence(estimates: Estimates) -> str:
-    """What was compared."""
-    rates, k = estimates.rates, estimates.k
-    if k >= len(rates):
-        return ""
-    plural = "s" if estimates.num_sequences != 1 else ""
-    said = f"Expected of the main proposer for {estimates.num_sequences} sequence{plural}:"
-    said += f" {rates[k]:.0f} tokens/s"
-    if k:
-        said += f", {estimates.speedup:.2f} times those of K = 0 ({rates[0]:.0f})"
-    others = [other for other in range(1, len(rates)) if other != k]
-    if others:
-        best = max(others, key=rates.__getitem__)
-        said += f"; the best other K above 0 is {best} ({rates[best]:.0f})"
-    return said + "."
+    """Why the last K was chosen."""
+    reason = REASONS[estimates.reason] if estimates.num_sequences else "No step has been made yet."
+    return SWITCHED.get(estimates.mode, reason).format(k=estimates.k)
 
 
 def _present(services: Services, ready: Ready) -> replies.Speculation:
     """The mode as it was set and what it settles; what all guesses came to in it lately; the main
     proposer's part as of the last step. `reason` and `speedup` are null where nobody has chosen yet
     in the present mode."""
-    asked = services.client.speculation
+    asked, metrics = services.client.speculation, services.metrics
     last = services.client.estimates or Estimates()
-    estimated = bool(last.rates)
     obeyed = last.mode == asked.mode and (asked.mode != "fixed" or last.k == asked.k)
-    settled = None if asked.mode == "auto" else asked.mode
     k = last.k if asked.mode == "auto" else asked.k
-    gain = services.metrics.gain if obeyed else Gain()
-    chosen = choice_sentence(last) if obeyed else f"From the next step on K is {_in_words(asked)}."
-    return {
+    gain = metrics.gain if obeyed else Gain()
+    reply: replies.Speculation = {
         "object": "speculation",
         "mode": asked.mode,
         "controller": ready.controller,
         "proposer": ready.proposer,
         "k_max": ready.k_max,
         "k": k,
-        "reason": last.reason if obeyed else settled,
-        "explanation": " ".join(filter(None, [chosen, gain_sentence(gain)])),
+        "reason": last.reason,
+        "explanation": choice_sentence(last),
         "num_sequences": last.num_sequences,
         "speedup": _figure(gain.speedup),
         "tokens_per_round": _figure(gain.tokens_per_round),
-        "by_proposer": {
-            name: {
-                "proposed": _figure(share.proposed),
-                "accepted": _figure(share.accepted),
-                "share": _figure(share.tokens),
-            }
-            for name, share in gain.shares.items()
-        },
-        "acceptance": _figure(last.acceptance) if estimated else None,
-        "kept": [_figure(share) for share in services.metrics.acceptance.shares],
+        "by_proposer": {name: _share(share) for name, share in gain.shares.items()},
+        "acceptance": _figure(last.acceptance),
+        "kept": [_figure(share) for share in metrics.acceptance.shares],
         "survival": [_figure(chance) for chance in last.survival],
         "tokens_per_second": [_figure(rate) for rate in last.rates],
-        "expected_speedup": _figure(last.speedup if obeyed else _expected(last, k))
-        if estimated
-        else None,
-        "regret": _figure(services.metrics.regret.value) if estimated else None,
+        "expected_speedup": _figure(last.speedup if obeyed else _expected(last, k)),
+        "regret": _figure(metrics.regret.value),
+    }
+    if not obeyed:
+        reply["reason"] = None if asked.mode == "auto" else asked.mode
+        reply["explanation"] = f"From the next step on K is {_in_words(asked)}."
+    if not last.rates:  # nothing is estimated yet
+        reply["acceptance"] = reply["expected_speedup"] = reply["regret"] = None
+    return reply
+
+
+def _share(share: Share) -> replies.Share:
+    return {
+        "proposed": _figure(share.proposed),
+        "accepted": _figure(share.accepted),
+        "share": _figure(share.tokens),
     }
 
 

@@ -119,21 +119,19 @@ async def chunks(
     opening: Sequence[dict[str, Any]] = (),
     first: dict[str, Any] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks of one choice each, as events: those that come together leave together. `kind`: their
-    `object`. `choices`: what they say of a delta. `opening`: choices before any text. `first`: what
-    the first chunk has besides the seed."""
+    """Chunks of the object `kind` and of one choice each; those that come together leave together.
+    `choices`: of a delta. `opening`: before any text. `first`: what only the first chunk has."""
     head, generation = call.head(kind), call.generation
+    usage = {"usage": None} if call.include_usage else {}
     extra: dict[str, Any] = {"seed": call.seed, **(first or {})}
 
-    def chunk(choices: list[dict[str, Any]]) -> bytes:
-        nonlocal extra
-        usage = {"usage": None} if call.include_usage else {}
-        event = as_event({**head, "choices": choices, **usage, **extra})
-        extra = {}
+    def chunk(choices: list[dict[str, Any]], last: dict[str, Any] | None = None) -> bytes:
+        event = as_event({**head, "choices": choices, **usage, **extra, **(last or {})})
+        extra.clear()
         return event
 
     def ending() -> dict[str, Any]:
-        return {**extra, "seed": call.seed, "usage": usage_body(generation.usage)}
+        return {"seed": call.seed, "usage": usage_body(generation.usage)}
 
     try:
         if opening:
@@ -141,15 +139,13 @@ async def chunks(
         while not generation.finished:
             await generation.news()
             found = [choice for delta in generation.take() for choice in choices(delta)]
+            ends = generation.finished and not call.include_usage
             events = [chunk([choice]) for choice in found[:-1]]
-            if generation.finished and not call.include_usage:
-                extra = ending()
-            events += [chunk([choice]) for choice in found[-1:]]
+            events += [chunk([choice], ending() if ends else None) for choice in found[-1:]]
             if events:
                 yield b"".join(events)
         if call.include_usage:
-            extra = ending()
-            yield chunk([])
+            yield chunk([], ending())
         yield DONE
     except Exception as error:
         yield as_event(as_logged_error(call, error).body)

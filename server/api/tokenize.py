@@ -7,100 +7,83 @@ be running. What the context could never hold is refused before it is worked on.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field, PrivateAttr
+from pydantic import Field, model_validator
 
+from engine.messages import Ready
 from server.api import replies
-from server.api.errors import ApiError, invalid, too_long
+from server.api.errors import invalid, too_long
+from server.api.fields import described
 from server.api.prompts import chat_ids, check_ids, encode
-from server.api.request import RequestBody, check_settings, split
+from server.api.request import RequestBody
 from server.api.routes import REFUSALS, BodyRouter
-from server.api.schema import ChatRequest, TokenId
+from server.api.schema import ChatPrompt, Messages, OptionalModel, TokenId
 from server.api.services import Services
 from server.generation.annotations import token_text
 
 
-class TokenizeRequest(RequestBody):
-    """Of a prompt, or (`chat`) of what a chat request would run."""
+# fmt: off
+class TokenizeRequest(ChatPrompt):
+    """Of a prompt, or of what a chat request would run."""
 
-    endpoint = "tokenize"
-    base = ChatRequest
+    model: OptionalModel = ""
+    messages: Messages = []
+    prompt: str | None = described(None, "The text to tokenise.",
+        ", and only without `messages`")
+    add_special_tokens: bool | None = described(None,
+        "Default true for a prompt, as /v1/completions does; false for messages, whose template"
+        " writes them.")
+    return_token_strs: bool = described(False,
+        "Each token's own text too, as logprobs show it.")
+    # fmt: on
 
-    model: str | None = None
-    prompt: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool = False
-    _chat: ChatRequest | None = PrivateAttr(None)
-
-    @property
-    def chat(self) -> ChatRequest | None:
-        """The chat request whose prompt it asks for, if not `prompt`'s."""
-        return self._chat
-
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> Self:
-        own, shared = split(data, "tokenize")
-        request = super().read(own)
-        if request.prompt is None and "messages" in shared:
-            request._chat = ChatRequest.read({"model": "", **shared})
-        elif request.prompt is None:
-            message = "`prompt` (a string) or `messages` (a list of messages) is required"
-            raise ApiError(400, message, param="prompt", code="missing_field")
-        elif shared:
-            name = next(iter(shared))
-            raise invalid(name, f"`{name}` is not allowed beside `prompt`")
-        return request
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        beside = next(iter(self.model_fields_set & ChatPrompt.model_fields.keys()), None)
+        if self.prompt is None and not self.messages:
+            said = "(a string) or `messages` (a list of messages) is required"
+            raise invalid("prompt", said, "missing_field")
+        if self.prompt is not None and beside is not None:
+            raise invalid(beside, "is not allowed beside `prompt`")
+        return self
 
 
 class DetokenizeRequest(RequestBody):
-    endpoint = "detokenize"
-
-    model: str | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    model: OptionalModel = ""
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)] = described(
+        ...,
+        "Special tokens are written out.",
+        "a list of token ids below the vocabulary size, at most as many as the context holds",
+    )
 
 
 def tokenize_router(services: Services) -> APIRouter:
     router = BodyRouter(services)
+    token_bytes = services.tokenizer.token_bytes
 
     @router.post("/tokenize", response_model=replies.Tokens, responses=REFUSALS)
     @router.post("/v1/tokenize", response_model=replies.Tokens, responses=REFUSALS)
     async def tokenize(http: Request, request: TokenizeRequest) -> Response:
-        if request.model is not None:
-            services.check_model(request.model)
-        ready, special = services.known(), request.add_special_tokens
+        ready = services.known(request.model)
         with services.admission.reserve(1):
-            if request.chat is not None:
-                check_settings(request.chat, services)
-                ids = await chat_ids(
-                    services, request.chat, ready, add_special_tokens=bool(special)
-                )
-            else:
-                ids = await encode(
-                    services,
-                    request.prompt or "",
-                    ready=ready,
-                    param="prompt",
-                    add_special_tokens=special is not False,
-                )
-        token_bytes = services.tokenizer.token_bytes
-        strings = [token_text(token_bytes(i)) for i in ids] if request.return_token_strs else None
+            ids = await _ids(services, request, ready)
         reply = {
             "count": len(ids),
             "max_model_len": ready.max_model_len,
             "tokens": ids,
-            "token_strs": strings,
+            "token_strs": None,
         }
+        if request.return_token_strs:
+            reply["token_strs"] = [token_text(token_bytes(i)) for i in ids]
         return JSONResponse(reply)  # as it is: a dict would be walked value by value first
 
     @router.post("/detokenize", response_model=replies.Text, responses=REFUSALS)
     @router.post("/v1/detokenize", response_model=replies.Text, responses=REFUSALS)
     async def detokenize(http: Request, request: DetokenizeRequest) -> Response:
-        if request.model is not None:
-            services.check_model(request.model)
-        ready = services.known()
+        ready = services.known(request.model)
         size, context = len(request.tokens), ready.max_model_len
         if size > context:
             message = f"`tokens` has {size} entries; this model's context holds {context}"
@@ -113,3 +96,14 @@ def tokenize_router(services: Services) -> APIRouter:
         return JSONResponse({"prompt": text})
 
     return router
+
+
+async def _ids(services: Services, request: TokenizeRequest, ready: Ready) -> list[int]:
+    special = request.add_special_tokens
+    if request.prompt is None:
+        request.check_settings(services)
+        return await chat_ids(services, request, ready, add_special_tokens=bool(special))
+    special = special is not False
+    return await encode(
+        services, request.prompt, ready=ready, param="prompt", add_special_tokens=special
+    )

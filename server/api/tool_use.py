@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.messages import Grammar
 from server.api.errors import invalid
-from server.api.messages import ToolFunction, tool_choice
+from server.api.messages import ToolFunction
 from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.errors import GrammarRefused
@@ -34,10 +34,11 @@ BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools in a model's prompt: `offered` may be called."""
+    """Tools in a model's prompt: `offered` may be called; `required`: and nothing else be said."""
 
     format: ToolFormat
     offered: tuple[ToolFunction, ...]
+    required: bool
     skip_special_tokens: bool
 
     def parser(self) -> ToolCallParser:
@@ -48,32 +49,32 @@ class ToolUse:
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
     """None when no call can come of this request; a model without tools was refused before."""
-    choice = tool_choice(request.tool_choice)
-    if not request.tools or choice.mode == "none":
+    if not request.tells_tools:
         return None
     found = tool_format(services.tokenizer, services.config.server.tool_parser)
     assert isinstance(found, ToolFormat), found
-    names = choice.names
+    names, required = request.choice.names, request.choice.mode == "required"
     tools = tuple(
         tool.function for tool in request.tools if names is None or tool.function.name in names
     )
-    return ToolUse(found, tools, request.skip_special_tokens)
+    return ToolUse(found, tools, required, request.skip_special_tokens)
 
 
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
     """What holds the reply to its promises, checked; None if nothing was promised. Raises
     GrammarRefused when it cannot be done, QueueFull when there is no time to say."""
-    choice, content = tool_choice(request.tool_choice), _content_schema(request)
-    required = choice.mode == "required"
+    choice, content = request.choice, _content_schema(request)
     many = request.parallel_tool_calls is not False and not choice.single
-    chosen = required or choice.names is not None or not many
+    chosen = use.required or choice.names is not None or not many
     if not (chosen or content is not None or any(tool.strict for tool in use.offered)):
         return None
 
     def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
         names = [tool.name for tool in use.offered]
         functions = list(zip(names, schemas, strict=True))
-        return call_grammar(use.format, functions, required=required, many=many, content=content)
+        return call_grammar(
+            use.format, functions, required=use.required, many=many, content=content
+        )
 
     held = rules([_schema(tool) for tool in use.offered])
     try:
@@ -112,6 +113,4 @@ def _content_schema(request: ChatRequest) -> Mapping[str, Any] | None:
         case Grammar("json_schema"):
             schema: Mapping[str, Any] = json.loads(request.grammar.source)
             return schema
-    raise invalid(
-        "structured_outputs", "`structured_outputs` and `tools` cannot both shape one reply"
-    )
+    raise invalid("structured_outputs", "and `tools` cannot both shape one reply")

@@ -49,16 +49,17 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     ("repetition_penalty", 11, "repetition_penalty"),
     ("stop", 5, "stop"),
     ("stop", "", "stop"),
-    ("stop", ["a", ""], "stop"),
-    ("stop", ["a", 1], "stop"),
+    ("stop", ["a", ""], "stop[1]"),
+    ("stop", ["a", 1], "stop[1]"),
     ("stop", ["a"] * 17, "stop"),
     ("stop", "x" * 257, "stop"),
     ("stop", ["ab"] * 10_000, "stop"),
     ("stop", ["a\0b"], "stop[0]"),
+    ("stop", [""], "stop[0]"),
     ("stop_token_ids", 5, "stop_token_ids"),
     ("stop_token_ids", [258], "stop_token_ids"),
-    ("stop_token_ids", [-1], "stop_token_ids"),
-    ("stop_token_ids", [True], "stop_token_ids"),
+    ("stop_token_ids", [-1], "stop_token_ids[0]"),
+    ("stop_token_ids", [True], "stop_token_ids[0]"),
     ("stop_token_ids", [1] * 65, "stop_token_ids"),
     ("logit_bias", [], "logit_bias"),
     ("logit_bias", {"a": 1}, "logit_bias"),
@@ -333,7 +334,7 @@ def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
     for field, text, param in (
         ("logit_bias", f'{{"5": {number}}}', "logit_bias.5"),
         ("prompt", f"[{number}]", "prompt"),
-        ("stop", f"[{number}]", "stop"),
+        ("stop", f"[{number}]", "stop[0]"),
         ("metadata", f'{{"a": {number}}}', "metadata.a"),
         ("foo", number, "foo"),
     ):
@@ -345,9 +346,11 @@ def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"max_tokens": 10**30}, "an integer of at least 1 and at most 2147483647, but 1000"),
-        ({"max_completion_tokens": 2**31}, "at most 2147483647, but 2147483648 was given"),
+        ({"max_tokens": 10**30}, "an integer from 1 to 2147483647, but 1000"),
+        ({"max_completion_tokens": 2**31}, "from 1 to 2147483647, but 2147483648 was given"),
         ({"n": 129}, "must be an integer from 1 to 128, but 129 was given"),
+        ({"logprobs": 21}, "`logprobs` must be true or false, but 21 was given"),
+        ({"stop": [""]}, "`stop[0]` must be a string that is not empty, but an empty string was"),
         ({"user": "x" * 513}, "of at most 512 characters, but a string of 513 characters was"),
         ({"metadata": {str(i): "" for i in range(17)}}, "but an object of 17 members was given"),
         (
@@ -360,7 +363,7 @@ def test_the_sentence_says_what_is_wrong(
     http: httpx.Client, fields: dict[str, Any], sentence: str
 ) -> None:
     """Bug: 10**30 was told to be `at least 1`, a string of 513 characters to be a string of at most
-    512, and `true` to be `False`."""
+    512, and `true` to be `False`; and `logprobs` was held against the bounds of two endpoints."""
     error = error_of(http.post(CHAT, json={"model": MODEL, "messages": HELLO, **fields}), 400)
     assert sentence in error["message"]
 

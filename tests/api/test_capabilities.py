@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from server.api import limits
-from server.api.fields import ROWS
-from server.api.info import PATHS
+from server.api.field_table import ROWS
 from server.text.tokenizer import Tokenizer
-from tests.api.test_fields import BODIES, good_body
+from tests.api.test_fields import BODIES, PATHS, good_body
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
@@ -33,13 +32,13 @@ def test_every_field_of_every_endpoint() -> None:
     """One entry per row, with its status; a row that settings refuse says why."""
     with serve(FakeClient()) as served:
         endpoints = told(served)["endpoints"]
-    assert set(endpoints) == {path for name, path in PATHS.items() if ROWS[name]}
-    for endpoint, path in PATHS.items():
-        assert set(endpoints[path]) == set(ROWS[endpoint])
+    assert set(endpoints) == set(ROWS)
+    for path in endpoints:
+        assert set(endpoints[path]) == set(ROWS[path])
         for name, entry in endpoints[path].items():
-            row = ROWS[endpoint][name]
+            row = ROWS[path][name]
             assert (entry["allowed"], entry["meaning"]) == (row.allowed, row.meaning)
-            assert entry["status"] == ("refused" if "reason" in entry else row.status(endpoint))
+            assert entry["status"] == ("refused" if "reason" in entry else row.kind)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -48,20 +47,21 @@ def test_what_is_told_is_what_is_done(setting: str) -> None:
     with serve(FakeClient(), tokenizer=SETTINGS[setting]) as served:
         endpoints = told(served)["endpoints"]
         for endpoint in BODIES:
-            rows = [row for row in ROWS[endpoint].values() if row.unless is not None]
-            for row in rows:
-                entry = endpoints[PATHS[endpoint]][row.name]
-                sent = good_body(row, endpoint)
+            for name in [
+                name for name, row in ROWS[PATHS[endpoint]].items() if row.unless is not None
+            ]:
+                entry = endpoints[PATHS[endpoint]][name]
+                sent = good_body(name, endpoint)
                 reply = httpx.post(f"{served.url}{PATHS[endpoint]}", json=sent)
                 if entry["status"] == "refused":
-                    assert reply.status_code == 400, row.name
+                    assert reply.status_code == 400, name
                     # Or of another field that is refused and was sent as well.
                     named = reply.json()["error"]["param"].partition(".")[0]
                     assert named in sent
                     assert endpoints[PATHS[endpoint]][named]["status"] == "refused"
-                    assert named == row.name or named in BODIES[endpoint]
+                    assert named == name or named in BODIES[endpoint]
                     assert reply.json()["error"]["code"] == "unsupported_field"
-                elif sent[row.name] != "anything":
+                elif sent[name] != "anything":
                     assert reply.status_code == 200, reply.text
 
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
-from server.api.completions import KIND
+from server.api.completions import TEXT
 from server.api.intake import Call
 from server.api.shapes import CompletionShape
 from server.api.sse import EventStream, chunks
@@ -98,7 +98,7 @@ def test_client_leaves_before_the_stream_begins() -> None:
 
     async def main() -> None:
         generation.start(arrival=0.0)
-        response = EventStream(call, chunks(call, KIND, CompletionShape().choices))
+        response = EventStream(call, chunks(call, TEXT, CompletionShape().choices))
         scope = {"type": "http", "method": "POST"}
         with pytest.raises(OSError, match="broken pipe"):
             await response(scope, receive, send)

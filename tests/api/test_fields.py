@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import pytest
 
 from engine.messages import Grammar, Speculation
-from server.api.fields import FIELDS, ROWS, Endpoint, FieldRow
-from server.api.schema import ChatRequest, CompletionRequest
-from server.api.schema_responses import ResponsesRequest
+from server.api.field_table import ROWS
+from server.api.fields import in_words
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
 
-BODIES: dict[Endpoint, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "completions": {"model": MODEL, "prompt": "hi", "max_tokens": 4},
     "chat": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "responses": {"model": MODEL, "input": "hi", "max_output_tokens": 4},
 }
-PATHS: dict[Endpoint, str] = {
+PATHS: dict[str, str] = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
 }
-SHARED = {name for name, row in ROWS["responses"].items() if row is ROWS["chat"].get(name)}
-MODELS: dict[Endpoint, set[str]] = {
-    "completions": set(CompletionRequest.model_fields),
-    "chat": set(ChatRequest.model_fields),
-    # What both have is handed on: it is chat's model that reads it.
-    "responses": set(ResponsesRequest.model_fields) | (set(ChatRequest.model_fields) & SHARED),
-}
-
 # A value that is not the default, per field and (where it matters) endpoint.
 GOOD: dict[str, Any] = {
     "model": MODEL,
@@ -139,11 +130,11 @@ NEEDED_RESPONSES: dict[str, dict[str, Any]] = {
     "top_logprobs": LOGPROBS,
 }
 
+NAMES_OF_ALL = sorted({name for endpoint in BODIES for name in ROWS[PATHS[endpoint]]})
 CASES = [
-    pytest.param(row, endpoint, id=f"{endpoint}-{row.name}")
-    for row in FIELDS
+    pytest.param(name, endpoint, id=f"{endpoint}-{name}")
+    for name in NAMES_OF_ALL
     for endpoint in BODIES
-    if row.status(endpoint) is not None or row.name not in ROWS[endpoint]
 ]
 
 
@@ -160,66 +151,82 @@ def http(served: Served) -> Iterator[httpx.Client]:
         yield http
 
 
-def good_body(row: FieldRow, endpoint: Endpoint) -> dict[str, Any]:
+def good_body(name: str, endpoint: str) -> dict[str, Any]:
     """A request with this field, and with a value for it if the tests know one."""
-    value, needed = GOOD.get(row.name, "anything"), NEEDED.get(row.name, {})
-    if row.name == "logprobs":
+    value, needed = GOOD.get(name, "anything"), NEEDED.get(name, {})
+    if name == "logprobs":
         value = GOOD["logprobs"].get(endpoint, "anything")
     if endpoint == "responses":
-        value = GOOD_RESPONSES.get(row.name, value)
-        needed = NEEDED_RESPONSES.get(row.name, needed)
-    return {**BODIES[endpoint], row.name: value, **needed}
+        value = GOOD_RESPONSES.get(name, value)
+        needed = NEEDED_RESPONSES.get(name, needed)
+    return {**BODIES[endpoint], name: value, **needed}
 
 
-@pytest.mark.parametrize(("row", "endpoint"), CASES)
+@pytest.mark.parametrize(("name", "endpoint"), CASES)
 def test_every_row_does_what_it_says(
-    served: Served, http: httpx.Client, row: FieldRow, endpoint: Endpoint
+    served: Served, http: httpx.Client, name: str, endpoint: str
 ) -> None:
     """supported: reaches the engine; no-op: accepted; refused and absent: a 400 naming it."""
-    status = row.status(endpoint)
-    reply = http.post(PATHS[endpoint], json=good_body(row, endpoint))
-    if status in ("supported", "no-op"):
+    row = ROWS[PATHS[endpoint]].get(name)
+    reply = http.post(PATHS[endpoint], json=good_body(name, endpoint))
+    if row is not None and row.kind != "refused":
         assert reply.status_code == 200, reply.text
-        if row.name in ON_THE_WIRE:
+        if name in ON_THE_WIRE:
             sent = served.client.submitted[-1].params
-            assert getattr(sent, NAMES.get(row.name, row.name)) == ON_THE_WIRE[row.name]
+            assert getattr(sent, NAMES.get(name, name)) == ON_THE_WIRE[name]
         return
     assert reply.status_code == 400
     error = reply.json()["error"]
-    assert error["param"] == row.name
-    assert error["code"] == ("unsupported_field" if status == "refused" else "unknown_field")
+    assert error["param"] == name
+    assert error["code"] == ("unknown_field" if row is None else "unsupported_field")
 
 
 OPTIONAL = [
-    pytest.param(row, endpoint, id=f"{endpoint}-{row.name}")
-    for row in FIELDS
+    pytest.param(name, endpoint, id=f"{endpoint}-{name}")
     for endpoint, body in BODIES.items()
-    if row.status(endpoint) is not None and row.name not in body
+    for name in ROWS[PATHS[endpoint]]
+    if name not in body
 ]
 
 
-@pytest.mark.parametrize(("row", "endpoint"), OPTIONAL)
+@pytest.mark.parametrize(("name", "endpoint"), OPTIONAL)
 def test_null_and_neutral_values_are_as_good_as_nothing(
-    http: httpx.Client, row: FieldRow, endpoint: Endpoint
+    http: httpx.Client, name: str, endpoint: str
 ) -> None:
     """SDKs send nulls and defaults for fields that the user never touched."""
-    for value in (None, *row.neutral):
-        reply = http.post(PATHS[endpoint], json={**BODIES[endpoint], row.name: value})
+    for value in (None, *ROWS[PATHS[endpoint]][name].neutral):
+        reply = http.post(PATHS[endpoint], json={**BODIES[endpoint], name: value})
         assert reply.status_code == 200, reply.text
 
 
-@pytest.mark.parametrize("endpoint", BODIES)
-def test_schema_and_table_name_the_same_fields(endpoint: Endpoint) -> None:
-    """A field in the model that the table does not know, or the reverse, is a drift."""
-    told = {r.name for r in FIELDS if r.status(endpoint) in ("supported", "no-op")}
-    assert MODELS[endpoint] == told
+@pytest.mark.parametrize("path", ROWS)
+def test_every_row_says_what_is_allowed(path: str) -> None:
+    """In the words of its declaration, or in those of its schema."""
+    for name, row in ROWS[path].items():
+        assert row.allowed, name
+        assert row.meaning.endswith("."), name
 
 
-@pytest.mark.parametrize("endpoint", get_args(Endpoint))
-def test_names_are_unique(endpoint: Endpoint) -> None:
-    """One row per name and endpoint."""
-    names = [row.name for row in FIELDS if row.status(endpoint) is not None]
-    assert len(names) == len(set(names))
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "boolean"}, "true or false"),
+        ({"enum": ["a", "b", "c"]}, '"a", "b" or "c"'),
+        ({"type": "integer", "minimum": 1, "maximum": 9}, "an integer from 1 to 9"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "a number above 0 and up to 1"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "a string"),
+        ({"type": "string", "maxLength": 5}, "a string of at most 5 characters"),
+    ],
+)
+def test_what_a_schema_admits(schema: dict[str, Any], words: str) -> None:
+    """As the sentence "must be ..." goes on."""
+    assert in_words(schema) == words
+
+
+def test_a_schema_without_words_is_a_mistake() -> None:
+    """The declaration must bring the words."""
+    with pytest.raises(TypeError, match="say in words"):
+        in_words({"type": "object"})
 
 
 def test_a_row_may_depend_on_the_settings() -> None:

@@ -15,7 +15,7 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
-from server.api.completions import KIND
+from server.api.completions import TEXT
 from server.api.intake import Call
 from server.api.shapes import CompletionShape
 from server.api.sse import EventStream, chunks
@@ -130,7 +130,7 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = chunks(call, KIND, CompletionShape().choices)
+        stream = chunks(call, TEXT, CompletionShape().choices)
         response = EventStream(call, stream, ping_seconds=0.01, send_seconds=0.05)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
@@ -153,7 +153,7 @@ def test_a_stream_without_news_is_kept_alive() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = chunks(call, KIND, CompletionShape().choices)
+        stream = chunks(call, TEXT, CompletionShape().choices)
         response = EventStream(call, stream, ping_seconds=0.01)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 

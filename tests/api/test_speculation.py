@@ -87,7 +87,7 @@ def test_a_switch_while_nothing_runs_is_told_whole(
     ("said", "param", "word"),
     [
         ({}, "mode", "required"),
-        ({"mode": "fast"}, "mode", '"auto", "fixed", "off"'),
+        ({"mode": "fast"}, "mode", '"auto", "fixed" or "off"'),
         ({"mode": 1}, "mode", "1 was given"),
         ({"mode": ["off"]}, "mode", "a list of 1"),
         ({"mode": None, "k": 2}, "mode", "required"),
@@ -201,7 +201,7 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     assert told["tokens_per_second"] == [100.0, 150.0, None]
     assert told["expected_speedup"] is None
     assert (told["k"], told["reason"], told["k_max"]) == (2, "pays", 4)
-    assert told["explanation"].startswith("K = 2 promises the most tokens per second.")
+    assert told["explanation"] == "K = 2 promises the most tokens per second."
     served.client.estimates = None
 
 
@@ -226,7 +226,6 @@ def test_what_all_guesses_gain_is_told_beside_what_is_expected_of_one() -> None:
         assert (told["speedup"], told["expected_speedup"]) == (2.5, 1.2)
         assert told["tokens_per_round"] == 4.0
         assert told["by_proposer"] == {"ngram": {"proposed": 4.0, "accepted": 3.0, "share": 0.75}}
-        assert "2.50 times as fast as without any guesses" in told["explanation"]
         schema = {"$ref": "#/components/schemas/Speculation", "components": DOCUMENT["components"]}
         jsonschema.validate(told, schema)
         told = httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).json()

@@ -14,6 +14,7 @@ from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import CALLS, CITY, HELLO, TOOLS, accumulated, scripted, tool
 
 CHAT = "/v1/chat/completions"
+NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,18 @@ def test_a_call_that_the_length_cuts() -> None:
         assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("cut", [{"stop": "name"}, {"max_tokens": 5}])
+def test_half_a_call_that_was_required_is_no_content(choice: Any, cut: dict[str, Any]) -> None:
+    """Bug: a stop string within the tag of a required call left `<tool_call>{"` as content."""
+    call = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'
+    with serve(scripted(call)) as served, httpx.Client(base_url=served.url) as http:
+        body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "tool_choice": choice, **cut}
+        [reply] = http.post(CHAT, json=body).json()["choices"]
+        assert reply["message"] == {"role": "assistant", "content": "", "refusal": None}
+        assert reply["finish_reason"] == ("stop" if "stop" in cut else "length")
+
+
 def test_logprobs_of_calls() -> None:
     """Entries follow the generated text, calls and their tags too, streamed and whole alike."""
     with serve(scripted(CALLS, tokens_per_step=3)) as served:
@@ -129,9 +142,6 @@ def test_the_model_is_told_of_the_tools_unless_none_may_be_called() -> None:
         assert choice["message"]["content"] == CALLS
         assert "tool_calls" not in choice["message"]
         assert choice["finish_reason"] == "stop"
-
-
-NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
 ALLOWED = {

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from engine.messages import SamplingParams
-from server.api.chat import CHUNK
-from server.api.completions import KIND
+from server.api.completions import CHUNK, TEXT
 from server.api.intake import Call
 from server.api.shapes import ChatShape, CompletionShape
 from server.api.sse import chunks
@@ -40,7 +39,7 @@ def begun(
 
 def events(call: Call, kind: str, **extra: Any) -> AsyncGenerator[bytes, None]:
     if kind == "completions":
-        return chunks(call, KIND, CompletionShape().choices, **extra)
+        return chunks(call, TEXT, CompletionShape().choices, **extra)
     return chunks(call, CHUNK, ChatShape("id").choices, **extra)
 
 
@@ -111,7 +110,7 @@ def test_a_chunk_that_cannot_be_written_ends_the_stream(caplog: pytest.LogCaptur
 
     async def main() -> str:
         client = FakeClient(script=listed_script(b"abc", then=EOS))
-        text = b"".join([piece async for piece in chunks(begun(client), KIND, choices)])
+        text = b"".join([piece async for piece in chunks(begun(client), TEXT, choices)])
         assert client.inflight == 0
         return text.decode()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server import config_table
-from server.api import fields
+from server.api import field_table
 from server.observe import metrics_table
 from tests.support.documents import FOLDER_PAGES, PAGES, ROOT, section
 
@@ -71,8 +71,8 @@ def test_every_metric_is_listed() -> None:
 
 
 def test_every_field_is_listed() -> None:
-    """Law: between the markers stands what `python -m server.api.fields` prints."""
-    assert section("fields").strip() == fields.markdown()
+    """Law: between the markers stands what `python -m server.api.field_table` prints."""
+    assert section("fields").strip() == field_table.markdown()
 
 
 def test_every_alert_is_listed() -> None:

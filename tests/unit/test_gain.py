@@ -7,7 +7,6 @@ from dataclasses import astuple
 import pytest
 
 from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
-from server.api.speculation import gain_sentence
 from server.observe.speculation import Gain
 
 
@@ -133,16 +132,3 @@ def test_what_is_long_ago_is_forgotten() -> None:
         gain.observe(step(plain=1.5, guesses={"draft_model": (4, 1)}))
     assert gain.speedup == pytest.approx(1.5)
     assert list(gain.shares) == ["draft_model"]
-
-
-def test_what_came_of_it_as_a_sentence() -> None:
-    """Law: the gain of all, then whose the tokens are, the most first; as much as is known."""
-    assert gain_sentence(Gain()) == ""
-    assert gain_sentence(gain_of(step(tokens=1, proposed=0))) == "Lately nothing was guessed."
-    unknown = gain_sentence(gain_of(step(tokens=2, plain=0.0, guesses={"ngram": (1, 1)})))
-    assert unknown == "Lately 2.00 tokens a request and step; of 100 tokens guessed 50 by ngram."
-    guesses = {"draft_model": (2, 1), "ngram": (5, 2)}
-    assert gain_sentence(gain_of(step(tokens=4, guesses=guesses))) == (
-        "Lately 4.00 tokens a request and step, 2.50 times as fast as without any guesses; of 100"
-        " tokens guessed 50 by ngram, 25 by draft_model."
-    )

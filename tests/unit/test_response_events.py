@@ -50,13 +50,11 @@ def events_of(
     *,
     cut: int | None = None,
     with_logprobs: bool = False,
-    with_calls: bool = False,
 ) -> Iterator[dict[str, Any]]:
     numbers = itertools.count()
     telling = ResponseEvents(
         {"id": "resp_1"},
         with_logprobs=with_logprobs,
-        with_calls=with_calls,
         draw_id=lambda prefix: f"{prefix}_{next(numbers)}",
     )
     yield from telling.begin()
@@ -75,7 +73,7 @@ def test_events_come_in_order_and_tell_the_response(
     """Whatever is said: text, calls, nothing at all."""
     made = chunks(sayings, finish, logprobs=logprobs)
     calls = [said for said in sayings if not isinstance(said, str)]
-    response = told(events_of(made, with_logprobs=logprobs, with_calls=bool(calls)))
+    response = told(events_of(made, with_logprobs=logprobs))
     assert response["status"] == ("incomplete" if finish == "length" else "completed")
     items = response["output"]
     assert items, "a Response is never empty"
@@ -95,7 +93,7 @@ def test_a_cut_stream_fails_in_order(sayings: list[Any], finish: str, data: st.D
     """The open item never gets its done events, and the Response says how far it came."""
     made = chunks(sayings, finish, logprobs=False)
     cut = data.draw(st.integers(0, len(made) - 1))
-    *before, last = events_of(made, cut=cut, with_calls=True)
+    *before, last = events_of(made, cut=cut)
     assert last["type"] == "response.failed"
     assert last["sequence_number"] == len(before)
     response = last["response"]
@@ -125,8 +123,5 @@ def test_how_a_reply_is_cut_into_chunks_does_not_matter(
         entries = [e for choice in group for e in (choice["logprobs"] or {}).get("content", [])]
         group[0] = {**group[0], "logprobs": {"content": entries}}
         early += [group[0], *({**choice, "logprobs": None} for choice in group[1:])]
-    calls = not all(isinstance(said, str) for said in sayings)
     plain = chunks(sayings, finish, logprobs=True)
-    assert told(events_of(early, with_logprobs=True, with_calls=calls)) == told(
-        events_of(plain, with_logprobs=True, with_calls=calls)
-    )
+    assert told(events_of(early, with_logprobs=True)) == told(events_of(plain, with_logprobs=True))
