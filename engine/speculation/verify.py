@@ -30,13 +30,13 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative one stands for a row from which nothing could be drawn."""
     if proposal.is_chain and min(drawn) >= 0:
-        kept, count = 0, proposal.num_candidates
+        kept, count = 0, len(proposal)
         while kept < count and drawn[kept] == proposal.tokens[kept]:
             kept += 1
         return VerifyResult(list(range(kept)), drawn[: kept + 1])
     children: dict[tuple[int, int], int] = {}
-    for node in range(proposal.num_candidates):
-        children.setdefault((proposal.parents[node], proposal.tokens[node]), node)
+    for node, place in enumerate(zip(proposal.parents, proposal.tokens, strict=True)):
+        children.setdefault(place, node)
     result = VerifyResult()
     node = -1
     while True:

@@ -84,7 +84,7 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
         prompt=prompt,
         k=k,
         drafted=len(made.tokens),
-        proposed=proposal.num_candidates,
+        proposed=len(proposal),
         accepted=item.num_accepted,
         tokens=num_tokens,
         tried=tried,
@@ -94,7 +94,7 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
         bounded=bounded,
         confidences=made.confidences[:tried],
         forced=_forced(item) if proposal.forced else (0, 0),
-        depths=[] if proposal.is_chain else proposal.depths()[: proposal.num_candidates],
+        depths=[] if proposal.is_chain else proposal.depths(),
     )
 
 
