@@ -23,7 +23,7 @@ class GrammarProposer(FreeProposer):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]
 
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
+    def forecast(self, seq: Sequence, k: int) -> list[float]:
         """What is forced is what the target will draw."""
         return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
 

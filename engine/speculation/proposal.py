@@ -105,12 +105,12 @@ class Proposer(Protocol):
 
 class FreeProposer(Proposer, Protocol):
     """A look-up: its guesses cost nothing to make. `forecast` tells the chances of the next ones to
-    be kept, each with all before it; at most `k` of them, none when it has nothing to say or the
-    first is not as likely as `least`. For up to `pause` tokens it may be left alone then."""
+    be kept, each with all before it; at most `k` of them, none when it has nothing to say. For up
+    to `pause` tokens it may be left alone then."""
 
     pause: int = 0
 
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]: ...
+    def forecast(self, seq: Sequence, k: int) -> list[float]: ...
 
 
 class NoProposer(Proposer):

@@ -175,15 +175,6 @@ def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
     proposer.forget(seq)
 
 
-def test_what_is_too_unlikely_is_not_said() -> None:
-    """Law: a forecast whose first guess is below what pays is none, at no further cost."""
-    seq = sequence(list(range(9)) * 3)
-    proposer = NgramProposer(n_max=8, n_min=2)
-    [first, *_] = proposer.forecast(seq, 4)
-    assert proposer.forecast(seq, 4, first)
-    assert proposer.forecast(seq, 4, first + 0.01) == []
-
-
 def test_nothing_to_say_has_no_chances() -> None:
     assert NgramProposer(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
 
