@@ -119,9 +119,9 @@ def test_file_instead_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "cannot be read"),
-        ("[1]", "not a JSON object"),
-        ("[" * 100_000, "cannot be read"),
+        ("{", "no usable configuration"),
+        ("[1]", "no usable configuration"),
+        ("[" * 100_000, "no usable configuration"),
         ("{}", "no usable configuration"),
         ('{"model_type": "no-such-model"}', "no usable configuration"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "the target model"),
