@@ -18,12 +18,11 @@ from engine.speculation.proposal import Proposal
 
 class VerifyResult(msgspec.Struct):
     """One sampling chunk. `path`: accepted node indices in order; `tokens`: theirs, then exactly
-    one new token. If the root's logits are not finite numbers, `finite` is False and `tokens`
-    empty; if only deeper ones are not, the walk ends before them."""
+    one new token. If the root's logits are not finite numbers there are none; if only deeper ones
+    are not, the walk ends before them."""
 
     path: list[int] = []
     tokens: list[int] = []
-    finite: bool = True
 
 
 def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
@@ -49,7 +48,5 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
             return result
         result.path.append(child)
         node = child
-    # The token before the unusable row stands as the new one.
-    result.finite = bool(result.path)
-    del result.path[-1:]
+    del result.path[-1:]  # the token before the unusable row stands as the new one
     return result

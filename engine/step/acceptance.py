@@ -128,7 +128,7 @@ class Acceptor:
             constraint = item.chunk.seq.constraint
             if constraint is not None and constraint.error:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
-            elif result.finite:
+            elif result.tokens:
                 self._keep(item, result)
             else:
                 sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
