@@ -112,21 +112,6 @@ class _Source:
         )  # fmt: skip
 
 
-def adopt(model: Any, *, role: Role, name: str, eight: bool = False) -> LoadedModel:
-    """A model that was made and not read, on the device where it lies. `eight`: compiled code may
-    keep its weights in eight bits. Raises ModelError."""
-    register()
-    config = model.config
-    with quietly():
-        refuse_unservable(config, name, has_remote_code=False)
-        expected = reference(model, name)
-    make = partial(
-        LoadedModel, config=config, path=name, folder=None, role=role, dtype=model.dtype,
-        device=model.device, max_model_len=length_limit(config, None, name), quantization="none",
-    )  # fmt: skip
-    return _proven(make, model, expected, name, eight=eight)
-
-
 def _proven(
     make: partial[LoadedModel], model: Any, expected: Tensor, name: str, *, eight: bool
 ) -> LoadedModel:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.cpu.fused import FusedDecoder, fused_decoder
+from engine.model import loader
+from engine.model.llama import Output, read_llama
 from engine.model.loaded import front_door
-from engine.model.loader import adopt, load_model
+from engine.model.loader import load_model
 from engine.model.proof import sample_tokens
 from tests.support import tiny
 from tests.support.whole_sequence import whole_sequence
@@ -38,19 +41,21 @@ def way(call: object) -> str:
     return str(getattr(call, "__qualname__", type(call).__name__))
 
 
-def test_a_head_that_is_not_the_whole_story_is_noticed() -> None:
+def test_a_head_that_is_not_the_whole_story_is_noticed(
+    tiny_target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Law: chosen by comparison, not by the family's name; here the logits are scaled behind the
     head, as Granite and Cohere do."""
-    model: nn.Module = tiny.llama()
+    model: Any = read_llama(Path(tiny_target))
 
     class Scaled(type(model)):  # type: ignore[misc]
         def forward(self, **named: object) -> object:
-            output = super().forward(**named)
-            output.logits = output.logits * 2
-            return output
+            return Output(super().forward(**named).logits * 2)
 
     model.__class__ = Scaled
-    loaded = adopt(model, role="target", name="scaled")
+    monkeypatch.setattr(loader, "read_llama", lambda _: model)
+    loaded = load_model(tiny_target, role="target", device="cpu")
+    assert loaded.model is model
     assert way(loaded.logits).startswith("front_door")
     assert loaded.compiled is None
 
