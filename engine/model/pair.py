@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llguidance import LLTokenizer
-from tokenizers import Tokenizer
 
 from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
 from engine.errors import ModelError
-from engine.grammar.vocabulary import load_vocabulary
+from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
@@ -109,8 +108,8 @@ def _vocabulary(model: LoadedModel) -> dict[int, str] | None:
     if file is None or not file.is_file():
         return None
     try:
-        return {i: text for text, i in Tokenizer.from_file(str(file)).get_vocab().items()}
-    except Exception as error:  # of no class of its own
+        return token_texts(file)
+    except Exception as error:  # Rust's are of no class of their own
         raise ModelError(
             f"the {model.role} model {model.path!r} has a tokenizer.json that cannot be read: "
             f"{error}"
