@@ -233,7 +233,7 @@ class Engine:
                 self._scheduler.commit(chunk, [], 0)
                 continue
             seq, item = chunk.seq, next(items)
-            proposed, accepted = item.proposal.num_candidates, item.num_accepted
+            proposed, accepted = len(item.proposal), item.num_accepted
             predicted = proposed if item.proposal.source == PREDICTION else 0
             if item.tokens:
                 self._cache.straighten(seq.blocks, seq.num_tokens, item.path[:accepted])

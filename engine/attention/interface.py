@@ -190,7 +190,7 @@ def attention_forward(
     if foredraft is None:
         raise ModelError("its layers do not hand keyword arguments down to attention")
     if isinstance(foredraft, LayerProbe):
-        foredraft.check(module, {**others, "attention_mask": None})
+        foredraft.check(module, others)
         if is_causal is False or attention_mask is not None:
             raise ModelError("its attention is not causal, or brings a mask of its own")
     layer: int = module.layer_idx  # type: ignore[assignment]

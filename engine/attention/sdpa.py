@@ -5,32 +5,23 @@ What is chosen once per forward, for every span (one sequence's rows):
 
 - its slots are consecutive (the block pool prefers that): keys and values are *views* of the plane,
   nothing is copied;
-- otherwise its keys are gathered slot by slot;
-- all short spans on CUDA share one padded gather and one call, since a GPU pays for the launch.
+- otherwise its keys are gathered slot by slot.
+
+Each span is a call of its own: on a GPU, which pays for launches, batches want FlashInfer or Flex.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.interface import KVPlane, PagedAttention, Span, Variation
-from engine.attention.spans import (
-    bias_of,
-    first_slot,
-    lowest,
-    slots_of,
-    visible,
-    written_slots,
-)
+from engine.attention.spans import bias_of, first_slot, lowest, slots_of, written_slots
 
-PADDED_ROWS = 17  # longest span to be padded with others: one token and sixteen proposed
 # Up to so many rows. One thread, 16 heads on 4 of keys, 260 keys, us: torch's own grouping takes 57
 # for a row in float32 and 415 in bfloat16, folded 30 and 42; at 8 rows 163 and 219, 143 and 158.
 FOLDED_ROWS = 16
@@ -43,7 +34,6 @@ class SdpaBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pads = device.type != "cpu"
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> SdpaForward:
         return SdpaForward(self, plane, spans)
@@ -55,7 +45,7 @@ class SdpaForward(PagedAttention):
     def __init__(self, backend: SdpaBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         super().__init__(plane, written_slots(spans, plane.block_size).to(backend.device))
         self._spans = spans
-        self._device, self._pads = backend.device, backend.pads
+        self._device = backend.device
         self._calls: dict[int | None, list[_Call]] = {}
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
@@ -64,26 +54,16 @@ class SdpaForward(PagedAttention):
         self._write(layer, key.to(kind), value.to(kind))
         calls = self._calls.get(how.window)
         if calls is None:
-            calls = self._calls[how.window] = self._plan(how.window, kind)
+            calls = self._calls[how.window] = [
+                _Call(self._plane, span, how.window, kind, self._device) for span in self._spans
+            ]
         query = query.to(kind)
         parts = [call.run(stack, index, query, how) for call in calls]
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return output.to(asked)
 
-    def _plan(self, window: int | None, dtype: torch.dtype) -> list[_Call]:
-        """Short neighbours are padded together where that pays."""
-        plane, device = self._plane, self._device
-        calls: list[_Call] = []
-        for is_short, members in groupby(self._spans, key=lambda span: span.length <= PADDED_ROWS):
-            spans = list(members)
-            if is_short and self._pads and len(spans) > 1:
-                calls.append(_Padded(plane, spans, window, dtype, device))
-            else:
-                calls += [_Alone(plane, span, window, dtype, device) for span in spans]
-        return calls
 
-
-class _Alone:
+class _Call:
     """One span: a view of its keys where their slots are consecutive, else a copy."""
 
     def __init__(
@@ -107,61 +87,6 @@ class _Alone:
     def run(self, stack: int, index: int, query: Tensor, how: Variation) -> Tensor:
         keys, values = (plane[index : index + 1, :, self._slots] for plane in self._stacks[stack])
         return attention(query.narrow(2, self._row, self._length), keys, values, *self._bias, how)
-
-
-class _Padded:
-    """Several spans in one call, padded to the longest. Padding repeats the sequence's own first
-    slot: a masked key still meets a zero weight, and zero times a foreign NaN would be NaN."""
-
-    def __init__(
-        self,
-        plane: KVPlane,
-        spans: Sequence[Span],
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        rows, keys = max(s.length for s in spans), max(s.end for s in spans)
-        self._stacks = plane.stacks
-        self._shape = (len(spans), rows, keys)
-        self._first = spans[0].row
-        self._count = sum(s.length for s in spans)
-        slots = np.empty((len(spans), keys), dtype=np.int64)
-        seen = np.zeros((len(spans), 1, rows, keys), dtype=bool)
-        query_rows = np.empty((len(spans), rows), dtype=np.int64)
-        kept = np.zeros((len(spans), rows), dtype=bool)
-        for i, span in enumerate(spans):
-            slots[i, : span.end] = slots_of(span, plane.block_size, 0)
-            slots[i, span.end :] = slots[i, 0]
-            seen[i, 0, : span.length, : span.end] = visible(span, window)
-            seen[i, 0, span.length :] = seen[i, 0, span.length - 1]
-            local = span.row - self._first
-            query_rows[i] = np.minimum(np.arange(rows), span.length - 1) + local
-            kept[i, : span.length] = True
-        self._slots, self._query_rows, self._kept, hidden = (
-            torch.from_numpy(array).to(device)
-            for array in (slots.reshape(-1), query_rows.reshape(-1), np.flatnonzero(kept), ~seen)
-        )
-        self._bias = torch.zeros(hidden.shape, dtype=dtype, device=device)
-        self._bias.masked_fill_(hidden, -math.inf)
-
-    def run(self, stack: int, index: int, query: Tensor, how: Variation) -> Tensor:
-        count, rows, keys = self._shape
-        flat = query[0].transpose(0, 1).narrow(0, self._first, self._count)
-        flat = flat.index_select(0, self._query_rows)
-        query = flat.reshape(count, rows, *flat.shape[1:]).transpose(1, 2)
-        key, value = (
-            plane[index]
-            .index_select(1, self._slots)
-            .view(-1, count, keys, plane.shape[-1])
-            .transpose(0, 1)
-            for plane in self._stacks[stack]
-        )
-        output = attention(query, key, value, self._bias, False, how).flatten(0, 1)
-        return output.index_select(0, self._kept)[None]
-
-
-_Call = _Alone | _Padded
 
 
 def attention(

@@ -23,7 +23,6 @@ import select
 import signal
 import struct
 import sys
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ PLACES = 8
 YOUNG_SECONDS = 0.1  # on the clock; most grammars are compiled by then
 PATIENCE = 4.0  # on the clock, times the CPU time that is allowed
 LOOK_SECONDS = 0.02  # between two looks at the clock
-NICENESS = 5  # of one that is not young any more, beside others
+NICENESS = 5  # of one that is not young any more
 WALKS = 2  # through a compiled grammar, of so many ...
 STEPS = 24
 MAX_FORCED_BYTES = 4096
@@ -92,7 +91,6 @@ class _Fork:
     id: int
     asked: float
     started: float
-    is_nice: bool = False
     is_over: bool = False  # killed, and about to end
 
 
@@ -112,13 +110,11 @@ class Checks:
         self._reap()
         now = time.monotonic()
         late = now - PATIENCE * self._seconds
-        alive = self._alive()
-        for pid, fork in alive.items():
+        for pid, fork in self._alive().items():
             if fork.asked <= late:
                 self._end(pid)
-            elif now - fork.started > YOUNG_SECONDS and len(alive) > 1 and not fork.is_nice:
-                fork.is_nice = True
-                with contextlib.suppress(OSError):
+            elif now - fork.started > YOUNG_SECONDS:
+                with contextlib.suppress(OSError):  # where this process is nicer
                     os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
         while self._waiting and self._waiting[0][0] <= late:
             _write(self._answers, self._waiting.popleft()[1], BUSY, "busy")
@@ -170,7 +166,7 @@ class Checks:
         status = 1
         try:
             die_with_parent()
-            limit_memory()
+            set_limits()
             signal.setitimer(signal.ITIMER_PROF, self._seconds)  # SIGPROF ends the process
             sentence = verdict(grammar, self._vocabulary)
             _write(self._answers, id, sentence, "refused" if sentence else "accepted")
@@ -181,22 +177,12 @@ class Checks:
 
 def verdict(grammar: Grammar, vocabulary: LLTokenizer) -> str:
     """Empty when the grammar can be honoured, else one sentence. Deep recursion in the library
-    overflows the stack and ends the process."""
-    answers: list[str] = []
-
-    def work() -> None:
-        try:
-            probe(compile_grammar(grammar, vocabulary), vocabulary)
-        except GrammarRefused as error:
-            answers.append(str(error))
-        else:
-            answers.append("")
-
-    threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return answers[0] if answers else "the grammar compiler failed on it"
+    overflows the stack and ends the process; so do its panics."""
+    try:
+        probe(compile_grammar(grammar, vocabulary), vocabulary)
+    except GrammarRefused as error:
+        return str(error)
+    return ""
 
 
 def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
@@ -226,14 +212,15 @@ def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
             require_sound(walker)
 
 
-def limit_memory() -> None:
-    """To what this process has by now, and MEMORY_BYTES."""
+def set_limits() -> None:
+    """Memory: what this process has by now, and MEMORY_BYTES; the stack: STACK_BYTES."""
     if sys.platform != "linux":
         return
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    most = pages * resource.getpagesize() + MEMORY_BYTES
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
+    memory = pages * resource.getpagesize() + MEMORY_BYTES
+    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_STACK, STACK_BYTES)):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
 
 
 def _read(count: int) -> bytes:

@@ -154,8 +154,8 @@ class GrammarState:
         self._clock = clock
         self._seconds = 0.0  # that guesses took
         self._last = 0.0  # that the text's last token and mask took
-        self._here: tuple[Bits, bool] | None = None  # allowed, complete; None: not looked yet
-        self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}  # the same behind guesses
+        # By guesses behind the text: allowed, complete.
+        self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}
 
     @property
     def is_slow(self) -> bool:
@@ -182,7 +182,7 @@ class GrammarState:
             return
         self._length += 1
         self._behind.append(token)
-        self._here, self._rows = None, {}
+        self._rows = {}
 
     def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
         if self._row(path) is None or self.is_slow:
@@ -197,16 +197,15 @@ class GrammarState:
         """What may follow, and whether nothing may but the end."""
         if self.error:
             return None
-        started = self._clock()
-        if not path:
-            if self._here is None:
-                self._here = self._look(self._text)
-                self._last += self._clock() - started
-            return self._here
         key = tuple(path)
         if key not in self._rows:
-            self._rows[key] = self._guess(path)
-            self._seconds += self._clock() - started
+            started = self._clock()
+            self._rows[key] = self._guess(path) if path else self._look(self._text)
+            took = self._clock() - started
+            if path:
+                self._seconds += took
+            else:
+                self._last += took
         return self._rows[key]
 
     def _look(self, matcher: LLMatcher) -> tuple[Bits, bool] | None:

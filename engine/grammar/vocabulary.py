@@ -43,6 +43,11 @@ def load_vocabulary(
         raise ModelError(f"no grammar can be used with the tokenizer of {path}: {reason}") from None
 
 
+def token_texts(file: Path) -> dict[int, str]:
+    """By id, of a tokenizer.json."""
+    return {token: text for text, token in Tokenizer.from_file(str(file)).get_vocab().items()}
+
+
 def _backend(path: str, revision: str | None, trust_remote_code: bool) -> Tokenizer:
     file = Path(os.path.expanduser(path), "tokenizer.json")
     if file.is_file():

@@ -22,7 +22,7 @@ import torch
 
 from engine import demo
 from engine.arguments import Parser, whole
-from engine.attention.interface import LayerShape, Span, Variation
+from engine.attention.interface import NAME, LayerShape, Span, Variation, register
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu import kernels_products, kernels_tiles, weights
 from engine.cpu.attention import CompiledBackend
@@ -37,7 +37,6 @@ from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.llama import read_llama
 from engine.model.loaded import front_door
-from engine.model.loader import adopt
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Rows
@@ -69,7 +68,10 @@ def models() -> Iterator[tuple[str, Any]]:
         built_in = read_llama(Path(demo.__file__).parent / role)
         assert built_in is not None
         yield role, built_in.float()
-    yield "27 M", adopt(random_target(shape_of(27e6), 0), role="draft", name="27 M").model
+    register()
+    random = random_target(shape_of(27e6), 0)
+    random.set_attn_implementation(NAME)
+    yield "27 M", random
 
 
 def forwards(name: str, model: Any) -> Iterator[Pair]:

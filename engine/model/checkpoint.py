@@ -6,11 +6,9 @@ transformers is imported where it is needed: that takes seconds, and plain Llama
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.attention.interface import NAME
@@ -27,14 +25,6 @@ SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedConfig:
     """Of a folder or a hub name; `hub` are arguments of `from_pretrained`. Raises ModelError."""
-    file = Path(source) / "config.json"
-    if file.is_file():
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, OSError, RecursionError) as error:
-            raise ModelError(f"{name} has a config.json that cannot be read: {error}") from error
-        if not isinstance(content, dict):
-            raise ModelError(f"{name} has a config.json that is not a JSON object")
     from transformers import AutoConfig
 
     try:

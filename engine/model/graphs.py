@@ -100,12 +100,6 @@ class GraphPool(Generic[Key, Held]):
         self._held: OrderedDict[Key, Held] = OrderedDict()
         self._recorded: dict[Key, Recorded] = {}
 
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._held
-
     def inputs(self, key: Key) -> Held:
         """To be filled before `replay`."""
         if key not in self._held:

@@ -1,6 +1,5 @@
 """LoadedModel: a model, the facts discovered about it, and how it is called: by its own forward, or
-fused where that is the same. Small plain models are fused, see `engine.cpu.fused`. Which one is
-decided once, by comparison.
+by quicker code that was proven to do the same (`engine.model.loader`).
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ from torch import Tensor
 from engine.attention.interface import LayerShape, PreparedAttention
 from engine.config import QuantizationName, Role
 from engine.cpu.decoder import CompiledDecoder
-from engine.cpu.fused import fused_decoder
 
 # (input_ids, positions `[1, rows]`, keep, prepared) -> logits `[kept, vocab]`. `keep` is how many
 # trailing rows to keep (at least 1), or which.
 Call = Callable[[Tensor, Tensor, int | Tensor, PreparedAttention], Tensor]
-
-NEARLY = 1e-4  # of the largest logit: what sums in another order may differ by in float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,24 +74,3 @@ def front_door(model: Any) -> Call:
         return logits
 
     return call
-
-
-@torch.inference_mode()
-def choose_call(
-    model: Any, prepared: Callable[[], PreparedAttention], tokens: list[int], *, fuse: bool = True
-) -> Call:
-    """The fused decoder where there is one that answers what the model does. `prepared` makes an
-    attention for these tokens as one sequence from position 0. `fuse`: whether weights are plain
-    tensors."""
-    door = front_door(model)
-    fused = fused_decoder(model) if fuse else None
-    if fused is None:
-        return door
-    ids = torch.tensor([tokens])
-    positions = torch.arange(len(tokens))[None]
-    for keep in (2, torch.tensor([0, len(tokens) - 1])):
-        expected = door(ids, positions, keep, prepared())
-        found = fused(ids, positions, keep, prepared())
-        if not bool((found - expected).abs().max() <= NEARLY * expected.abs().max()):
-            return door
-    return fused

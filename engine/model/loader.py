@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.attention.interface import register
 from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Role, folder_of
 from engine.cpu.decoder import compiled_decoder
-from engine.cpu.fused import packed_decoder
+from engine.cpu.fused import fused_decoder, packed_decoder
 from engine.errors import ModelError
 from engine.model.checkpoint import (
     length_limit,
@@ -31,17 +31,9 @@ from engine.model.checkpoint import (
     refuse_unservable,
 )
 from engine.model.llama import read_llama
-from engine.model.loaded import LoadedModel, choose_call
+from engine.model.loaded import Call, LoadedModel, front_door
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
-from engine.model.proof import (
-    forward_of,
-    is_proven,
-    probe_layers,
-    prove,
-    reference,
-    sample_tokens,
-    whole_sequence,
-)
+from engine.model.proof import forward_of, is_proven, probe_layers, prove, reference
 
 logger = logging.getLogger(__name__)
 
@@ -120,54 +112,42 @@ class _Source:
         )  # fmt: skip
 
 
-def adopt(model: Any, *, role: Role, name: str, eight: bool = False) -> LoadedModel:
-    """A model that was made and not read, on the device where it lies. `eight`: compiled code may
-    keep its weights in eight bits. Raises ModelError."""
-    register()
-    config = model.config
-    with quietly():
-        refuse_unservable(config, name, has_remote_code=False)
-        expected = reference(model, name)
-    make = partial(
-        LoadedModel, config=config, path=name, folder=None, role=role, dtype=model.dtype,
-        device=model.device, max_model_len=length_limit(config, None, name), quantization="none",
-    )  # fmt: skip
-    return _proven(make, model, expected, name, eight=eight)
-
-
 def _proven(
     make: partial[LoadedModel], model: Any, expected: Tensor, name: str, *, eight: bool
 ) -> LoadedModel:
-    """With the shortest call chosen. Raises ModelError."""
-    plain = not is_quantized(model)
-    layers = probe_layers(model, name)
+    """Called in the quickest way there is. Raises ModelError."""
     loaded = make(
         model=model,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
         eos_ids=_eos_ids(model, name),
-        layers=layers,
-        logits=choose_call(model, whole_sequence(layers, model), sample_tokens(model), fuse=plain),
+        layers=probe_layers(model, name),
+        logits=front_door(model),
     )
     prove(loaded, expected, name)
-    return _quickened(loaded, expected, eight=eight) if plain else loaded
+    return loaded if is_quantized(model) else _quickened(loaded, expected, eight=eight)
 
 
 def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedModel:
-    """With compiled code, where there is some and the same proof holds for it."""
-    model, layers = loaded.model, loaded.layers
+    """With code of ours, where there is some and the same proof holds for it."""
+    model = loaded.model
+    loaded = _called(loaded, fused_decoder(model), expected)
     every_row = loaded.role == "target"  # whose texts must not depend on the batch
     for bits in (True, False) if eight else (False,):
         compiled = compiled_decoder(
             model, positions=loaded.max_model_len, every_row=every_row, eight=bits
         )
-        if compiled is not None and is_proven(compiled, layers, expected, model):
+        if compiled is not None and is_proven(compiled, loaded.layers, expected, model):
             return replace(loaded, compiled=compiled)
-    packed = packed_decoder(model)
-    if packed is not None:
-        quick = replace(loaded, logits=packed)
-        if is_proven(forward_of(quick), layers, expected, model):
-            return quick
-    return loaded
+    return _called(loaded, packed_decoder(model), expected)
+
+
+def _called(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedModel:
+    """By this call, if there is one and it is proven."""
+    if call is None:
+        return loaded
+    found = replace(loaded, logits=call)
+    proven = is_proven(forward_of(found), loaded.layers, expected, loaded.model)
+    return found if proven else loaded
 
 
 def pick_device(device: str) -> torch.device:

@@ -11,7 +11,7 @@ from engine.config import CacheConfig
 from engine.cpu.fused import FusedDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
-from engine.scheduling.memory import Part, Shape, activation_bytes, available_bytes, buckets
+from engine.scheduling.memory import Part, activation_bytes, available_bytes, buckets
 
 UNTOLD = 1 << 62  # where a machine does not say what it has
 IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
@@ -53,25 +53,29 @@ def held_bytes(tensor: Tensor) -> int:
     return sum(held_bytes(getattr(tensor, name)) for name in names)
 
 
-def _shape_of(model: LoadedModel) -> Shape:
-    config = model.config
-    hidden = int(getattr(config, "hidden_size", 0))
-    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    return Shape(hidden, inner, model.vocab_size, model.dtype.itemsize)
+def _activations(model: LoadedModel, rows: int, logit_rows: int) -> int:
+    hidden = int(getattr(model.config, "hidden_size", 0))
+    return activation_bytes(
+        hidden=hidden,
+        inner=int(getattr(model.config, "intermediate_size", None) or 4 * hidden),
+        vocab=model.vocab_size,
+        item=model.dtype.itemsize,
+        rows=rows,
+        logit_rows=logit_rows,
+    )
 
 
 def reserve_of(
     models: Sequence[LoadedModel], *, rows: int, logit_rows: int, graphs: bool
 ) -> tuple[Part, ...]:
     """What forwards, sampling and captured graphs take, by rule: not measured."""
-    shapes = [_shape_of(model) for model in models]
-    widest = max(activation_bytes(s, rows=rows, logit_rows=logit_rows) for s in shapes)
+    widest = max(_activations(model, rows, logit_rows) for model in models)
     parts = [Part("activations", widest, f"about, for {rows} rows of a step")]
     if models[0].device.type == "cuda":
         parts.append(Part("attention workspace", WORKSPACE * len(models)))
     if graphs:
         sizes = buckets(rows)
-        held = sum(sum(sizes) * s.vocab * 4 for s in shapes)
-        pools = sum(activation_bytes(s, rows=sizes[-1], logit_rows=sizes[-1]) for s in shapes)
+        held = sum(sum(sizes) * model.vocab_size * 4 for model in models)
+        pools = sum(_activations(model, sizes[-1], sizes[-1]) for model in models)
         parts.append(Part("graphs", held + pools, f"about, {len(sizes)} sizes for each model"))
     return tuple(parts)

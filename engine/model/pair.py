@@ -6,19 +6,17 @@ benchmark, the tests).
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from llguidance import LLTokenizer
 
 from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
 from engine.errors import ModelError
-from engine.grammar.vocabulary import load_vocabulary
+from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
@@ -110,25 +108,12 @@ def _vocabulary(model: LoadedModel) -> dict[int, str] | None:
     if file is None or not file.is_file():
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return _tokens(content)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        return token_texts(file)
+    except Exception as error:  # Rust's are of no class of their own
         raise ModelError(
             f"the {model.role} model {model.path!r} has a tokenizer.json that cannot be read: "
             f"{error}"
         ) from error
-
-
-def _tokens(content: dict[str, Any]) -> dict[int, str]:
-    """BPE and WordPiece keep a map, Unigram a list of (text, score); added tokens stand apart."""
-    vocab = content["model"]["vocab"]
-    if isinstance(vocab, dict):
-        tokens = {int(token_id): text for text, token_id in vocab.items()}
-    else:
-        tokens = {token_id: entry[0] for token_id, entry in enumerate(vocab)}
-    for added in content.get("added_tokens") or []:
-        tokens[int(added["id"])] = added["content"]
-    return tokens
 
 
 def build_cache(

@@ -14,14 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.interface import (
-    NAME,
-    AttentionBackend,
-    LayerProbe,
-    LayerShape,
-    PreparedAttention,
-    Span,
-)
+from engine.attention.interface import NAME, AttentionBackend, LayerProbe, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError
 from engine.model.attention_choice import choose_backend
@@ -130,14 +123,6 @@ def is_proven(
     with torch.inference_mode():
         found = _paged(forward, layers, model)
     return _difference(found, expected) <= TOLERANCE[model.dtype]
-
-
-def whole_sequence(layers: tuple[LayerShape, ...], model: Any) -> Callable[[], PreparedAttention]:
-    """Makes attention for the sample as one sequence, over a cache of its own."""
-    cache = KVCache(LENGTH // BLOCK_SIZE, BLOCK_SIZE, model.device)
-    plane = cache.add_plane("whole", layers, model.dtype)
-    spans = [Span(0, LENGTH, 0, list(range(cache.num_blocks)))]
-    return lambda: _backend(model.device, model.dtype, layers).prepare(plane, spans)
 
 
 def _backend(

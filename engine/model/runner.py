@@ -56,12 +56,11 @@ class ModelOutput:
             self._given = given = given.numpy()
         return given if given.flags.c_contiguous else np.ascontiguousarray(given)
 
-    def of(self, rows: list[int]) -> Tensor:
-        """The logits of some rows; not copied where those are all."""
-        return self.logits if len(rows) == len(self) else self.logits[rows]
-
     def take(self, rows: list[int]) -> ModelOutput:
+        """Some rows, rising; not copied where those are all."""
         given = self._given
+        if len(rows) == len(given):
+            return self
         if isinstance(given, Tensor):  # sent, and not waited for
             index = torch.tensor(rows).to(given.device, non_blocking=True)
             return ModelOutput(given.index_select(0, index))

@@ -18,8 +18,7 @@ from hashlib import blake2b
 
 from engine.scheduling.sequence import Sequence
 
-_TAKEN, _BLANK, _KEPT = 0, 1, 2  # _KEPT: blank, in the way of a growing sequence; taken last
-_CLAIM_SHARE = 16  # one sequence keeps at most this fraction of the pool for its growth
+_GROWTH_SHARE = 16  # one sequence is left at most this fraction of the pool for its growth
 
 
 class BlockPool:
@@ -40,8 +39,9 @@ class BlockPool:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         # What is not its own is taken for good, by nobody.
-        self._state = bytearray(_BLANK if b in self._own else _TAKEN for b in range(num_blocks))
+        self._blank = bytearray(block in self._own for block in range(num_blocks))
         self._num_blank = self.num_total
+        self._next = 0  # where the next run of blank blocks is looked for
         self._refs = [0] * num_blocks
         self._digest: list[bytes | None] = [None] * num_blocks
         self._content: list[list[int] | None] = [None] * num_blocks
@@ -49,7 +49,6 @@ class BlockPool:
         self._cached: dict[bytes, int] = {}
         self._idle: OrderedDict[int, int] = OrderedDict()  # block -> which release made it idle
         self._releases = 0
-        self._claims: dict[str, tuple[int, int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -156,19 +155,12 @@ class BlockPool:
     def trim(self, seq: Sequence, upto: int) -> None:
         """Give back the blocks that lie wholly at or beyond position `upto`."""
         keep = -(-upto // self.block_size)
-        if len(seq.blocks) <= keep:
-            return
-        low, high = self._claims.get(seq.id, (0, 0))
         while len(seq.blocks) > keep:
-            block = seq.blocks.pop()
-            self._let_go(block)
-            if self._state[block] == _BLANK and low <= block < high:
-                self._state[block] = _KEPT
+            self._let_go(seq.blocks.pop())
 
     def release(self, seq: Sequence) -> None:
         """Give back all blocks. Those in the prefix cache stay there until they are evicted, the
         last of the chain first."""
-        self._drop_claim(seq)
         self._releases += 1
         for block in reversed(seq.blocks):
             self._let_go(block)
@@ -180,7 +172,7 @@ class BlockPool:
         if self._refs[block]:
             return
         if self._digest[block] is None:
-            self._state[block] = _BLANK
+            self._blank[block] = True
             self._num_blank += 1
         else:
             self._idle[block] = self._releases
@@ -189,8 +181,8 @@ class BlockPool:
 
     def _take(self, seq: Sequence, block: int) -> None:
         """A blank or idle block becomes the next of `seq`."""
-        if self._state[block]:
-            self._state[block] = _TAKEN
+        if self._blank[block]:
+            self._blank[block] = False
             self._num_blank -= 1
         else:
             del self._idle[block]
@@ -208,7 +200,7 @@ class BlockPool:
             return 0
         taken = 0
         block = seq.blocks[-1] + 1
-        while taken < need and block < len(self._state) and self._may_follow(block):
+        while taken < need and block < len(self._blank) and self._may_follow(block):
             self._take(seq, block)
             taken += 1
             block += 1
@@ -217,46 +209,31 @@ class BlockPool:
     def _may_follow(self, block: int) -> bool:
         """Blank; or, when no block is, idle since the oldest release, whose turn it is anyway."""
         if self._num_blank:
-            return self._state[block] != _TAKEN
+            return bool(self._blank[block])
         stamp = self._idle.get(block)
         return stamp is not None and stamp == next(iter(self._idle.values()))
 
     def _open_run(self, seq: Sequence, need: int) -> int:
-        """Take the first run of blank blocks with room to grow, else one that just fits; how many
-        were taken (all or none). The room is kept free while other blanks are to be had."""
+        """Take the next run of blank blocks with room to grow, else one that just fits; how many
+        were taken (all or none). Runs are opened behind that room, round and round, so that it
+        stays free while other blanks are to be had."""
         bound = -(-(seq.num_prompt + seq.params.max_tokens) // self.block_size)
-        growth = min(bound - len(seq.blocks) - need, self.num_total // _CLAIM_SHARE)
-        growth = max(growth, 0)
-        start = self._state.find(bytes([_BLANK]) * (need + growth))
-        if start < 0 and growth:
-            growth = 0
-            start = self._state.find(bytes([_BLANK]) * need)
-        if start < 0:
-            return 0
-        for block in range(start, start + need):
-            self._take(seq, block)
-        self._drop_claim(seq)
-        if growth:
-            end = start + need + growth
-            self._state[start + need : end] = bytes([_KEPT]) * growth
-            self._claims[seq.id] = (start, end)
-        return need
+        growth = min(bound - len(seq.blocks) - need, self.num_total // _GROWTH_SHARE)
+        wanted = need + max(growth, 0)
+        for size, first in ((wanted, self._next), (wanted, 0), (need, 0)):
+            start = self._blank.find(bytes([True]) * size, first)
+            if start >= 0:
+                for block in range(start, start + need):
+                    self._take(seq, block)
+                self._next = start + size
+                return need
+        return 0
 
     def _scatter(self, seq: Sequence, need: int) -> None:
         """Take whatever there is: blanks from the lowest id on, then the longest idle."""
-        for state in (_BLANK, _KEPT):
-            block = self._state.find(state)
-            while need and block >= 0:
-                self._take(seq, block)
-                need -= 1
-                block = self._state.find(state, block + 1)
-        if need:
-            oldest = iter(self._idle)
-            for block in sorted(next(oldest) for _ in range(need)):
-                self._take(seq, block)
-
-    def _drop_claim(self, seq: Sequence) -> None:
-        low, high = self._claims.pop(seq.id, (0, 0))
-        if high:
-            kept = bytes([_KEPT])
-            self._state[low:high] = self._state[low:high].replace(kept, bytes([_BLANK]))
+        while need and self._num_blank:
+            self._take(seq, self._blank.find(True))
+            need -= 1
+        oldest = iter(self._idle)
+        for block in sorted(next(oldest) for _ in range(need)):
+            self._take(seq, block)

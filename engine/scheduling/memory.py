@@ -8,6 +8,7 @@ weights that can never fit are refused before they are read).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +32,6 @@ class Part:
     name: str
     size: int
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a forward's own memory follows from: numbers of one model, `item` bytes each."""
-
-    hidden: int
-    inner: int
-    vocab: int
-    item: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +139,13 @@ def plan_blocks(
     return max(2, min(affordable, schedule.max_sequences * one_sequence))
 
 
-def activation_bytes(shape: Shape, *, rows: int, logit_rows: int) -> int:
-    """What a forward of `rows` rows holds at its widest, about: four rows of hidden numbers, three
-    of the inner layer, and of asked rows the logits with their float32 copy and what sampling makes
-    of them."""
-    body = rows * (4 * shape.hidden + 3 * shape.inner) * shape.item
-    return body + logit_rows * shape.vocab * (shape.item + 3 * 4)
+def activation_bytes(
+    *, hidden: int, inner: int, vocab: int, item: int, rows: int, logit_rows: int
+) -> int:
+    """What a forward of `rows` rows holds at its widest, about, of numbers of `item` bytes: four
+    rows of hidden numbers, three of the inner layer, and of asked rows the logits with their
+    float32 copy and what sampling makes of them."""
+    return rows * (4 * hidden + 3 * inner) * item + logit_rows * vocab * (item + 3 * 4)
 
 
 def buckets(most: int) -> list[int]:
@@ -201,48 +193,33 @@ def _tensors_in(folder: Path) -> list[tuple[int, str]]:
 def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
     """What this process may still take: the machine's free and reclaimable memory, and no more than
     the control group's limit leaves (v2 or v1). None where neither is known."""
-    found = [size for size in (_machine(meminfo), _group(cgroup)) if size is not None]
-    return max(0, min(found)) if found else None
-
-
-def _machine(meminfo: Path) -> int | None:
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
-def _group(cgroup: Path) -> int | None:
-    """The limit less what is used and cannot be reclaimed."""
-    v1 = cgroup / "memory"
-    for limit, used, statistics, cached in (
-        (cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat", "inactive_file"),
-        (
-            v1 / "memory.limit_in_bytes",
-            v1 / "memory.usage_in_bytes",
-            v1 / "memory.stat",
+    machine = _number(meminfo, "MemAvailable")
+    found = [
+        None if machine is None else machine * 1024,
+        _left(cgroup, "memory.max", "memory.current", "inactive_file"),
+        _left(
+            cgroup / "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
             "total_inactive_file",
         ),
-    ):
-        try:
-            most = int(limit.read_text())
-            if most >= NO_LIMIT:
-                return None
-            return most - int(used.read_text()) + _statistic(statistics, cached)
-        except (OSError, ValueError):  # `max`: no limit
-            continue
-    return None
+    ]
+    known = [size for size in found if size is not None]
+    return max(0, min(known)) if known else None
 
 
-def _statistic(file: Path, name: str) -> int:
+def _left(group: Path, limit: str, used: str, cached: str) -> int | None:
+    """The limit less what is used and cannot be reclaimed."""
+    most, taken = _number(group / limit), _number(group / used)
+    if most is None or taken is None or most >= NO_LIMIT:
+        return None
+    return most - taken + (_number(group / "memory.stat", cached) or 0)
+
+
+def _number(file: Path, key: str = "") -> int | None:
+    """At the start of a file, or behind the key that a line of it begins with."""
     try:
-        for line in file.read_text().splitlines():
-            key, _, number = line.partition(" ")
-            if key == name:
-                return int(number)
+        found = re.search(rf"^{key}:?\s*(\d+)", file.read_text(), re.MULTILINE)
     except (OSError, ValueError):
-        pass
-    return 0
+        return None
+    return int(found[1]) if found else None

@@ -38,23 +38,18 @@ def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
 
 
 def _ids_refusal(params: SamplingParams, facts: Ready) -> str | None:
-    vocab_size = facts.vocab_size
-    fields: dict[str, Collection[int]] = {
-        "stop_token_ids": params.stop_token_ids,
-        "logit_bias": params.logit_bias,
-        "prediction": params.prediction,
-    }
-    limits = {
-        "stop_token_ids": MAX_STOP_TOKEN_IDS,
-        "logit_bias": MAX_LOGIT_BIAS,
-        "prediction": facts.max_model_len,
-    }
-    for name, ids in fields.items():
-        if len(ids) > limits[name]:
-            return f"{name} has {len(ids)} entries; at most {limits[name]} are allowed"
-        outside = _outside(ids, vocab_size)
+    fields: list[tuple[str, Collection[int], int]] = [
+        ("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS),
+        ("logit_bias", params.logit_bias, MAX_LOGIT_BIAS),
+        ("prediction", params.prediction, facts.max_model_len),
+    ]
+    last = facts.vocab_size - 1
+    for name, ids, most in fields:
+        if len(ids) > most:
+            return f"{name} has {len(ids)} entries; at most {most} are allowed"
+        outside = _outside(ids, facts.vocab_size)
         if outside is not None:
-            return f"{name} names token id {outside}, outside the vocabulary (0..{vocab_size - 1})"
+            return f"{name} names token id {outside}, outside the vocabulary (0..{last})"
     return None
 
 

@@ -41,11 +41,12 @@ class Cascade(Proposer):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """As proposal.Proposer."""
         self.forward_seconds, self.catch_up_rows, self.agreements = 0.0, 0, ()
-        if not any(chunk.k for chunk in chunks):
-            return [EMPTY] * len(chunks)
-        if any(self._limits(chunk.seq) is not None for chunk in chunks):
-            return self._each(chunks)
-        return self._ask(chunks)
+        proposals, left = self.look_up(chunks)
+        if not any(chunk.k for chunk in left):
+            return proposals
+        drafted = self._main.propose(left)
+        self.take_over()
+        return [own if len(own) else main for own, main in zip(proposals, drafted, strict=True)]
 
     def take_over(self) -> None:
         """Copy timings and agreements of main-proposer calls that bypassed this cascade."""
@@ -68,18 +69,6 @@ class Cascade(Proposer):
             proposals.append(proposal)
             left.append(_asking(chunk, k))
         return proposals, left
-
-    def _each(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        proposals, left = self.look_up(chunks)
-        if not any(chunk.k for chunk in left):
-            return proposals
-        drafted = self._ask(left)
-        return [own if len(own) else main for own, main in zip(proposals, drafted, strict=True)]
-
-    def _ask(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        proposals = self._main.propose(chunks)
-        self.take_over()
-        return proposals
 
     def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:
         """What a free proposer says, or how many guesses are left to the main one."""

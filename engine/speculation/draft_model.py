@@ -128,7 +128,7 @@ class DraftModelProposer(Proposer):
         output, counts = self._catch_up(drafts)
         judged, last = judged_rows([draft.seq for draft in drafts], counts)
         sent = [draws.enqueue(output.logits, judged)] if judged else []
-        found = self._unseen_chain(drafts, _of_rows(output, last))
+        found = self._unseen_chain(drafts, output.take(last))
         return InFlight(drafts, drafts[0].k, judged, [*sent, found])
 
     def finish(self, flight: InFlight, numbers: Seq[list[float]]) -> list[Proposal]:
@@ -167,10 +167,10 @@ class DraftModelProposer(Proposer):
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
             left, rows = self._draw_plain(drafts, output, last)
         elif self._fits_one_call(drafts):
-            found = self._unseen_chain(drafts, _of_rows(output, last))
+            found = self._unseen_chain(drafts, output.take(last))
             self._take_chains(drafts, read_chains(found.tolist()))
             left = []
-        return left, _of_rows(output, rows) if left else output
+        return left, output.take(rows) if left else output
 
     def _draw_plain(
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
@@ -289,7 +289,3 @@ class DraftModelProposer(Proposer):
         if self._runner.vocab_size >= self._vocab_size:
             return tokens
         return [token if token < self._runner.vocab_size else 0 for token in tokens]
-
-
-def _of_rows(output: ModelOutput, rows: list[int]) -> ModelOutput:
-    return output if len(rows) == len(output) else output.take(rows)

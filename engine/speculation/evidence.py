@@ -25,9 +25,9 @@ class Record:
         self.right = [rate * trials for rate in rates]
         self.trials = [trials] * len(rates)
 
-    def add(self, grade: int, *, right: float, trials: float = 1.0) -> None:
+    def add(self, grade: int, *, right: bool) -> None:
         self.right[grade] += right
-        self.trials[grade] += trials
+        self.trials[grade] += 1.0
         if self.trials[grade] > _MEMORY:
             self.right[grade] *= 0.5
             self.trials[grade] *= 0.5
@@ -43,16 +43,8 @@ class Evidence:
 
     def learn(self, run: int, *, hit: bool) -> None:
         """What became of a guess that stood on this run."""
-        self._add(_grade(run), right=hit)
-
-    def learn_hits(self, run: int, count: int) -> None:
-        """So many guesses in a row were right, the first of which stood on this run: `learn` of
-        each, those of the last grade together."""
-        while count and (grade := _grade(run)) < GRADES - 1:
-            self._add(grade, right=1.0)
-            run, count = grown(run), count - 1
-        if count:
-            self._add(GRADES - 1, right=count, trials=count)
+        for record in (self._own, self._everyone):
+            record.add(_grade(run), right=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
         """For each of k guesses in a row, that it and all before it are right; `before`: the chance
@@ -67,14 +59,6 @@ class Evidence:
             survival *= rate
             chances.append(survival)
         return chances
-
-    def rate(self, run: int) -> float:
-        """The chance that the first of these guesses is right."""
-        return self._rate(_grade(run))
-
-    def _add(self, grade: int, *, right: float, trials: float = 1.0) -> None:
-        self._own.add(grade, right=right, trials=trials)
-        self._everyone.add(grade, right=right, trials=trials)
 
     def _rate(self, grade: int) -> float:
         elsewhere = self._everyone.right[grade] / self._everyone.trials[grade]
@@ -101,7 +85,7 @@ class Doubted(Evidence):
             ratio = right / accident if hit else (1 - right) / (1 - accident)
             least, most = _ODDS
             self._odds = min(max(self._odds * ratio, least), most)
-        self._add(grade, right=hit)
+        super().learn(run, hit=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
         """As Evidence; which of the two texts it is matters up to the first strong run."""
@@ -114,12 +98,6 @@ class Doubted(Evidence):
             chances.append(meant + other)
             run = grown(run)
         return chances + super().chances(run, k - len(chances), before=meant + other)
-
-    def rate(self, run: int) -> float:
-        """As Evidence."""
-        right = self._rate(_grade(run))
-        accident = min(self._by_accident[_grade(run)], right)
-        return (self._odds * right + accident) / (1 + self._odds)
 
 
 GRADES = 7

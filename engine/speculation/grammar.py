@@ -23,7 +23,7 @@ class GrammarProposer(FreeProposer):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]
 
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
+    def forecast(self, seq: Sequence, k: int) -> list[float]:
         """What is forced is what the target will draw."""
         return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
 
@@ -54,12 +54,11 @@ def trimmed(proposal: Proposal, constraint: Constraint) -> Proposal:
     kept = [node for node in new if node >= 0]
     if len(kept) == len(proposal):
         return proposal
-    candidates = sum(node < proposal.num_candidates for node in kept)
     parents = [new[proposal.parents[node]] for node in kept]
     tokens = [proposal.tokens[node] for node in kept]
     forced = frozenset(new[node] for node in kept if node in proposal.forced)
     confidences = [proposal.confidences[node] for node in kept] if proposal.confidences else []
-    return Proposal(tokens, parents, candidates, proposal.source, forced, confidences)
+    return Proposal(tokens, parents, proposal.source, forced, confidences)
 
 
 def _may_stand(constraint: Constraint, before: Seq[int], token: int) -> bool:

@@ -35,12 +35,10 @@ class Follower(ABC):
     def most(self, k: int) -> int:
         """How many guesses `next` would make of `k`, unless the place is lost."""
 
-    def chances(self, k: int, least: float) -> list[float]:
+    def chances(self, k: int) -> list[float]:
         """For each of the guesses that `next` would make, the chance that it and all before it are
-        right; none if the first is not as likely as `least`."""
-        if self._at is None or self._evidence.rate(self._run) < least:
-            return []
-        return self._evidence.chances(self._run, self.most(k))
+        right."""
+        return [] if self._at is None else self._evidence.chances(self._run, self.most(k))
 
 
 class LookUp(FreeProposer):
@@ -63,8 +61,8 @@ class LookUp(FreeProposer):
     def forget(self, seq: Sequence) -> None:
         self._followers.pop(seq, None)
 
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
-        return self._follow(seq).chances(k, least)
+    def forecast(self, seq: Sequence, k: int) -> list[float]:
+        return self._follow(seq).chances(k)
 
     def _follow(self, seq: Sequence) -> Follower:
         follower = self._followers.get(seq)

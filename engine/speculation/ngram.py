@@ -70,15 +70,14 @@ class _Follower(Follower):
 
     def _go_on(self, tokens: list[int], at: int, first: int, last: int) -> None:
         """As far as what was expected has come."""
-        hits, count = 0, last - first
-        while hits < count and tokens[at + hits] == tokens[first + hits]:
-            hits += 1
-        if hits:
-            self._evidence.learn_hits(self._run, hits)
-            self._at, self._run = at + hits, self._run + hits
-        if hits < count:
-            self._evidence.learn(self._run, hit=False)
-            self._at, self._run = None, 0
+        come = tokens[first:last]
+        for expected, token in zip(tokens[at : at + len(come)], come, strict=True):
+            self._evidence.learn(self._run, hit=token == expected)
+            if token != expected:
+                self._at, self._run = None, 0
+                return
+            self._run += 1
+        self._at = at + len(come)
 
     def _index(self, tokens: list[int], last: int) -> None:
         """Note the `n_min` tokens before each of the indices up to before `last`, from the first

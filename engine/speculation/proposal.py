@@ -24,20 +24,18 @@ GRAMMAR = "grammar"  # who guesses what a grammar forces
 
 class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
-    committed token. Nodes from `num_candidates` on are probes: computed, fed back, never accepted.
-    `source` names who guessed; the nodes in `forced` were put in by the grammar. `confidences`, one
-    per node or none at all: larger is surer, on a scale of the proposer's own."""
+    committed token. `source` names who guessed; the nodes in `forced` were put in by the grammar.
+    `confidences`, one per node or none at all: larger is surer, on a scale of the proposer's
+    own."""
 
     tokens: list[int] = []
     parents: list[int] = []
-    num_candidates: int = 0
     source: str = "none"
     forced: frozenset[int] = frozenset()
     confidences: list[float] = []
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)
-        assert 0 <= self.num_candidates <= len(self.tokens)
         assert self.is_chain or all(-1 <= p < i for i, p in enumerate(self.parents))
 
     def __len__(self) -> int:
@@ -64,7 +62,6 @@ class Proposal(msgspec.Struct, frozen=True):
         return Proposal(
             self.tokens[:size],
             self.parents[:size],
-            min(self.num_candidates, size),
             self.source,
             frozenset(node for node in self.forced if node < size),
             self.confidences[:size],
@@ -79,9 +76,8 @@ def chain(
     confidences: Seq[float] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    size = len(tokens)
-    parents = list(range(-1, size - 1))
-    return Proposal(list(tokens), parents, size, source, frozenset(forced), list(confidences))
+    parents = list(range(-1, len(tokens) - 1))
+    return Proposal(list(tokens), parents, source, frozenset(forced), list(confidences))
 
 
 EMPTY = Proposal()
@@ -109,12 +105,12 @@ class Proposer(Protocol):
 
 class FreeProposer(Proposer, Protocol):
     """A look-up: its guesses cost nothing to make. `forecast` tells the chances of the next ones to
-    be kept, each with all before it; at most `k` of them, none when it has nothing to say or the
-    first is not as likely as `least`. For up to `pause` tokens it may be left alone then."""
+    be kept, each with all before it; at most `k` of them, none when it has nothing to say. For up
+    to `pause` tokens it may be left alone then."""
 
     pause: int = 0
 
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]: ...
+    def forecast(self, seq: Sequence, k: int) -> list[float]: ...
 
 
 class NoProposer(Proposer):

@@ -18,25 +18,24 @@ from engine.speculation.proposal import Proposal
 
 class VerifyResult(msgspec.Struct):
     """One sampling chunk. `path`: accepted node indices in order; `tokens`: theirs, then exactly
-    one new token. If the root's logits are not finite numbers, `finite` is False and `tokens`
-    empty; if only deeper ones are not, the walk ends before them."""
+    one new token. If the root's logits are not finite numbers there are none; if only deeper ones
+    are not, the walk ends before them."""
 
     path: list[int] = []
     tokens: list[int] = []
-    finite: bool = True
 
 
 def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative one stands for a row from which nothing could be drawn."""
     if proposal.is_chain and min(drawn) >= 0:
-        kept, count = 0, proposal.num_candidates
+        kept, count = 0, len(proposal)
         while kept < count and drawn[kept] == proposal.tokens[kept]:
             kept += 1
         return VerifyResult(list(range(kept)), drawn[: kept + 1])
     children: dict[tuple[int, int], int] = {}
-    for node in range(proposal.num_candidates):
-        children.setdefault((proposal.parents[node], proposal.tokens[node]), node)
+    for node, place in enumerate(zip(proposal.parents, proposal.tokens, strict=True)):
+        children.setdefault(place, node)
     result = VerifyResult()
     node = -1
     while True:
@@ -49,7 +48,5 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
             return result
         result.path.append(child)
         node = child
-    # The token before the unusable row stands as the new one.
-    result.finite = bool(result.path)
-    del result.path[-1:]
+    del result.path[-1:]  # the token before the unusable row stands as the new one
     return result

@@ -128,7 +128,7 @@ class Acceptor:
             constraint = item.chunk.seq.constraint
             if constraint is not None and constraint.error:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
-            elif result.finite:
+            elif result.tokens:
                 self._keep(item, result)
             else:
                 sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
@@ -147,9 +147,9 @@ class Acceptor:
         """Each proposal along the tokens drawn at its rows."""
         rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
         contexts = [context for item in sampled for context in _contexts(item)]
-        drawn = self._draws.draw_adjusted(output.of(rows), contexts)
+        drawn = self._draws.draw_adjusted(output.take(rows).logits, contexts)
         if unsure := [i for i, token in enumerate(drawn) if token == UNSURE]:
-            logits = output.of([rows[i] for i in unsure])
+            logits = output.take([rows[i] for i in unsure]).logits
             exact = self._exact.draw_adjusted(logits, [contexts[i] for i in unsure])
             for i, token in zip(unsure, exact, strict=True):
                 drawn[i] = token

@@ -25,15 +25,14 @@ def observe(
     allowance: Allowance,
     overhead: Overhead,
 ) -> StepRecord:
-    """The record of a step, after its commit. `sampled` is in the order of the plan."""
-    parts, left = list[Part](), iter(sampled)
-    item = next(left, None)
-    for chunk in plan.chunks:
-        if item is None or item.chunk is not chunk:
-            parts.append(_prompt_part(chunk))
-        else:
-            parts.append(_part(item, proposer.name, allowance))
-            item = next(left, None)
+    """The record of a step, after its commit."""
+    items = {id(item.chunk): item for item in sampled}
+    parts = [
+        _part(items[id(chunk)], proposer.name, allowance)
+        if id(chunk) in items
+        else _prompt_part(chunk)
+        for chunk in plan.chunks
+    ]
     speculates = any(part.proposed for part in parts)
     more = overhead.seconds(len(parts), speculates=speculates)
     return StepRecord(
@@ -69,22 +68,16 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     bounded = False
     if seq.sources is not None:
         k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
-    begin, prompt = len(seq.tokens) - seq.num_prompt - num_tokens, _of_prompt(chunk)
-    if not made.tokens:
-        return Part(
-            seq.number, begin, start, length, prompt, k,
-            tokens=num_tokens, finish=item.finish or "", bounded=bounded,
-        )  # fmt: skip
     tried, right = _compare(made, item)
     return Part(
         request=seq.number,
-        position=begin,
+        position=len(seq.tokens) - seq.num_prompt - num_tokens,
         context=start,
         rows=length,
-        prompt=prompt,
+        prompt=_of_prompt(chunk),
         k=k,
         drafted=len(made.tokens),
-        proposed=proposal.num_candidates,
+        proposed=len(proposal),
         accepted=item.num_accepted,
         tokens=num_tokens,
         tried=tried,
@@ -94,7 +87,7 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
         bounded=bounded,
         confidences=made.confidences[:tried],
         forced=_forced(item) if proposal.forced else (0, 0),
-        depths=[] if proposal.is_chain else proposal.depths()[: proposal.num_candidates],
+        depths=[] if proposal.is_chain else proposal.depths(),
     )
 
 

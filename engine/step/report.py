@@ -74,7 +74,7 @@ def report(item: Sampled) -> Output:
         proposed=seq.proposed,
         accepted=seq.accepted,
         predicted=seq.predicted,
-        source=proposal.source if proposal.num_candidates else "",
+        source=proposal.source if proposal.tokens else "",
         forced=len(proposal.forced),
         sources=_sources(item) if traced else None,
     )

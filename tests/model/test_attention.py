@@ -79,15 +79,10 @@ def test_chunks_of_a_prompt_equal_the_whole(
     close(torch.cat(parts), eager(TOKENS))
 
 
-@pytest.mark.parametrize("pads", [False, True], ids=["one call each", "padded together"])
-def test_sequences_in_one_forward_do_not_see_each_other(
-    loaded: LoadedModel, eager: Eager, pads: bool
-) -> None:
+def test_sequences_in_one_forward_do_not_see_each_other(loaded: LoadedModel, eager: Eager) -> None:
     """Law: packing changes nothing. Prefill chunks, a decode, a verification of three, and rows
     that need no logits ride together, from consecutive and from scattered blocks."""
-    backend = SdpaBackend(CPU)
-    backend.pads = pads
-    runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=backend)
+    runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=SdpaBackend(CPU))
     texts = [TOKENS[i:] + TOKENS[:i] for i in range(5)]
     computed, lengths, kept = [0, 9, 30, 12, 0], [23, 1, 4, 3, 2], [1, 1, 4, 0, 2]
     tables = [list(range(10)), SCATTERED_HIGH, *([10 * i + j for j in range(10)] for i in (3, 4))]
@@ -150,10 +145,8 @@ def test_an_accepted_branch_moved_into_order_is_a_chain(runner: ModelRunner, eag
 
 
 def test_trees_and_chains_share_a_forward(loaded: LoadedModel, eager: Eager) -> None:
-    """Law: as above with a tree, a chain given as parents, and a decode in one padded call."""
-    backend = SdpaBackend(CPU)
-    backend.pads = True
-    runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=backend)
+    """Law: as above with a tree, a chain given as parents, and a decode in one forward."""
+    runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=SdpaBackend(CPU))
     context, other = TOKENS[:9], TOKENS[5:18]
     tables = [[3, 1, 8, 0], [20, 21, 22, 23, 24], [30, 32, 31, 33]]
     runner.forward(
@@ -175,13 +168,11 @@ def test_trees_and_chains_share_a_forward(loaded: LoadedModel, eager: Eager) -> 
     close(found, torch.stack([eager(path)[-1] for path in paths]))
 
 
-def test_padding_never_reads_another_sequence(loaded: LoadedModel, eager: Eager) -> None:
-    """Bug: a masked key with weight zero still spreads a NaN (0 x NaN), so a padded gather that
-    touched foreign slots let one poisoned request ruin its neighbours."""
-    backend = SdpaBackend(CPU)
-    backend.pads = True
+def test_no_sequence_reads_another_ones_slots(loaded: LoadedModel, eager: Eager) -> None:
+    """Bug: a masked key with weight zero still spreads a NaN (0 x NaN), so a gather that touched
+    foreign slots let one poisoned request ruin its neighbours."""
     cache = KVCache(40, BLOCK, "cpu")
-    runner = ModelRunner(loaded, cache, "target", backend=backend)
+    runner = ModelRunner(loaded, cache, "target", backend=SdpaBackend(CPU))
     for keys, values in cache.planes["target"].stacks:
         keys.fill_(float("nan"))
         values.fill_(float("nan"))

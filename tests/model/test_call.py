@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.cpu.fused import FusedDecoder, fused_decoder
-from engine.model.llama import Output
-from engine.model.loaded import choose_call, front_door
+from engine.model import loader
+from engine.model.llama import Output, read_llama
+from engine.model.loaded import front_door
 from engine.model.loader import load_model
-from engine.model.proof import sample_tokens, whole_sequence
+from engine.model.proof import sample_tokens
 from tests.support import tiny
+from tests.support.whole_sequence import whole_sequence
 
 
 @pytest.mark.parametrize(
@@ -38,25 +41,29 @@ def way(call: object) -> str:
     return str(getattr(call, "__qualname__", type(call).__name__))
 
 
-def test_a_head_that_is_not_the_whole_story_is_noticed(tiny_target: str) -> None:
+def test_a_head_that_is_not_the_whole_story_is_noticed(
+    tiny_target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Law: chosen by comparison, not by the family's name; here the logits are scaled behind the
     head, as Granite and Cohere do."""
-    loaded = load_model(tiny_target, role="target", device="cpu")
-    model: nn.Module = loaded.model
+    model: Any = read_llama(Path(tiny_target))
 
     class Scaled(type(model)):  # type: ignore[misc]
         def forward(self, **named: object) -> object:
             return Output(super().forward(**named).logits * 2)
 
     model.__class__ = Scaled
-    call = choose_call(model, whole_sequence(loaded.layers, model), sample_tokens(model))
-    assert way(call).startswith("front_door")
+    monkeypatch.setattr(loader, "read_llama", lambda _: model)
+    loaded = load_model(tiny_target, role="target", device="cpu")
+    assert loaded.model is model
+    assert way(loaded.logits).startswith("front_door")
+    assert loaded.compiled is None
 
 
 def test_all_ways_keep_the_same_rows(tiny_target: str) -> None:
     """Law: a count keeps trailing rows, a tensor keeps those rows, none is none."""
     loaded = load_model(tiny_target, role="target", device="cpu")
-    prepared = whole_sequence(loaded.layers, loaded.model)
+    prepared = whole_sequence(loaded)
     ids = torch.tensor([sample_tokens(loaded.model)])
     positions = torch.arange(ids.shape[1])[None]
     whole = loaded.logits(ids, positions, ids.shape[1], prepared())

@@ -66,7 +66,7 @@ def plan_of(guesses: dict[str, list[int]]) -> tuple[StepPlan, list[Proposal]]:
         seq = Sequence(id, params, list(PROMPT), len(PROMPT))
         chunks.append(Chunk(seq, len(PROMPT) - 1, 1, GUESSES))
     proposals = [
-        Proposal(tokens, [-1, *range(len(tokens) - 1)], len(tokens), "draft_model")
+        Proposal(tokens, [-1, *range(len(tokens) - 1)], "draft_model")
         for tokens in guesses.values()
     ]
     return StepPlan(chunks), proposals

@@ -22,8 +22,8 @@ from tests.support.long_way import finalize, sample
 
 #        0:10 -- 2:11 -- 4:12
 # root <
-#        1:20 -- 3:21          5:30 is a probe
-TREE = Proposal([10, 20, 11, 21, 12, 30], [-1, -1, 0, 1, 2, -1], 5, "tree")
+#        1:20 -- 3:21
+TREE = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], "tree")
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,14 @@ def test_a_chain_is_followed_to_the_first_difference(
 ) -> None:
     result = walk(chain([1, 2, 3], "test"), drawn)
     assert (result.path, result.tokens) == (path, tokens)
-    assert result.finite
 
 
 @pytest.mark.parametrize(
     ("drawn", "path", "tokens"),
     [
-        ([10, 11, 0, 12, 0, 7, 0], [0, 2, 4], [10, 11, 12, 7]),
-        ([20, 0, 21, 0, 8, 0, 0], [1, 3], [20, 21, 8]),
-        ([20, 0, 11, 0, 8, 0, 0], [1], [20, 11]),  # 11 is no child of 20
-        ([30, 0, 0, 0, 0, 0, 5], [], [30]),  # a probe is never accepted
+        ([10, 11, 0, 12, 0, 7], [0, 2, 4], [10, 11, 12, 7]),
+        ([20, 0, 21, 0, 8, 0], [1, 3], [20, 21, 8]),
+        ([20, 0, 11, 0, 8, 0], [1], [20, 11]),  # 11 is no child of 20
     ],
 )
 def test_a_tree_is_followed_along_its_branches(
@@ -61,7 +59,7 @@ def test_a_tree_is_followed_along_its_branches(
 
 
 def test_twin_siblings_are_one_choice() -> None:
-    twins = Proposal([1, 1, 2, 3], [-1, -1, 0, 1], 4, "test")
+    twins = Proposal([1, 1, 2, 3], [-1, -1, 0, 1], "test")
     assert walk(twins, [1, 2, 0, 5, 0]).path == [0, 2]
 
 
@@ -73,9 +71,8 @@ def test_a_row_that_is_no_number_ends_the_walk_before_it(bad_row: int) -> None:
     drawn[bad_row] = NOT_FINITE
     result = walk(chain([1, 2, 3], "test"), drawn)
     assert result.tokens == [1, 2, 3][:bad_row]
-    assert result.finite == (bad_row > 0)
     assert len(result.path) == max(bad_row - 1, 0)
-    assert walk(chain([7, 2, 3], "test"), drawn).finite == (bad_row > 0)
+    assert bool(walk(chain([7, 2, 3], "test"), drawn).tokens) == (bad_row > 0)
 
 
 def test_without_a_proposal_the_target_is_sampled() -> None:
@@ -126,7 +123,7 @@ def emitted(drafter: Drafter, noise: Noise) -> tuple[int, ...]:
 
 
 def full_tree(_: tuple[int, ...], __: Noise) -> Proposal:
-    return Proposal([0, 1, 2, 3, 0, 1, 2, 3], [-1, -1, -1, -1, 2, 2, 2, 2], 8, "tree")
+    return Proposal([0, 1, 2, 3, 0, 1, 2, 3], [-1, -1, -1, -1, 2, 2, 2, 2], "tree")
 
 
 def knows_the_noise(history: tuple[int, ...], noise: Noise) -> Proposal:
@@ -200,7 +197,7 @@ def random_tree(right: list[int], size: int, generator: torch.Generator) -> Prop
     for node in range(len(tokens), size):
         tokens.append(int(torch.randint(0, VOCAB, (1,), generator=generator)))
         parents.append(int(torch.randint(-1, node, (1,), generator=generator)))
-    return Proposal(tokens, parents, size, "random")
+    return Proposal(tokens, parents, "random")
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-from engine.scheduling.block_pool import _TAKEN, BlockPool
+from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 
@@ -17,16 +17,15 @@ def audit_pool(pool: BlockPool, holders: Iterable[Sequence]) -> None:
     held = Counter(block for seq in holders for block in seq.blocks)
     assert [held[block] for block in range(len(pool._refs))] == pool._refs
     assert all(block in pool._own for block in (*held, *pool._idle))
-    blank = len(pool._state) - pool._state.count(_TAKEN)
+    blank = sum(pool._blank)
     assert blank == pool._num_blank
     assert blank + len(pool._idle) + len(held) == pool.num_total
     for block in range(len(pool._refs)):
         digest = pool._digest[block]
         assert (block in pool._idle) <= (not held[block] and digest is not None)
-        assert not (pool._state[block] and (held[block] or digest is not None))
+        assert not (pool._blank[block] and (held[block] or digest is not None))
         assert digest is None or pool._cached[digest] == block
     assert len(pool._cached) == sum(digest is not None for digest in pool._digest)
-    assert set(pool._claims) <= {seq.id for seq in holders}
     for seq in holders:
         assert len(set(seq.blocks)) == len(seq.blocks)
         for block in seq.blocks[seq.num_computed // pool.block_size :]:

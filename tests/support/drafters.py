@@ -58,7 +58,7 @@ class TreeOracle(Oracle):
             tokens += [(token + 1) % 128, token]
             parents += [parent, parent]
             parent = len(tokens) - 1
-        return Proposal(tokens, parents, len(tokens), self.name)
+        return Proposal(tokens, parents, self.name)
 
 
 class Liar(Oracle):

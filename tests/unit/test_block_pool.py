@@ -273,13 +273,13 @@ def test_a_table_stays_in_one_piece_until_others_blocks_begin() -> None:
     for upto in range(4, 57):
         assert pool.reserve(first, min(upto, 16))
         assert pool.reserve(second, upto)
-    third = sequence("c", [3] * 4, max_tokens=4)
-    for upto in range(4, 13):
+    third = sequence("c", [3] * 4, max_tokens=1000)
+    for upto in range(4, 28 * SIZE + 1):
         assert pool.reserve(third, upto)
     audit_pool(pool, [first, second, third])
     assert first.blocks == [10, 11, 12, 13]
     assert second.blocks == [*range(20, 34)]
-    assert third.blocks == [0, 1, 34]
+    assert third.blocks == [*range(34, 60), 0, 1]
 
 
 def test_a_table_grows_in_one_piece_at_the_end_of_the_memory_too() -> None:

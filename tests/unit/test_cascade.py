@@ -41,9 +41,9 @@ class Scripted:
     pause: int = 6
     looked: int = 0
 
-    def forecast(self, seq: Sequence, k: int, least: float = 0.0) -> list[float]:
+    def forecast(self, seq: Sequence, k: int) -> list[float]:
         self.looked += 1
-        return list(self.chances[:k]) if self.chances and self.chances[0] >= least else []
+        return list(self.chances[:k])
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         self.asked.append([(chunk.seq.id, chunk.k) for chunk in chunks])

@@ -26,15 +26,15 @@ REWRITTEN = {
     'start: "a" start // | "c"\n  | "b"\n\ni: "d"': 'start: ("a")* ("b")\ni: "d"',
     'start: "#\\"" start\n  |\n%ignore /s start/\n': 'start: ("#\\"")*\n%ignore /s start/\n',
     'start: j start | "b"\nj: i+ "b"?\ni: /\\n+/': 'start: (j)* ("b")\nj: i+ "b"?\ni: /\\n+/',
-    'start: i start | "b"\ni: /[^a]/ | ("b" | "c")': 'start: (i)* ("b")\ni: /[^a]/ | ("b" | "c")',
-    'start: %json {"a": "|"} start | "b"': 'start: (%json {"a": "|"})* ("b")\n',
+    'start: "a" start | "b" two\ntwo: /a*/ two |': 'start: ("a")* ("b" two)\ntwo: /a*/ two |',
 }
 KEPT = (
     'start: "a"? start | "b"', 'start: i start | "b"\ni: /a*/', 'start: ("b" | start) "a" start |',
     'start: i start | "b"\ni: "a" |', 'start: i start | "b"\ni: /a|b*/',
     'start: start? "a" start |', 'start: "a" start "b" start | "b"',
     'start: "a" start | start "b" |',
-    'start: "a" start | "b" two\ntwo: /a*/ two |', 'start: start "a" | "a"',
+    'start: ("a" ("b") "c" start)? | "d"', 'start: start "a" | "a"',
+    'start: i start | "b"\ni: /[^a]/ | ("b" | "c")', 'start: %json {"a": "|"} start | "b"',
     'start: start start | "a"', "start: A start\nA: /a/",
     'start: "a" s\ns: s', 'start: "a" s | "b"\ns[x]: "a" s | "b"', 'start: "a" start -> x | "b"',
     'start: "a" start | "b"\n  start', '?start: "a" start | "b"', 'start: "a" (start | "b")',

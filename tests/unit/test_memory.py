@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
     Part,
-    Shape,
     activation_bytes,
     available_bytes,
     buckets,
@@ -125,12 +125,9 @@ def test_the_cache_stays_below_its_own_limit() -> None:
 
 
 def test_activations_grow_with_rows_and_logits() -> None:
-    shape = Shape(hidden=8, inner=16, vocab=100, item=2)
-    assert activation_bytes(shape, rows=1, logit_rows=0) == (4 * 8 + 3 * 16) * 2
-    more = activation_bytes(shape, rows=1, logit_rows=3) - activation_bytes(
-        shape, rows=1, logit_rows=0
-    )
-    assert more == 3 * 100 * 14
+    found = partial(activation_bytes, hidden=8, inner=16, vocab=100, item=2, rows=1)
+    assert found(logit_rows=0) == (4 * 8 + 3 * 16) * 2
+    assert found(logit_rows=3) - found(logit_rows=0) == 3 * 100 * 14
 
 
 def test_graphs_come_in_few_sizes() -> None:

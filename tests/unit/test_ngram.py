@@ -24,7 +24,6 @@ def decode(seq: Sequence, k: int) -> Chunk:
 def guess(proposer: NgramProposer, seq: Sequence, k: int) -> list[int]:
     [proposal] = proposer.propose([decode(seq, k)])
     assert proposal.is_chain
-    assert proposal.num_candidates == len(proposal)
     return proposal.tokens
 
 
@@ -174,15 +173,6 @@ def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
     assert len(chances) == len(guess(proposer, seq, 4)) > 0
     assert (chances[0] > 0.9) if likely else (chances[0] < 0.4)
     proposer.forget(seq)
-
-
-def test_what_is_too_unlikely_is_not_said() -> None:
-    """Law: a forecast whose first guess is below what pays is none, at no further cost."""
-    seq = sequence(list(range(9)) * 3)
-    proposer = NgramProposer(n_max=8, n_min=2)
-    [first, *_] = proposer.forecast(seq, 4)
-    assert proposer.forecast(seq, 4, first)
-    assert proposer.forecast(seq, 4, first + 0.01) == []
 
 
 def test_nothing_to_say_has_no_chances() -> None:

@@ -15,12 +15,12 @@ from engine.speculation.proposal import EMPTY, Proposal, chain
 #        0 -- 2 -- 4
 # root <
 #        1 -- 3
-TREE = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], 4, "tree")
+TREE = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], "tree")
 
 
 def test_chain_hangs_each_token_on_the_one_before() -> None:
     proposal = chain([7, 8, 9], "ngram")
-    assert proposal == Proposal([7, 8, 9], [-1, 0, 1], 3, "ngram")
+    assert proposal == Proposal([7, 8, 9], [-1, 0, 1], "ngram")
     assert proposal.is_chain
     assert proposal.depths() == [1, 2, 3]
 
@@ -42,7 +42,6 @@ def test_a_trimmed_tree_is_a_tree_with_the_same_branches(size: int) -> None:
     prefix = TREE.trim(size)
     kept = min(size, 5)
     assert len(prefix) == kept
-    assert prefix.num_candidates == min(size, 4)
     assert prefix.source == "tree"
     assert (prefix.tokens, prefix.parents) == (TREE.tokens[:kept], TREE.parents[:kept])
 
@@ -70,9 +69,9 @@ class _Without:
 def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
     """Law: what is not allowed goes with all behind it; each other node keeps its mark and its
     confidence."""
-    tree = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], 4, "tree", frozenset({0, 3, 4}))
+    tree = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], "tree", frozenset({0, 3, 4}))
     sure = msgspec.structs.replace(tree, confidences=[0.1, 0.2, 0.3, 0.4, 0.5])
-    kept = Proposal([10, 11, 12], [-1, 0, 1], 2, "tree", frozenset({0, 2}))
+    kept = Proposal([10, 11, 12], [-1, 0, 1], "tree", frozenset({0, 2}))
     without = cast(Constraint, _Without(20))
     assert trimmed(tree, without) == kept
     expected = msgspec.structs.replace(kept, confidences=[0.1, 0.3, 0.5])
@@ -81,17 +80,14 @@ def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "parents", "num_candidates"),
+    ("tokens", "parents"),
     [
-        ([1, 2], [-1], 1),  # as many parents as tokens
-        ([1, 2], [-1, 1], 2),  # a node is not its own parent
-        ([1, 2], [1, -1], 2),  # parents come first
-        ([1], [-2], 1),
-        ([1], [-1], 2),
+        ([1, 2], [-1]),  # as many parents as tokens
+        ([1, 2], [-1, 1]),  # a node is not its own parent
+        ([1, 2], [1, -1]),  # parents come first
+        ([1], [-2]),
     ],
 )
-def test_what_is_no_tree_cannot_be_made(
-    tokens: list[int], parents: list[int], num_candidates: int
-) -> None:
+def test_what_is_no_tree_cannot_be_made(tokens: list[int], parents: list[int]) -> None:
     with pytest.raises(AssertionError):
-        Proposal(tokens, parents, num_candidates)
+        Proposal(tokens, parents)

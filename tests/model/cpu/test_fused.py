@@ -26,8 +26,9 @@ from engine.cpu.weights import SMALL
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
-from engine.model.proof import TOLERANCE, sample_tokens, whole_sequence
+from engine.model.proof import TOLERANCE, sample_tokens
 from tests.support import tiny
+from tests.support.whole_sequence import whole_sequence
 
 
 def loaded_llama(folder: Path, **shape: Any) -> LoadedModel:
@@ -52,15 +53,13 @@ def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
     loaded = loaded_llama(tmp_path, **shape)
     model = loaded.model
     fused = FusedDecoder(model)
-    door, prepared = front_door(model), whole_sequence(loaded.layers, model)
+    door = front_door(model)
     for count in (1, 3, 12):
         ids = torch.tensor([sample_tokens(model)[:count]])
         positions = torch.arange(count)[None]
-        with_spans = prepared
-        if count != 12:
-            with_spans = short_attention(loaded, count)
-        expected = door(ids, positions, count, with_spans())
-        found = fused(ids, positions, count, with_spans())
+        prepared = whole_sequence(loaded, count)
+        expected = door(ids, positions, count, prepared())
+        found = fused(ids, positions, count, prepared())
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -75,13 +74,6 @@ def test_the_gate_is_silu_at_any_size(rows: int) -> None:
     gates, ups = wide.double().chunk(2, dim=1)
     expected = torch.nn.functional.silu(gates) * ups
     np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6, atol=1e-35)
-
-
-def short_attention(loaded: LoadedModel, count: int) -> Any:
-    """Attention for `count` tokens as one sequence, over a cache of its own."""
-    cache = KVCache(4, 4, "cpu")
-    plane = cache.add_plane("short", loaded.layers, loaded.dtype)
-    return lambda: SdpaBackend(loaded.device).prepare(plane, [Span(0, count, 0, [0, 1, 2, 3])])
 
 
 def test_weights_are_not_held_twice(tmp_path: Path) -> None:
@@ -160,7 +152,7 @@ def test_packed_weights_equal_the_model(
     ids, positions = torch.tensor([sample_tokens(model)]), torch.arange(12)[None]
     keeps: tuple[int | torch.Tensor, ...] = (1, 12, torch.tensor([0, 5, 11]))
     for keep in keeps:
-        prepared = whole_sequence(loaded.layers, model)
+        prepared = whole_sequence(loaded)
         expected = door(ids, positions, keep, prepared()).float()
         found = packed(ids, positions, keep, prepared())
         assert found.shape == expected.shape
