@@ -4,17 +4,14 @@ writes.
 While serving, the draft follows the target through the target's own sentences, greedy loops
 included, not through a library's. Half of every batch is therefore written by the target, at the
 temperatures people use; the other half stays the corpus, where prompts come from.
-
-    python -m engine.demo.distill --minutes 12
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
-from engine.arguments import Parser, exit_code, number, whole
-from engine.demo.model import Optimizer, check, divergence, load, logits, save
+from engine.demo.model import Optimizer, divergence, load, logits, save
 from engine.demo.tokens import Rows
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
@@ -95,11 +91,9 @@ def follow(target: Any, draft: Any, batches: Iterator[Tensor], end: float) -> No
             recent.clear()
 
 
-def run(output: Path, minutes: float, seed: int, threads: int) -> None:
+def run(output: Path, minutes: float, seed: int) -> None:
     """Distil the draft in `output` for so many minutes; the target's folder is only read."""
     torch.manual_seed(seed)
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
     start = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(output / "target")
     target, draft = (load(output / name) for name in ("target", "draft"))
@@ -108,26 +102,3 @@ def run(output: Path, minutes: float, seed: int, threads: int) -> None:
     log.info("%d rows written", len(own))
     follow(target, draft, mixed(own, rows), start + 60 * minutes)
     save(draft, tokenizer, output / "draft")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    description = (__doc__ or "").split("\n\n", 1)[0]
-    parser = Parser(prog="python -m engine.demo.distill", description=description)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--minutes", type=number(0, 1e6, above=True), default=12)
-    parser.add_argument("--threads", type=whole(1, 1024), default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
-    options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-
-    def work() -> int:
-        check(options.output)
-        run(options.output, options.minutes, options.seed, options.threads)
-        return 0
-
-    return exit_code(parser.prog, work)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Trains the built-in target and draft together, from nothing but Python's own library and a seed.
 
-    python -m engine.demo.train --minutes 80 --distill-minutes 12
+    foredraft train demo --minutes 80 --distill-minutes 12
 
 The target learns the text. The draft learns the target, in the same pass, so that every
 checkpoint is a usable pair. The learning rate follows the share of the budget that has passed,
@@ -36,6 +36,7 @@ TOKENS_PER_PASS, PASSES_PER_STEP = 1024, 4
 # million tokens as well as a deep one and three times as fast; it then grows without forgetting.
 STAGES = ((0.30, 4, 256), (0.56, 8, 512), (0.91, 16, 512), (2.0, 16, 2048))
 WARM_UP = 0.015  # of the budget
+CHECKPOINT = 600  # seconds from one to the next
 
 log = logging.getLogger("foredraft.demo")
 
@@ -69,14 +70,14 @@ def accumulate(target: Any, draft: Any, rows: Rows, length: int) -> Tensor:
 
 
 def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) -> None:
-    """Train both until the budget has passed, by the clock or by steps, and save them to
-    `options.output` now and at the end."""
+    """Train both until the budget has passed, and save them to `options.output` now and then, and
+    at the end."""
     start, saved = time.monotonic() - 60 * options.resume, time.monotonic()
     rows = Rows(tokenizer, options.seed + round(options.resume))
     optimizer, recent, tokens = model.Optimizer(target, draft), list[Tensor](), 0
     for step in itertools.count():
         elapsed = time.monotonic() - start
-        share = step / options.steps if options.steps else elapsed / (60 * options.minutes)
+        share = elapsed / (60 * options.minutes)
         if share >= 1:
             break
         layers, length = next(stage for limit, *stage in STAGES if share < limit)
@@ -93,7 +94,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) 
                 f"{elapsed:5.0f} s  step {step + 1}  {tokens / 1e6:.2f} M tokens  layers {layers}  "
                 f"length {length}  target {learned:.3f}  draft {followed:.3f}"
             )
-        if time.monotonic() - saved > 60 * options.checkpoint_minutes:
+        if time.monotonic() - saved > CHECKPOINT:
             save(target, draft, tokenizer, options.output)
             saved = time.monotonic()
     save(target, draft, tokenizer, options.output)
@@ -108,18 +109,25 @@ def save(target: Any, draft: Any, tokenizer: Any, output: Path) -> None:
     log.info("saved %s", output)
 
 
+def pair(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Target, draft and tokenizer: those in `options.output` to go on with, or new ones."""
+    if options.resume:
+        target, draft = (model.load(options.output / name) for name in ("target", "draft"))
+        return target, draft, AutoTokenizer.from_pretrained(options.output / "target")
+    tokenizer = train_tokenizer(tokenizer_texts(options.seed))
+    log.info("tokenizer of %d tokens", len(tokenizer))
+    return model.llama(**TARGET, layers=STAGES[0][1]), model.llama(**DRAFT), tokenizer
+
+
 def build_parser() -> Parser:
     parser = Parser(prog="foredraft train demo", description=(__doc__ or "").split("\n", 1)[0])
-    add, above = parser.add_argument, number(0, 1e6, above=True)
+    add = parser.add_argument
     add("--output", type=Path, default=Path(__file__).parent, metavar="DIR",
         help="folder to write target/ and draft/ to")  # fmt: skip
-    add("--minutes", type=above, default=80, help="time for both models together (80)")
-    add("--steps", type=whole(1, 10**9), metavar="N",
-        help="stop after this many steps instead, to make a run repeatable")  # fmt: skip
+    add("--minutes", type=number(0, 1e6), default=80,
+        help="time for both models together (80); 0: distil the pair in --output")  # fmt: skip
     add("--distill-minutes", type=number(0, 1e6), default=12, metavar="MINUTES",
         help="time for the draft alone, afterwards (12)")  # fmt: skip
-    add("--checkpoint-minutes", type=above, default=10, metavar="MINUTES",
-        help="write the pair this often (10)")  # fmt: skip
     add("--threads", type=whole(1, 1024), default=os.cpu_count() or 1, metavar="N",
         help="threads (all cores)")  # fmt: skip
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of texts and weights (0)")
@@ -136,24 +144,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, save, distil; the exit code. Raises OSError, and ConfigError where there is nothing to
-    resume."""
-    if options.resume:
+    """Train, save, distil; the exit code. Raises OSError, and ConfigError where there is no pair to
+    go on with."""
+    if options.resume or not options.minutes:
         model.check(options.output)
     options.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
-    if options.resume:
-        tokenizer = AutoTokenizer.from_pretrained(options.output / "target")
-        target, draft = (model.load(options.output / name) for name in ("target", "draft"))
-    else:
-        tokenizer = train_tokenizer(tokenizer_texts(options.seed))
-        target, draft = model.llama(**TARGET, layers=STAGES[0][1]), model.llama(**DRAFT)
-    log.info("tokenizer of %d tokens", len(tokenizer))
-    train(target, draft, tokenizer, options)
-    if options.distill_minutes > 0:
-        distill.run(options.output, options.distill_minutes, options.seed, options.threads)
+    if options.minutes:
+        train(*pair(options), options)
+    if options.distill_minutes:
+        distill.run(options.output, options.distill_minutes, options.seed)
     return 0
 
 

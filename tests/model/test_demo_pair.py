@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo import card, distill, train
+from engine.demo import card, train
 from engine.demo.card import agreement
 from engine.demo.model import grow, llama, load, save
+from engine.messages import SamplingParams
+from tests.support.reference import Reference
 
 DEMO = Path(card.__file__).parent
 ROBUST = ("Hello!", "What is the capital of France?", "What is speculative decoding?")
@@ -145,10 +148,16 @@ def test_a_saved_model_is_loaded_as_it_was_and_ends_where_a_reply_does(
 
 
 @pytest.mark.parametrize("question", ROBUST)
-def test_documented_replies_are_given(question: str) -> None:
+def test_documented_replies_are_given(question: str, tokenizer: Any) -> None:
     """The card's replies come from these weights; new weights need a new card."""
-    entry = next(entry for entry in card.documented() if entry.get("chat") == question)
-    assert card.replies(DEMO, [entry]) == [entry]
+    documented = json.loads((DEMO / "prompts.json").read_text("utf-8"))
+    [reply] = [entry["reply"] for entry in documented if entry.get("chat") == question]
+    turns = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    params = SamplingParams(seed=0, max_tokens=96, temperature=0.0)
+    reference = Reference(str(DEMO / "target"), eos_ids=[0, 2])
+    tokens, _ = reference.generate(tokenizer.encode(text), params)
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == reply
 
 
 def test_equal_models_agree_everywhere() -> None:
@@ -171,14 +180,17 @@ def test_the_matched_coupling_never_beats_the_best_rule() -> None:
 @pytest.mark.parametrize(
     ("main", "words", "part"),
     [
-        (card.main, ["--measure", "--rows", "0"], "--rows: '0' is not a whole number from 1"),
-        (card.main, ["--measure", "--length", "x"], "--length: 'x' is not a whole number from 1"),
-        (card.main, [], "ask for --measure, --time or --replies"),
-        (card.main, ["--time", "--folder", "/nowhere"], "/nowhere holds no pair"),
-        (distill.main, ["--minutes", "nan"], "--minutes: 'nan' is not a number above 0"),
-        (distill.main, ["--threads", "-1"], "--threads: '-1' is not a whole number from 1"),
-        (distill.main, ["--seed", "1.5"], "--seed: '1.5' is not a whole number from 0"),
-        (distill.main, ["--output", "/nowhere"], "/nowhere holds no pair"),
+        (card.main, ["--rows", "0"], "--rows: '0' is not a whole number from 1"),
+        (card.main, ["--length", "x"], "--length: 'x' is not a whole number from 1"),
+        (card.main, ["--folder", "/nowhere"], "/nowhere holds no pair"),
+        (
+            train.main,
+            ["--distill-minutes", "nan"],
+            "--distill-minutes: 'nan' is not a number from 0",
+        ),
+        (train.main, ["--threads", "-1"], "--threads: '-1' is not a whole number from 1"),
+        (train.main, ["--seed", "1.5"], "--seed: '1.5' is not a whole number from 0"),
+        (train.main, ["--minutes", "0", "--output", "/nowhere"], "/nowhere holds no pair"),
         (train.main, ["--resume", "5", "--output", "/nowhere"], "/nowhere holds no pair"),
     ],
 )
@@ -188,8 +200,7 @@ def test_a_mistake_is_one_sentence(
     part: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Bug: bad numbers got argparse's words or a traceback, a folder without models a traceback,
-    and a card of nothing was printed without a word."""
+    """Bug: bad numbers got argparse's words or a traceback, a folder without models a traceback."""
     try:
         code: object = main(words)
     except SystemExit as ended:

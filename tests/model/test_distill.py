@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo.card import HERE, agreement
+from engine import demo
+from engine.demo.card import agreement
 from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, distance, follow, mixed, written
 from engine.demo.tokens import Rows
 from engine.messages import SamplingParams
@@ -56,7 +58,9 @@ def test_a_temperature_draws_from_the_whole_distribution(tiny_target: str) -> No
 @pytest.fixture(scope="module")
 def rows() -> Rows:
     """Of small programs alone: the library's files need not be read."""
-    return Rows(AutoTokenizer.from_pretrained(HERE / "target"), 0, {"programs": 1.0})
+    return Rows(
+        AutoTokenizer.from_pretrained(Path(demo.__file__).parent / "target"), 0, {"programs": 1.0}
+    )
 
 
 def test_half_of_a_batch_is_written_text_and_all_of_it_comes_round(rows: Rows) -> None:
