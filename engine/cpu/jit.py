@@ -7,9 +7,8 @@ import ctypes
 import logging
 import platform
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -65,42 +64,28 @@ def fast(function: Callable[..., Any]) -> Any:
     return compiled
 
 
-class _Compilation(event.Listener):  # type: ignore[misc]
-    """Functions that compile others first are counted with these, their time once."""
+class _Told(event.Listener):  # type: ignore[misc]
+    """Says once that functions are being compiled."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._depth = 0
-        self._begin = 0.0
-        self.functions, self.seconds = 0, 0.0
+    def __init__(self) -> None:
+        self._is_told = False
 
     def on_start(self, event: Any) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._begin = self._clock()
-        if self.functions == 0:
-            folder = getattr(event.data["dispatcher"]._cache, "cache_path", None)
-            logger.info(
-                "compiling for this processor, which takes a minute or so of a core's time: %s",
-                f"once, since it is kept in {folder} for later starts" if folder
-                else "at every start, since it can be kept nowhere (NUMBA_CACHE_DIR names a place)",
-            )  # fmt: skip
-        self.functions += 1
+        if self._is_told:
+            return
+        self._is_told = True
+        folder = getattr(event.data["dispatcher"]._cache, "cache_path", None)
+        logger.info(
+            "compiling for this processor, which takes a minute or so of a core's time: %s",
+            f"once, since it is kept in {folder} for later starts" if folder
+            else "at every start, since it can be kept nowhere (NUMBA_CACHE_DIR names a place)",
+        )  # fmt: skip
 
     def on_end(self, event: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self.seconds += self._clock() - self._begin
+        pass
 
 
-@contextmanager
-def logged_compilation(clock: Callable[[], float] = time.process_time) -> Iterator[None]:
-    """One line when the first function is compiled, one at the end; none where all was kept.
-    `clock`: seconds of the processor."""
-    found = _Compilation(clock)
-    with event.install_listener("numba:compile", found):  # not when kept code is read
-        yield
-    if found.functions:
-        logger.info(
-            "compiled %d functions in %.0f s of processor time", found.functions, found.seconds
-        )
+def logged_compilation() -> AbstractContextManager[object]:
+    """One line when the first function is compiled; none where all was kept."""
+    told: AbstractContextManager[object] = event.install_listener("numba:compile", _Told())
+    return told
