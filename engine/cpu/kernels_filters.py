@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.jit import fast
-from engine.cpu.kernels_noise import float_of
+from engine.cpu.kernels_rows import exp
 
 REMOVED, STAYS, DOUBT = 0, 1, 2
 MOST_RANKED = 128  # of top_k, where top_p is asked for as well; beyond, there is doubt
@@ -22,22 +22,6 @@ _MOST_GROUPS = 64  # that are looked into for what stays
 _REACHES = (2, 4, 8, 16)  # below the largest logit
 _EDGE = 2e-5  # of all mass: more than sums in float32 can differ
 _LANES = 256  # sums in float32 that are summed in float64
-
-
-@fast
-def _exp(x: Any) -> Any:
-    """Of float32 from -88 to 0, about 1 ulp; 0 below -87."""
-    whole = np.floor(x * np.float32(1.44269504089) + np.float32(0.5))
-    r = x - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1)
-    power = np.int32(max(whole, np.float32(-127)))
-    return p * float_of(np.int32(np.int32(power + np.int32(127)) << 23))
 
 
 @fast
@@ -88,8 +72,7 @@ def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
     for first in range(0, len(row), _LANES):
         some, masses = row[first : first + _LANES], mass[first : first + _LANES]
         for i in range(len(some)):
-            x = some[i] * scale - most
-            masses[i] = _exp(x if x > np.float32(-88) else np.float32(-88))
+            masses[i] = exp(some[i] * scale - most)
             sums[i] += masses[i]
     if not 0 < top_k < len(row):
         for i in range(_LANES):
@@ -98,7 +81,7 @@ def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
         ranked = np.empty(top_k, np.float32)
         _largest(row, scale, ranked)
         for i in range(top_k):
-            whole += np.float64(_exp(max(ranked[i] - most, np.float32(-88))))
+            whole += np.float64(exp(ranked[i] - most))
     else:
         whole = np.inf
     return whole
@@ -159,7 +142,7 @@ def cut_of(
         _sort(found[:count])
         above = 0.0
         for i in range(count):
-            above += np.float64(_exp(found[i] - most))
+            above += np.float64(exp(found[i] - most))
             if above >= top_p * whole or i + 1 >= top_k:
                 last = found[i]
                 while i < count and found[i] == last:

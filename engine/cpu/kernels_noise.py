@@ -9,9 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
 
@@ -25,20 +22,19 @@ BOTTOM, TOP = np.int32(-(2**31)), np.int32(2**31 - 1)
 _FIRST, _SECOND, _THIRD = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0x31848BAB)
 
 
-def _cast(source: Any, target: Any, kind: Any) -> Any:
-    @intrinsic  # type: ignore[misc]
-    def cast(typing: Any, number: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], kind)
-
-        return target(source), generate
-
-    return cast
+@fast
+def bits_of(x: Any) -> Any:
+    return np.float32(x).view(np.int32)
 
 
-bits_of = _cast(types.float32, types.int32, ir.IntType(32))
-float_of = _cast(types.int32, types.float32, ir.FloatType())
-double_of = _cast(types.int64, types.float64, ir.DoubleType())
+@fast
+def float_of(bits: Any) -> Any:
+    return np.int32(bits).view(np.float32)
+
+
+@fast
+def double_of(bits: Any) -> Any:
+    return np.int64(bits).view(np.float64)
 
 
 @fast
