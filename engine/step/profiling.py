@@ -58,7 +58,7 @@ def profile_at_start(
     most = min(schedule.max_step_tokens, schedule.max_sequences)
     targets, k_max = Rehearsal(target, cache, draft), speculation.k_max
     drafts = Rehearsal(draft, cache) if draft else None
-    single = profile_alone(targets, k_max, schedule)
+    single = targets.points((1, n) for n in alone(k_max) if n <= schedule.max_step_tokens)
     several = profile_batches(targets, k_max, schedule) if single[1:] else {}
     plain = {n: points[0][1] for n, points in several.items()}
     left = profile_plain(targets, (n for n in in_fours(16, most) if n not in plain))
@@ -70,11 +70,6 @@ def profile_at_start(
         padded=target.padded,
         token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
     )
-
-
-def profile_alone(rehearsal: Rehearsal, k_max: int, schedule: ScheduleConfig) -> Points:
-    """(rows, seconds) of one sequence with growing proposals; only what fits the cache."""
-    return rehearsal.points((1, n) for n in alone(k_max) if n <= schedule.max_step_tokens)
 
 
 def profile_plain(rehearsal: Rehearsal, numbers: Iterable[int]) -> Points:
