@@ -49,19 +49,9 @@ class CompiledBackend:
 
     def __init__(self) -> None:
         self.others = SdpaBackend(torch.device("cpu"))
-        self._plane: KVPlane | None = None
-        self._words: list[list[tuple[Words, Words]]] = []
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> CompiledForward:
         return CompiledForward(self, plane, spans)
-
-    def words(self, plane: KVPlane) -> list[list[tuple[Words, Words]]]:
-        """The plane's memory by stack and layer, `[kv_heads, slots, words]` of keys and values;
-        empty for a stack that compiled code does not know."""
-        if self._plane is not plane:
-            self._plane = plane
-            self._words = [_layers(keys, values) for keys, values in plane.stacks]
-        return self._words
 
 
 class CompiledForward(PreparedAttention):
@@ -70,8 +60,6 @@ class CompiledForward(PreparedAttention):
 
     def __init__(self, backend: CompiledBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         self._others, self._plane, self._spans = backend.others, plane, spans
-        self._where = plane.where
-        self._words = backend.words(plane)
         self._whole: SdpaForward | None = None
         pieces = [piece for span in spans for piece in _pieces(span)]
         self._is_cut = all(piece.length <= SPAN_ROWS for piece in pieces)
@@ -79,34 +67,33 @@ class CompiledForward(PreparedAttention):
             self._facts, self._seen, self._tables = _described(pieces, plane.block_size)
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
-        stack, index = self._where[layer]
+        stack, index = self._plane.where[layer]
         is_plain = how.window is None and how.softcap is None and how.sinks is None
-        if not self._is_cut or not is_plain or not self._words[stack]:
+        known = fits(key.dtype, key.shape[-1], value.shape[-1])
+        if not (self._is_cut and is_plain and known):
             if self._whole is None:
                 self._whole = SdpaForward(self._others, self._plane, self._spans)
             return self._whole.run(layer, query, key, value, how)
         _, heads, rows, dim = query.shape
         packed = torch.cat([query, key, value], dim=1)[0].float().transpose(0, 1).reshape(rows, -1)
         array = np.empty((rows, heads * dim), dtype=np.float32)
-        keys, values = self._words[stack][index]
-        words = keys.shape[-1]
-        places = places_of(self._facts, self._tables, self._plane.block_size, words)
+        keys, values = (words_of_plane(part[index]) for part in self._plane.stacks[stack])
+        parts, size = parts_of(keys), self._plane.block_size
         attend(
-            (0,) * (words // LANES), packed.numpy(), heads, self._facts, self._seen, places,
-            np.float32(dim**-0.5 if how.scaling is None else how.scaling),
-            keys, values, array,
+            parts, packed.numpy(), heads, self._facts, self._seen,
+            places_of(self._facts, self._tables, size, keys.shape[-1]),
+            np.float32(dim**-0.5 if how.scaling is None else how.scaling), keys, values, array,
         )  # fmt: skip
         return torch.from_numpy(array).view(1, rows, heads, dim).to(query.dtype)
 
 
-def _layers(keys: Tensor, values: Tensor) -> list[tuple[Words, Words]]:
-    if not fits(keys.dtype, keys.shape[-1], values.shape[-1]):
-        return []
-    return list(zip(words_of_plane(keys), words_of_plane(values), strict=True))
+def parts_of(words: Words) -> tuple[int, ...]:
+    """Of a plane's heads, as `attend` takes them."""
+    return (0,) * (words.shape[-1] // LANES)
 
 
 def words_of_plane(tensor: Tensor) -> Words:
-    """Keys or values `[layers, kv_heads, slots, dim]`: float32, or words of two bfloat16."""
+    """Keys or values `[..., dim]`: float32, or words of two bfloat16."""
     if tensor.dtype == torch.float32:
         return tensor.numpy()
     return tensor.view(torch.int32).numpy().view(np.uint32)

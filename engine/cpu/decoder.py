@@ -25,11 +25,11 @@ from torch import Tensor
 
 from engine.attention.interface import KVPlane
 from engine.cpu import kernels_decoder
-from engine.cpu.attention import fits, words_of_plane
+from engine.cpu.attention import fits, parts_of, words_of_plane
 from engine.cpu.fused import FAMILIES, angle_table, is_plain
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_attention import SPAN_ROWS
-from engine.cpu.vectors import LANES, multiplies_pairs
+from engine.cpu.vectors import multiplies_pairs
 from engine.cpu.weights import (
     SMALL,
     Floats,
@@ -113,7 +113,6 @@ class CompiledDecoder:
             int(config.intermediate_size),
             head_dim(config),
         )
-        self._parts = (0,) * (head_dim(config) // LANES // (2 if rounded else 1))
         self._numbers = (
             np.float32(config.rms_norm_eps),
             np.float32(body.layers[0].self_attn.scaling),
@@ -161,7 +160,7 @@ class CompiledDecoder:
         flat = np.array([*tokens, *positions, *facts, *asked], dtype=np.int64)
         rows, spans = len(tokens), 2 * len(tokens) + len(facts)
         kernels_decoder.forward(
-            self._parts,
+            parts_of(keys),
             flat[:rows], flat[rows : 2 * rows], flat[2 * rows : spans].reshape(-1, 3), flat[spans:],
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
             keys, values, logits,
@@ -193,7 +192,7 @@ class CompiledDecoder:
         leads = np.empty(tokens.shape, dtype=np.float32)
         keys, values, block_size, tables = memory
         kernels_decoder.chain(
-            self._parts,
+            parts_of(keys),
             logits, np.array(items, dtype=np.int64).reshape(len(starts), -1), self._words,
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
             keys, values, packed([penalties for _, penalties in asked], max(steps)), tokens, leads,

@@ -48,51 +48,59 @@ def attend(
     `words / LANES` numbers, so that each size of a head has code of its own."""
     kv_heads, _, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
-    pairs = words != dim
     _write(packed, heads, facts, places, dim, keys)
     _write(packed, heads + kv_heads, facts, places, dim, values)
     most = facts[:, 1].max() * group  # queries of a head of keys
     asked, sums = np.empty((most, dim), np.uint32), np.empty((most, dim), np.float32)
-    peaks, totals = np.empty((most, LANES), np.float32), np.empty((most, LANES), np.float32)
-    scores, fades = np.empty((most, TILE), np.float32), np.empty((most, LANES), np.float32)
+    scores = np.empty((most, TILE), np.float32)
+    lanes = (most, LANES)
+    state = np.empty(lanes, np.float32), np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for span in range(facts.shape[0]):
-        first, rows, start = facts[span]
-        end, count = start + rows, group * rows
+        first, rows, _ = facts[span]
         for head in range(kv_heads):
-            flat_keys, flat_values = keys[head].reshape(-1), values[head].reshape(-1)
-            for i in range(count):
-                row, at = first + i % rows, (head * group + i // rows) * dim
-                if pairs and not BY_PAIRS:
-                    _split(packed[row, at : at + dim], asked[i])
-                else:
-                    keep(packed, row * packed.shape[1] + at, asked, i * dim, words, keys)
-            sums[:count] = 0
-            peaks[:count] = LOWEST
-            totals[:count] = 0
-            for tile in range(0, end, TILE):
-                here, some = places[span, tile:], min(TILE, end - tile)
-                chunks = (some + LANES - 1) // LANES
-                _score(parts, asked, count, flat_keys, flat_values, here, chunks, scores)
-                if tile + TILE > start:
-                    for i in range(count):
-                        _hide(scores[i], seen[first + i % rows], tile, start, end)
-                _soften(flat_keys, count, scores, chunks, scaling, peaks, totals, fades)
-                then, later, ahead = flat_keys, here[TILE:], end - tile - TILE
-                if ahead <= 0:
-                    then = keys[(head + 1) % kv_heads].reshape(-1)
-                    following = (span + (head + 1) // kv_heads) % len(facts)
-                    later, ahead = places[following], facts[following, 1] + facts[following, 2]
-                i = 0
-                for left in range((count + GROUP - 1) // GROUP, 0, -1):
-                    more = (count - i) // left  # equal parts
-                    _add(
-                        parts, more, scores[i:], fades[i:], some, flat_values, here, then, later,
-                        ahead, sums[i:],
-                    )  # fmt: skip
-                    i += more
-            for i in range(count):
+            for i in range(group * rows):
                 at = (head * group + i // rows) * dim
-                _answer(sums[i], totals[i], pairs, out[first + i % rows, at : at + dim])
+                _ask(packed, first + i % rows, at, dim, keys, asked, i)
+            _attend(
+                parts, asked, facts, seen, places, span, head, scaling, keys, values, scores,
+                state, sums[: group * rows],
+            )  # fmt: skip
+            for i in range(group * rows):
+                at = (head * group + i // rows) * dim
+                mine = out[first + i % rows, at : at + dim]
+                _answer(sums[i], state[1][i], words != dim, mine)
+
+
+@fast
+def _attend(
+    parts: Any, asked: Any, facts: Any, seen: Any, places: Any, span: Any, head: Any, scaling: Any,
+    keys: Any, values: Any, scores: Any, state: Any, sums: Any,
+) -> None:  # fmt: skip
+    """The queries of one head of keys: sums of weighted values, and of weights in `state`."""
+    (first, rows, start), (peaks, totals, fades) = facts[span], state
+    count, end, then = len(sums), start + rows, _following(facts, places, keys, span, head)
+    flat_keys, flat_values = keys[head].reshape(-1), values[head].reshape(-1)
+    sums[:] = 0
+    peaks[:count] = LOWEST
+    totals[:count] = 0
+    for tile in range(0, end, TILE):
+        here, some = places[span, tile:], min(TILE, end - tile)
+        chunks = (some + LANES - 1) // LANES
+        _score(parts, asked, count, flat_keys, flat_values, here, chunks, scores)
+        if tile + TILE > start:
+            for i in range(count):
+                _hide(scores[i], seen[first + i % rows], tile, start, end)
+        _soften(count, scores, chunks, scaling, peaks, totals, fades)
+        inside = flat_keys, here[TILE:], end - tile - TILE
+        later = inside if tile + TILE < end else then
+        _add_all(parts, scores, fades, some, flat_values, here, later, sums)
+
+
+@fast
+def _following(facts: Any, places: Any, keys: Any, span: Any, head: Any) -> Any:
+    """What is read behind a head: keys, their places and their number."""
+    span, head = (span + (head + 1) // len(keys)) % len(facts), (head + 1) % len(keys)
+    return keys[head].reshape(-1), places[span], facts[span, 1] + facts[span, 2]
 
 
 @fast
@@ -108,11 +116,15 @@ def _write(packed: Any, before: Any, facts: Any, places: Any, dim: Any, plane: A
 
 
 @fast
-def _split(query: Any, out: Any) -> None:
-    """A query's even columns, then its odd ones, as keys are taken apart."""
-    bits, half = query.view(np.uint32), len(query) // 2
-    for i in range(half):
-        out[i], out[half + i] = bits[2 * i], bits[2 * i + 1]
+def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, asked: Any, i: Any) -> None:
+    """A query as keys are read: of words taken apart the even columns, then the odd ones."""
+    words, half = keys.shape[2], dim // 2
+    if words == dim or BY_PAIRS:
+        keep(packed, row * packed.shape[1] + at, asked, i * dim, words, keys)
+        return
+    bits, out = packed[row, at : at + dim].view(np.uint32), asked[i]
+    for j in range(half):
+        out[j], out[half + j] = bits[2 * j], bits[2 * j + 1]
 
 
 @fast
@@ -245,21 +257,20 @@ def _summed(emit: Emit, vector: Any, first: int, count: int) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def _soften(
-    typing: Any, keys: Any, rows: Any, scores: Any, chunks: Any, scaling: Any, most: Any,
-    totals: Any, fades: Any,
+    typing: Any, rows: Any, scores: Any, chunks: Any, scaling: Any, most: Any, totals: Any,
+    fades: Any,
 ) -> Any:  # fmt: skip
     """A tile's `scores` `[rows, TILE]` become weights relative to the largest scaled score so far,
-    `most` `[rows, 16]`, equal in all lanes. Where `keys` are multiplied as pairs, weights are
-    bfloat16 at the beginning of their row. `totals` `[rows, 16]`: sums of weights. `fades`
+    `most` `[rows, 16]`, equal in all lanes. `totals` `[rows, 16]`: sums of weights. `fades`
     `[rows, 16]`: what earlier weights are to be multiplied by."""
     whole = types.int64
-    signature = types.void(keys, whole, scores, whole, types.float32, most, totals, fades)
+    signature = types.void(whole, scores, whole, types.float32, most, totals, fades)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, rows, scores, chunks, scaling, most, totals, fades = pointers(
+        rows, scores, chunks, scaling, most, totals, fades = pointers(
             context, builder, signature, args
         )
-        emit, by_pairs = Emit(builder), _Plane(builder, pointer, keys, 0).by_pairs
+        emit = Emit(builder)
         factor = emit.everywhere(scaling, FLOATS)
         best, total = (cgutils.alloca_once(builder, FLOATS) for _ in range(2))
         with cgutils.for_range(builder, rows, intp=WIDE) as each:
@@ -279,15 +290,30 @@ def _soften(
                 at = builder.mul(loop.index, ir.Constant(WIDE, LANES))
                 weight = emit.exp(builder.fsub(emit.load(mine, at), now))
                 builder.store(builder.fadd(builder.load(total), weight), total)
-                if by_pairs:  # half as long, so nothing is written over that is still needed
-                    at = builder.lshr(at, ir.Constant(WIDE, 1))
-                emit.store(_rounded(builder, weight) if by_pairs else weight, mine, at)
+                emit.store(weight, mine, at)
             emit.store(now, most, here)
             emit.store(builder.load(total), totals, here)
             emit.store(fade, fades, here)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@fast
+def _add_all(
+    parts: Any, scores: Any, fades: Any, some: Any, values: Any, here: Any, later: Any, sums: Any
+) -> None:
+    """A tile's weighted values to the sums of all queries, equal parts of them at a time. As pairs
+    weights are rounded, in their places."""
+    (keys, places, ahead), weights, i = later, scores.view(np.uint32), 0
+    if BY_PAIRS and len(parts) * LANES != sums.shape[1]:
+        words = (some + 2 * LANES - 1) // (2 * LANES) * LANES
+        for row in range(len(sums)):
+            keep(scores, row * TILE, weights, row * TILE, words, weights)
+    for left in range((len(sums) + GROUP - 1) // GROUP, 0, -1):
+        more = (len(sums) - i) // left
+        _add(parts, more, weights[i:], fades[i:], some, values, here, keys, places, ahead, sums[i:])
+        i += more
 
 
 @intrinsic  # type: ignore[misc]
@@ -324,26 +350,21 @@ def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> Non
     for begin in values.parts[::most]:
         parts = values.parts[begin : begin + most]
         columns = [range(part, values.columns, len(values.parts)) for part in parts]
+        mine = [(row, v) for row in range(rows) for v in chain.from_iterable(columns)]
+        totals = {part: cgutils.alloca_once(builder, FLOATS) for part in mine}
         at = {
-            (row, v): ir.Constant(WIDE, (row * values.columns + v) * LANES)
-            for row in range(rows)
-            for v in chain.from_iterable(columns)
+            part: ir.Constant(WIDE, (part[0] * values.columns + part[1]) * LANES) for part in mine
         }
-        totals = {part: cgutils.alloca_once(builder, FLOATS) for part in at}
-        for (row, v), total in totals.items():
-            fade = emit.load(fades, ir.Constant(WIDE, row * LANES))
-            builder.store(builder.fmul(emit.load(sums, at[row, v]), fade), total)
-        turns = builder.lshr(
-            builder.add(count, ir.Constant(WIDE, step - 1)), ir.Constant(WIDE, step - 1)
-        )
+        for part, total in totals.items():
+            fade = emit.load(fades, ir.Constant(WIDE, part[0] * LANES))
+            builder.store(builder.fmul(emit.load(sums, at[part]), fade), total)
+        turns = builder.udiv(emit.at(count, step - 1), ir.Constant(WIDE, step))
         with cgutils.for_range(builder, turns, intp=WIDE) as loop:
-            mine = [emit.at(loop.index, 0, step, i) for i in range(step)]
-            if begin == 0:
-                for i in mine:
-                    there = builder.icmp_signed("<", i, ahead)
-                    i = builder.select(there, i, ir.Constant(WIDE, 0))
-                    keys.fetch(builder.load(builder.gep(later, [i])))
-            here = [builder.load(builder.gep(places, [i])) for i in mine]
+            turn = [emit.at(loop.index, 0, step, i) for i in range(step)]
+            for i in turn if begin == 0 else ():
+                near = builder.select(builder.icmp_signed("<", i, ahead), i, ir.Constant(WIDE, 0))
+                keys.fetch(builder.load(builder.gep(later, [near])))
+            here = [builder.load(builder.gep(places, [i])) for i in turn]
             read = [values.values(here, part) for part in parts]
             for row in range(rows):
                 weight = emit.spread(weights, emit.at(loop.index, row * TILE))
@@ -352,12 +373,3 @@ def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> Non
                         emit.add_product(totals[row, v], weight, vector)
         for part, total in totals.items():
             emit.store(builder.load(total), sums, at[part])
-
-
-def _rounded(builder: Any, vector: Any) -> Any:
-    """Sixteen bfloat16, to nearest, ties to even. A NaN of arithmetic stays one."""
-    by, one, half = (ir.Constant(INTS, [n] * LANES) for n in (16, 1, 0x7FFF))
-    bits = builder.bitcast(vector, INTS)
-    up = builder.add(half, builder.and_(builder.lshr(bits, by), one))
-    found = builder.lshr(builder.add(bits, up), by)
-    return builder.trunc(found, ir.VectorType(ir.IntType(16), LANES))
