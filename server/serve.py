@@ -33,11 +33,11 @@ from server.app import create_app
 from server.config import Config
 from server.connection import Connection
 from server.engine.client import EngineClient
-from server.engine.lifecycle import EngineState, RestartPolicy
+from server.engine.lifecycle import EngineState
 from server.generation.structured import grammar_checker
 from server.observe.metrics import Metrics
 from server.observe.speculation import SpeculationLog
-from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
+from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor
 from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -72,17 +72,7 @@ class Service:
         self._grammars = grammar_checker(config, self._metrics.observe_grammar)
         self._client = EngineClient(on_metrics=self._on_metrics)
         self._supervisor = EngineSupervisor(
-            config.engine,
-            self._client,
-            settings=SupervisorSettings(
-                watchdog=config.server.watchdog_seconds,
-                start_timeout=config.server.start_timeout_seconds,
-                restarts=RestartPolicy(
-                    config.server.max_restarts, config.server.restart_window_seconds
-                ),
-            ),
-            command=command,
-            on_state=self._on_state,
+            config, self._client, command=command, on_state=self._on_state
         )
         self._over = asyncio.Event()  # a signal came, or the engine was given up
         self._ready = asyncio.Event()

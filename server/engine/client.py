@@ -73,7 +73,7 @@ class EngineClient:
         that have ended are passed over. What the engine still sends of them is dropped."""
         open_ids = [id for id in ids if id in self._streams]
         for id in open_ids:
-            self._streams.pop(id).abort()
+            self._streams.pop(id).put(Output(id=id, finish="abort"))
         if open_ids and self._link is not None:
             self._link.send(Abort(open_ids))
 

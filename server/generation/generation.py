@@ -61,10 +61,10 @@ class Generation:
     def _submit(self, index: int, arrival: float) -> None:
         submit = self.spec.submit(index, arrival=arrival)
         stream = self._client.submit(submit)
+        stream.wake = self._wake
         choice = Choice(
             index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
         )
-        stream.wake(self._wake)
         self.choices.append(choice)
         self._open.append(choice)
 

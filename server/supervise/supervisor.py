@@ -14,31 +14,21 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
 from engine.messages import Drain, Event, Ready, Stop
+from server.config import Config
 from server.engine.client import EngineClient
-from server.engine.lifecycle import EngineState, Lifecycle, Loss, RestartPolicy
+from server.engine.lifecycle import BACKOFF_SECONDS, EngineState, Lifecycle, Loss
 from server.supervise.incarnation import Incarnation, how_it_ended
 
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine")
-WATCH_TICKS = 4  # checks within `watchdog` seconds
+WATCH_TICKS = 4  # checks within `watchdog_seconds`; an engine that is ready beats once a second
 FINAL_EVENTS_SECONDS = 2.0  # for what a process sent just before it ended
 STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
-
-
-@dataclass(frozen=True)
-class SupervisorSettings:
-    """Seconds. `watchdog`: silence of a ready engine (it beats once a second when idle)."""
-
-    watchdog: float = 30.0
-    start_timeout: float = 600.0
-    restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
 class EngineSupervisor:
@@ -48,10 +38,10 @@ class EngineSupervisor:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: Config,
         client: EngineClient,
         *,
-        settings: SupervisorSettings | None = None,
+        backoff: float = BACKOFF_SECONDS,
         command: Sequence[str] = ENGINE_COMMAND,
         environment: Mapping[str, str] | None = None,
         runtime_folder: Path | None = None,
@@ -60,12 +50,11 @@ class EngineSupervisor:
         self.failed = asyncio.Event()
         self._config = config
         self._client = client
-        self._settings = settings if settings is not None else SupervisorSettings()
         self._command = tuple(command)
         self._environment = dict(os.environ if environment is None else environment)
         self._runtime_folder = runtime_folder
         self._on_state = on_state
-        self._lifecycle = Lifecycle(self._settings.restarts, observe=self._changed)
+        self._lifecycle = Lifecycle(config.server, backoff=backoff, observe=self._changed)
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -164,7 +153,8 @@ class EngineSupervisor:
                 incarnation.events,
                 on_event=lambda event: self._on_event(event, incarnation),
             )
-            await incarnation.spawn(self._command, self._config, environment=self._environment)
+            engine = self._config.engine
+            await incarnation.spawn(self._command, engine, environment=self._environment)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
         silence = await self._watch(incarnation)
@@ -181,17 +171,17 @@ class EngineSupervisor:
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:
         """None when it is over, or when `stop` is called; a Loss when it sends nothing."""
-        settings, ready, over = self._settings, incarnation.ready, incarnation.over
-        await _within(settings.start_timeout, ready, over, self._end)
+        settings, ready, over = self._config.server, incarnation.ready, incarnation.over
+        await _within(settings.start_timeout_seconds, ready, over, self._end)
         if not (ready.is_set() or over.is_set() or self._end.is_set()):
-            return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
+            return Loss(f"the engine was not ready within {settings.start_timeout_seconds:g} s")
         # Checks are counted, not seconds: when this loop is held up, it reads no events either.
         silent = 0
-        while not await _within(settings.watchdog / WATCH_TICKS, over, self._end):
+        while not await _within(settings.watchdog_seconds / WATCH_TICKS, over, self._end):
             silent = 0 if incarnation.seen else silent + 1
             incarnation.seen = False
             if silent >= WATCH_TICKS:
-                return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
+                return Loss(f"the engine gave no sign of life for {settings.watchdog_seconds:g} s")
         return None
 
     async def _final_loss(self, incarnation: Incarnation) -> Loss:

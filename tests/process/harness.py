@@ -13,14 +13,16 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.messages import Output, SamplingParams, Submit
+from server.config import Config, ServerConfig
 from server.engine.client import EngineClient
-from server.engine.lifecycle import EngineState, RestartPolicy
+from server.engine.lifecycle import EngineState
 from server.engine.mailbox import Stream
-from server.supervise.supervisor import EngineSupervisor, SupervisorSettings
+from server.supervise.supervisor import EngineSupervisor
 from tests.support.scripted import COMMAND, Script
+from tests.support.streams import read
 
 PATIENCE = 120.0  # seconds; how long a loaded machine may take for what is normally instant
-QUICK = SupervisorSettings(restarts=RestartPolicy(backoff=0.05))
+AS_USUAL = ServerConfig()
 
 
 @dataclass
@@ -45,7 +47,8 @@ class House:
 async def house(
     script: Script,
     *,
-    settings: SupervisorSettings = QUICK,
+    settings: ServerConfig = AS_USUAL,
+    backoff: float = 0.05,
     command: Sequence[str] = COMMAND,
 ) -> AsyncIterator[House]:
     """Started, not yet ready; at the end everything must be gone."""
@@ -53,9 +56,9 @@ async def house(
         states: list[EngineState] = []
         client = EngineClient()
         supervisor = EngineSupervisor(
-            EngineConfig(),
+            Config(settings, EngineConfig()),
             client,
-            settings=settings,
+            backoff=backoff,
             command=command,
             environment=script.environment(),
             runtime_folder=folder,
@@ -89,9 +92,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def read_all(stream: Stream) -> list[Output]:
     """Every Output up to the one with `finish`; raises EngineLost."""
-    outputs = [await stream.next()]
+    outputs = [await read(stream)]
     while outputs[-1].finish is None:
-        outputs.append(await stream.next())
+        outputs.append(await read(stream))
     return outputs
 
 
