@@ -17,12 +17,10 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
-from server.api.errors import ApiError, respond
+from server.api.errors import ApiError
 
 LINGER_SECONDS = 10.0  # how long what a refused client still sends is read and dropped
-_TUNNEL = ApiError(
-    400, "CONNECT asks for a tunnel, and this server is no proxy", code="invalid_http"
-)
+_TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 
 
 class Connection(H11Protocol):
@@ -61,11 +59,7 @@ class Connection(H11Protocol):
         """Java's client offers HTTP/2 with each request. That may be ignored, without a warning."""
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        cycle = self.cycle
-        app = self._application
-        if scope["method"] == "CONNECT":
-            app, cycle.keep_alive = respond(_TUNNEL), False
-        await app(scope, receive, _Sender(cycle, receive, send))
+        await self._application(scope, receive, _Sender(self.cycle, receive, send))
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """What came can be no request. Where it is in a body, it ends that body's request."""
@@ -129,6 +123,8 @@ class _BoundedParser(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request | h11.EndOfMessage) and _size(event) > self._most:
                 raise h11.RemoteProtocolError("too long", error_status_hint=431)
+            if isinstance(event, h11.Request) and event.method == b"CONNECT":
+                raise h11.RemoteProtocolError(_TUNNEL)
             return event
         except h11.RemoteProtocolError as error:
             self._refuse(*self._refusal(error))
@@ -138,10 +134,12 @@ class _BoundedParser(h11.Connection):
         if error.error_status_hint == 431:
             bound = f"may have at most {self._most} bytes, as its trailers"
             return 431, f"the first line and headers of a request {bound}", "head_too_large"
-        if "Host: header" in str(error):
-            host = "a request of HTTP/1.1 must have one header `Host`, no more and no less"
-            return 400, host, "invalid_http"
-        return 400, "this is no valid HTTP/1.1 request", "invalid_http"
+        message = "this is no valid HTTP/1.1 request"
+        if str(error) == _TUNNEL:
+            message = _TUNNEL
+        elif "Host: header" in str(error):
+            message = "a request of HTTP/1.1 must have one header `Host`, no more and no less"
+        return 400, message, "invalid_http"
 
 
 def _size(event: h11.Request | h11.EndOfMessage) -> int:

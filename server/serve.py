@@ -34,7 +34,7 @@ from server.config import Config
 from server.connection import Connection
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
-from server.generation.structured import grammar_checker
+from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.observe.speculation import SpeculationLog
 from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor
@@ -69,7 +69,7 @@ class Service:
         self._announce = announce
         self._metrics = Metrics()
         self._speculation_log = SpeculationLog(time.monotonic)
-        self._grammars = grammar_checker(config, self._metrics.observe_grammar)
+        self._grammars = GrammarChecker(config, self._metrics.observe_grammar)
         self._client = EngineClient(on_metrics=self._on_metrics)
         self._supervisor = EngineSupervisor(
             config, self._client, command=command, on_state=self._on_state

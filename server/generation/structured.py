@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine.config import ModelConfig, model_folder
+from engine.config import model_folder
 from engine.messages import CheckOutcome, Grammar
 from server.config import Config
 from server.errors import GrammarRefused, QueueFull
@@ -45,9 +45,10 @@ Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compile
 CHECK_COMMAND = (sys.executable, "-m", "engine.grammar.check")
 
 
-def check_command(target: ModelConfig, seconds: float) -> list[str]:
-    """The child for this target's tokenizer; `seconds` of CPU time for each grammar."""
-    command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", f"{seconds}"]
+def check_command(config: Config) -> list[str]:
+    """The child for the target's tokenizer."""
+    target, seconds = config.engine.target, f"{config.server.grammar_seconds}"
+    command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", seconds]
     if target.revision:
         command += ["--revision", target.revision]
     return [*command, "--trust-remote-code"] if target.trust_remote_code else command
@@ -55,22 +56,18 @@ def check_command(target: ModelConfig, seconds: float) -> list[str]:
 
 class GrammarChecker:
     """`start` ahead of the first request saves it the wait for the child; after `retire` none is
-    started, whatever becomes of the one that is there; `close` ends it.
-
-    `seconds`: the CPU time of one compilation; `max_bytes`: the longest source.
-    """
+    started, whatever becomes of the one that is there; `close` ends it."""
 
     def __init__(
         self,
-        command: Sequence[str],
-        *,
-        seconds: float,
-        max_bytes: int,
+        config: Config,
         observe: Observe = lambda outcome, seconds: None,
+        *,
+        command: Sequence[str] = (),
     ) -> None:
-        self._command = command
-        self._seconds = seconds
-        self._max_bytes = max_bytes
+        self._command = command or check_command(config)
+        self._seconds = config.server.grammar_seconds
+        self._max_bytes = config.server.max_grammar_bytes
         self._observe = observe
         # Sentences, "" for accepted; those that are still to come are shared as well.
         self._verdicts: OrderedDict[Grammar, asyncio.Task[str]] = OrderedDict()
@@ -244,16 +241,3 @@ class _Child:
         if self._process.stdout is not None:  # its pipe must not outlive the loop
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.stdout.read(), PIPE_SECONDS)
-
-
-def grammar_checker(
-    config: Config, observe: Observe = lambda outcome, seconds: None
-) -> GrammarChecker:
-    """The configured one, not yet started."""
-    seconds = config.server.grammar_seconds
-    return GrammarChecker(
-        check_command(config.engine.target, seconds),
-        seconds=seconds,
-        max_bytes=config.server.max_grammar_bytes,
-        observe=observe,
-    )
