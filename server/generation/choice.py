@@ -69,19 +69,12 @@ class Choice:
         self._logprobs: list[TextLogprobs] = []  # whose text is not out yet
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
-        self._closed = False
-
-    def close(self) -> bool:
-        """Whether the engine still had it open; from now on nobody reads it."""
-        was_open, self._closed = not self._closed, True
-        return was_open
 
     def feed(self, output: Output) -> Delta | None:
         """Take one Output in; None if nothing became certain.
 
         Raises GenerationFailed for an error of this sequence, EngineLost if the engine ended it.
         """
-        self._closed = output.finish is not None
         if output.finish == "error":
             sentence = output.error or "the engine refused the sequence"
             raise GenerationFailed(sentence, bad_request=output.bad_request)
@@ -99,7 +92,6 @@ class Choice:
             text += self._tail()
         if output.finish is not None or self._hit:
             self.finish = "length" if output.finish == "length" and not self._hit else "stop"
-            self._closed = self._closed or self._hit
         self._emitted += len(text)
         logprobs = None
         if self._logprobs or (output.logprobs is not None and self._spec.show_logprobs):

@@ -17,7 +17,7 @@ from server.errors import GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage, total
-from server.observe.metrics import Metrics, RequestTimes
+from server.observe.metrics import Metrics
 from server.observe.metrics_table import Finish
 from server.text.tokenizer import Tokenizer
 
@@ -45,16 +45,16 @@ class Generation:
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
         self._wake = asyncio.Event()
         self._open: list[Choice] = []  # not finished
-        self._failure: Exception | None = None  # to be raised when what came before it was taken
-        self._failed = self._ended = False
+        self._failure: BaseException | None = None  # raised when what came before it was taken
+        self._ended = False
 
     def start(self, *, arrival: float) -> None:
         """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
         try:
             for index in range(len(self.spec.prompts) * self.spec.fan_out):
                 self._submit(index, arrival)
-        except BaseException:
-            self._failed = True
+        except BaseException as error:
+            self._failure = error
             self.close()
             raise
 
@@ -100,7 +100,9 @@ class Generation:
                     deltas.append(delta)
                     ended = ended or delta.finish is not None
         except Exception as error:
-            self._fail(error)
+            self._failure = error
+            if isinstance(error, GenerationFailed) and error.bad_request:
+                error.param = self.spec.grammar_param
             if not deltas:
                 raise
             self._wake.set()
@@ -117,20 +119,27 @@ class Generation:
             self._client.abort([choice.stream.id])  # a stop string; the engine goes on
         return delta
 
-    def _fail(self, error: Exception) -> None:
-        self._failure, self._failed = error, True
-        if isinstance(error, GenerationFailed) and error.bad_request:
-            error.param = self.spec.grammar_param
-
     def close(self) -> None:
         """Abort every choice that is still open in the engine. May be called any number of times,
         and while being cancelled."""
-        open_ids = [choice.stream.id for choice in self.choices if choice.close()]
-        if open_ids:
-            self._client.abort(open_ids)
-        if not self._ended:
-            self._ended = True
-            self._metrics.observe_request(self._times())
+        self._client.abort([choice.stream.id for choice in self.choices])
+        if self._ended:
+            return
+        self._ended = True
+        first = None if self._first_token is None else self._first_token - self._began
+        self._metrics.observe_request(
+            self._finish(),
+            self.spec.prompt_tokens,
+            first_token=first,
+            total=self._clock() - self._began,
+        )
+
+    def _finish(self) -> Finish:
+        if self._failure is not None:
+            return "error"
+        if not self.finished:
+            return "abort"
+        return "stop" if all(choice.finish == "stop" for choice in self.choices) else "length"
 
     def _observe(self, index: int, count: int) -> None:
         """`count` tokens of a choice came."""
@@ -141,20 +150,6 @@ class Generation:
         elif self._first_token is None:
             self._first_token = now
         self._arrivals[index] = now
-
-    def _times(self) -> RequestTimes:
-        finish: Finish = "abort"
-        if self._failed:
-            finish = "error"
-        elif self.finished:
-            finish = "stop" if all(c.finish == "stop" for c in self.choices) else "length"
-        first = None if self._first_token is None else self._first_token - self._began
-        return RequestTimes(
-            finish=finish,
-            prompt_tokens=self.spec.prompt_tokens,
-            first_token_seconds=first,
-            total_seconds=self._clock() - self._began,
-        )
 
     @property
     def finished(self) -> bool:

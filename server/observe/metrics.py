@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import get_args
 
@@ -36,16 +35,6 @@ _SUMS = [((m.name, ""), m.of) for m in _OF_STEPS if m.type == "counter" and not 
 _GAUGES = [((m.name, ""), m.of) for m in _OF_STEPS if m.type == "gauge"]
 _LISTS = [([(m.name, at) for at in m.label_values], m.of) for m in _OF_STEPS if m.label]
 _MODES = get_args(Mode)
-
-
-@dataclass(frozen=True)
-class RequestTimes:
-    """An ended request, n choices and all. Seconds since its arrival; None: no token came."""
-
-    finish: Finish
-    prompt_tokens: int
-    first_token_seconds: float | None
-    total_seconds: float
 
 
 class Histogram:
@@ -129,13 +118,15 @@ class Metrics(Collector):
         first delivery, which has no predecessor."""
         self._histograms["inter_token_latency_seconds"].observe(gap_seconds / count, count)
 
-    def observe_request(self, times: RequestTimes) -> None:
-        """One request ended, in whichever way."""
-        self._add("requests_total", 1, times.finish)
-        self._add("prompt_tokens_total", times.prompt_tokens)
-        if times.first_token_seconds is not None:
-            self._histograms["time_to_first_token_seconds"].observe(times.first_token_seconds)
-        self._histograms["e2e_request_latency_seconds"].observe(times.total_seconds)
+    def observe_request(
+        self, finish: Finish, prompt_tokens: int, *, first_token: float | None, total: float
+    ) -> None:
+        """One request ended, n choices and all. Seconds since its arrival; None: no token came."""
+        self._add("requests_total", 1, finish)
+        self._add("prompt_tokens_total", prompt_tokens)
+        if first_token is not None:
+            self._histograms["time_to_first_token_seconds"].observe(first_token)
+        self._histograms["e2e_request_latency_seconds"].observe(total)
 
     def count_rejection(self, reason: Rejection) -> None:
         """One request was refused before it reached the engine."""
