@@ -5,7 +5,8 @@ and the pieces of arguments put together are the whole, byte for byte as the mod
 that turns out to be no call of an offered function stays content, character for character. A call
 is announced at the `{` of its arguments and cannot be taken back: if what follows is no JSON, or
 the reply ends within it, the client gets what there is, as from OpenAI. Content is the text with
-the calls cut out, and then without white space at its ends.
+the calls cut out, and then without white space at its ends. A reply that must be calls has none,
+not even where a stop string or `max_tokens` cuts a call before it is one.
 """
 
 from __future__ import annotations
@@ -118,13 +119,17 @@ class Reader:
 
 class ToolCallParser(Reader, ABC):
     """`push` text as it comes, the `last` of it too. `hidden`: markers that are special tokens and
-    would have left no text of their own, so that content must not show them."""
+    would have left no text of their own, so that content must not show them. `only_calls`: the
+    reply has no content."""
 
-    def __init__(self, offered: Collection[str], *, hidden: Collection[str] = ()) -> None:
+    def __init__(
+        self, offered: Collection[str], *, hidden: Collection[str] = (), only_calls: bool = False
+    ) -> None:
         super().__init__()
         self.num_calls = 0
         self._offered = frozenset(offered)
         self._hidden = frozenset(hidden)
+        self._only_calls = only_calls
         self._pieces: list[Piece] = []
         self._space = ""  # white space that is content only if content follows it
         self._has_content = False
@@ -147,6 +152,8 @@ class ToolCallParser(Reader, ABC):
 
     def content(self, text: str) -> None:
         """Hands out content, but for white space at its end."""
+        if self._only_calls:
+            return
         text = self._space + text
         if self.num_calls and not self._has_content:
             text = text.lstrip(SPACES)
@@ -161,12 +168,13 @@ class ToolCallParser(Reader, ABC):
         if marker not in self._hidden:
             self.content(marker)
 
-    def text_until(self, *markers: str) -> Steps[str]:
-        """Hands content out up to the first marker, which is taken; "" at the end of the text."""
+    def text_until(self, *markers: str, in_call: bool = False) -> Steps[str]:
+        """Hands content out up to the first marker, which is taken; "" at the end of the text. Half
+        a marker at that end is content, but not behind a call, which it would have closed."""
         while True:
             found = [(at, m) for m in markers if (at := self.text.find(m, self.at)) >= 0]
             end, marker = min(found, default=(len(self.text), ""))
-            if not marker and not self.ended:
+            if not marker and (in_call or not self.ended):
                 end -= partial_length(self.text[self.at :], markers)
             self.content(self.text[self.at : end])
             self.at = end + len(marker)
@@ -237,7 +245,7 @@ class HermesParser(ToolCallParser):
 
     def program(self) -> Steps[None]:
         in_call = False
-        while marker := (yield from self.text_until(self.OPEN, self.CLOSE)):
+        while marker := (yield from self.text_until(self.OPEN, self.CLOSE, in_call=in_call)):
             if marker == self.CLOSE:
                 if not in_call:
                     self.marker(marker)
