@@ -11,13 +11,12 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from engine.config import HUB_NAME
 from engine.errors import ModelError
 from server.errors import ChatTemplateError
 
@@ -105,9 +104,9 @@ TOKENIZER_FILES = (
 
 
 class Tokenizer:
-    """A transformers tokenizer. Where it has a Rust backend that is called directly: the Python
-    wrapper sets truncation on every call, which is not safe from several threads. Ids at or above
-    the tokenizer's own vocabulary (padded embedding rows) decode to nothing and are not special.
+    """A transformers tokenizer, whose Rust backend is called directly: the Python wrapper sets
+    truncation on every call, which is not safe from several threads. Ids at or above the
+    tokenizer's own vocabulary (padded embedding rows) decode to nothing and are not special.
 
     `fill_in`: the tokens for text between two texts, when the vocabulary has them.
     `joins_bytes`: a text is its tokens' bytes and no more, so that tokens decode on their own.
@@ -117,9 +116,10 @@ class Tokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        if self._backend is not None:
-            self._backend.no_truncation()
-            self._backend.no_padding()
+        if self._backend is None:
+            raise ModelError("it is written in Python; one with a tokenizer.json is needed")
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self._added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items()}
         self._special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         self._special |= set(tokenizer.all_special_ids)
@@ -139,15 +139,12 @@ class Tokenizer:
             i: (t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items() if t.special
         }
         self.joins_bytes: bool = self._only_joins_bytes(decoders)
-        self._plain: Any = None
-        self._lock = threading.Lock()
 
     def _decoders(self) -> list[str]:
         """The types of the backend's decoders."""
-        decoder = getattr(self._backend, "decoder", None)
-        if decoder is None:
+        if self._backend.decoder is None:
             return []
-        state = json.loads(decoder.__getstate__())
+        state = json.loads(self._backend.decoder.__getstate__())
         return [part["type"] for part in state.get("decoders", [state])]
 
     def _only_joins_bytes(self, decoders: list[str]) -> bool:
@@ -159,8 +156,6 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Special tokens that the text spells out become themselves."""
-        if self._backend is None:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         # In a batch of one: `encode` holds the interpreter for as long as it takes, batches do not.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
@@ -188,27 +183,22 @@ class Tokenizer:
                 start += len(text[start:]) - len(text[start:].lstrip())
         return [piece for piece in (*pieces, text[start:]) if piece != ""]
 
+    @cached_property
+    def _plain(self) -> Any:
+        """A second backend, for which nothing is special: the switch is no argument but state."""
+        plain = type(self._backend).from_str(self._backend.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
     def _encode_plain(self, text: str) -> list[int]:
-        if self._backend is None:
-            options = {"add_special_tokens": False, "split_special_tokens": True}
-            return list(self._tokenizer.encode(text, **options))
-        with self._lock:
-            if self._plain is None:  # a second one: the switch is no argument but state
-                self._plain = type(self._backend).from_str(self._backend.to_str())
-                self._plain.encode_special_tokens = True
         [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         # Filtered here, since some tokens are special to transformers only.
-        known = [
-            i
-            for i in ids
-            if i < self.vocab_size and not (skip_special_tokens and i in self._special)
-        ]
-        if self._backend is not None:
-            return str(self._backend.decode(known, skip_special_tokens=False))
-        return str(self._tokenizer.decode(known, clean_up_tokenization_spaces=False))
+        hidden = self._special if skip_special_tokens else ()
+        known = [i for i in ids if i < self.vocab_size and i not in hidden]
+        return str(self._backend.decode(known, skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
@@ -220,12 +210,7 @@ class Tokenizer:
     def _find_bytes(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode("utf-8")
-        if self._backend is not None:
-            piece = self._backend.id_to_token(token)
-        elif token < self.vocab_size:
-            piece = self._tokenizer.convert_ids_to_tokens(token)
-        else:
-            piece = None
+        piece = self._backend.id_to_token(token)
         return b"" if piece is None else self._piece_bytes(piece)
 
     def is_special(self, token: int) -> bool:
@@ -289,11 +274,6 @@ def load_tokenizer(
                 f"cannot load a tokenizer from {path}: the folder holds none of"
                 f" {', '.join(TOKENIZER_FILES)}"
             )
-    elif not HUB_NAME.fullmatch(path):
-        raise ModelError(
-            f"cannot load a tokenizer from {path[:200]}: there is no such folder, and a hub name"
-            " looks like org/name"
-        )
     from transformers import AutoTokenizer
 
     # Its threads are of no use to a batch of one, and it warns of them whenever a child is started.
