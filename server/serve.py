@@ -17,10 +17,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -48,6 +48,10 @@ EXIT_CANNOT_START = 2
 CLOSE_SECONDS = 5  # for connections to end after their requests have
 BACKLOG = 2048
 SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
+# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
+# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
+# first token, as soon as others stream.
+SWITCH_SECONDS = 0.0005
 
 
 class Service:
@@ -74,7 +78,8 @@ class Service:
         self._supervisor = EngineSupervisor(
             config, self._client, command=command, on_state=self._on_state
         )
-        self._over = asyncio.Event()  # a signal came, or the engine was given up
+        # Set when a signal came, or the engine was given up.
+        self._over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._ready = asyncio.Event()
         self._http: _Http | None = None
         self._hurry: asyncio.Task[None] | None = None
@@ -86,15 +91,12 @@ class Service:
             loop.add_signal_handler(number, self._on_signal, number)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
-        over = asyncio.create_task(self._over.wait())
         loading = _in_thread(lambda: self._load(self._config))
         try:
-            first: set[asyncio.Future[Any]] = {loading, over}
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([loading, self._over], return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await self._serve_http(loading.result())
         finally:
-            over.cancel()
             await self._supervisor.stop(0.0)
             if self._hurry is not None:
                 await self._hurry
@@ -120,30 +122,26 @@ class Service:
         )
         self._http = http = _Http(create_app(services))
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
-        over = asyncio.create_task(self._over.wait())
-        announcing = asyncio.create_task(self._say_ready(http))
+        announcing = asyncio.create_task(self._say_ready())
         try:
-            await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
             # HTTP goes on meanwhile: running streams end, new requests get the reason.
             await self._supervisor.stop(self._config.server.grace_seconds)
         finally:
             announcing.cancel()
-            over.cancel()
             http.should_exit = True
             await serving
             await self._grammars.close()
 
-    async def _say_ready(self, http: _Http) -> None:
+    async def _say_ready(self) -> None:
         await self._ready.wait()
-        while not http.started:
-            await asyncio.sleep(0.01)
         # At once: whoever started this may be reading a pipe.
         sys.stdout.write(self._announce(self._config, self._listener.getsockname()[1]) + "\n")
         sys.stdout.flush()
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._over.is_set():
+        if self._over.done():
             logger.warning("%s again: stopping at once", name)
             self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
             if self._http is not None:
@@ -152,14 +150,14 @@ class Service:
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
         self._grammars.retire()
-        self._over.set()
+        self._over.set_result(None)
 
     def _on_state(self, state: EngineState) -> None:
         self._metrics.set_engine_state(state)
         if state == "ready":
             self._ready.set()
-        if state == "failed":
-            self._over.set()
+        if state == "failed" and not self._over.done():
+            self._over.set_result(None)
 
     def _on_metrics(self, metrics: StepMetrics) -> None:
         self._metrics.observe_step(metrics)
@@ -248,23 +246,6 @@ def _in_thread(load: Callable[[], Tokenizer]) -> asyncio.Future[Tokenizer]:
     return asyncio.wrap_future(loaded)
 
 
-T = TypeVar("T")
-# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
-# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
-# first token, as soon as others stream.
-SWITCH_SECONDS = 0.0005
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run."""
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(main)
-    finally:
-        main.close()  # it has ended, or was interrupted before it began
-
-
 def welcome(config: Config, port: int) -> str:
     """The address, and a command to try."""
     host = config.server.host
@@ -289,12 +270,16 @@ def serve(
     a process of `command`."""
     check_folders(config.engine)
     configure_logging(config.server.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:
         service = Service(config, listener, load=load, command=command, announce=announce)
         return await service.run()
 
-    with listen(config.server.host, config.server.port) as listener:
+    with (
+        listen(config.server.host, config.server.port) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         for note in config.notes:
             logger.info(note)
-        return run(main())
+        return runner.run(main())
