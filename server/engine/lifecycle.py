@@ -50,20 +50,18 @@ class Loss:
 
 
 class Lifecycle:
-    """`observe(state)` is called after each change. `backoff`: seconds before the first restart."""
+    """`observe(state)` is called after each change."""
 
     def __init__(
         self,
         config: ServerConfig,
         *,
-        backoff: float = BACKOFF_SECONDS,
         observe: Callable[[EngineState], None] = lambda state: None,
     ) -> None:
         self.state: EngineState = "starting"
         self.failure: str | None = None  # why it failed for good
         self._max_restarts = config.max_restarts
         self._window = config.restart_window_seconds
-        self._backoff = backoff
         self._observe = observe
         self._ready_since: float | None = None
         self._ever_ready = False
@@ -95,7 +93,7 @@ class Lifecycle:
             times = f"lost {self._losses} times in a row"
             self.fail(f"{loss.sentence} ({times})", why=times)
             return None
-        return float(min(self._backoff * 2 ** (self._losses - 1), LONGEST_BACKOFF_SECONDS))
+        return float(min(BACKOFF_SECONDS * 2 ** (self._losses - 1), LONGEST_BACKOFF_SECONDS))
 
     def restart(self) -> None:
         self._go("starting", f"restart {self._losses} of at most {self._max_restarts}")

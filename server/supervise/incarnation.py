@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -26,16 +26,14 @@ MAX_FOLDER_BYTES = 80  # a Unix socket's path ends at 107 bytes
 class Incarnation:
     """Make it, connect the client to `commands` and `events`, `spawn`, and always `close`.
 
-    `base` is where its folder is made; default: the system's folder for temporary files.
     `ready`: it serves; `over`: it exited or sent Fatal; `seen`: it sent something since the last
     check.
     """
 
-    def __init__(self, base: Path | None = None) -> None:
-        if base is None:
-            base = Path(tempfile.gettempdir())
-            if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
-                base = Path("/tmp")
+    def __init__(self) -> None:
+        base = tempfile.gettempdir()
+        if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
+            base = "/tmp"
         self.folder = Path(tempfile.mkdtemp(prefix="foredraft-", dir=base))
         self.commands = f"ipc://{self.folder}/commands"
         self.events = f"ipc://{self.folder}/events"
@@ -55,9 +53,7 @@ class Incarnation:
         """None while it runs; minus the signal's number when a signal ended it."""
         return self._process.returncode if self._process is not None else None
 
-    async def spawn(
-        self, command: Sequence[str], config: EngineConfig, *, environment: Mapping[str, str]
-    ) -> None:
+    async def spawn(self, command: Sequence[str], config: EngineConfig) -> None:
         """Start `command --config .. --commands .. --events ..`. Raises OSError."""
         path = self.folder / "engine.json"
         path.write_text(config.model_dump_json(), encoding="utf-8")
@@ -68,7 +64,6 @@ class Incarnation:
                 *("--config", str(path), "--commands", self.commands, "--events", self.events),
                 stdin=read_end,
                 stdout=STDERR,  # stdout is the front end's
-                env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal is for the front end alone
             )
         finally:

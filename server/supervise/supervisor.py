@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from engine.errors import EXIT_CANNOT_START
 from engine.messages import Drain, Event, Ready, Stop
 from server.config import Config
 from server.engine.client import EngineClient
-from server.engine.lifecycle import BACKOFF_SECONDS, EngineState, Lifecycle, Loss
+from server.engine.lifecycle import EngineState, Lifecycle, Loss
 from server.supervise.incarnation import Incarnation, how_it_ended
 
 logger = logging.getLogger(__name__)
@@ -33,28 +31,22 @@ STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
 
 class EngineSupervisor:
     """`start()` once, in a running loop; `stop(grace)` at the end. `failed` is set when the engine
-    is given up; `failure` then holds the sentence for the operator. `runtime_folder` holds the
-    private sockets (default: the system's folder for temporary files)."""
+    is given up; `failure` then holds the sentence for the operator."""
 
     def __init__(
         self,
         config: Config,
         client: EngineClient,
         *,
-        backoff: float = BACKOFF_SECONDS,
         command: Sequence[str] = ENGINE_COMMAND,
-        environment: Mapping[str, str] | None = None,
-        runtime_folder: Path | None = None,
         on_state: Callable[[EngineState], None] = lambda state: None,
     ) -> None:
         self.failed = asyncio.Event()
         self._config = config
         self._client = client
         self._command = tuple(command)
-        self._environment = dict(os.environ if environment is None else environment)
-        self._runtime_folder = runtime_folder
         self._on_state = on_state
-        self._lifecycle = Lifecycle(config.server, backoff=backoff, observe=self._changed)
+        self._lifecycle = Lifecycle(config.server, observe=self._changed)
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -126,7 +118,7 @@ class EngineSupervisor:
 
     async def _live(self) -> float | None:
         """The life of one incarnation. Returns seconds until the next, or None: no more."""
-        self._incarnation = incarnation = Incarnation(self._runtime_folder)
+        self._incarnation = incarnation = Incarnation()
         try:
             loss = await self._run(incarnation)
             return self._after_loss(loss) if loss is not None else None
@@ -153,8 +145,7 @@ class EngineSupervisor:
                 incarnation.events,
                 on_event=lambda event: self._on_event(event, incarnation),
             )
-            engine = self._config.engine
-            await incarnation.spawn(self._command, engine, environment=self._environment)
+            await incarnation.spawn(self._command, self._config.engine)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
         silence = await self._watch(incarnation)

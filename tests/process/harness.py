@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import tempfile
@@ -10,10 +11,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from engine.config import EngineConfig
 from engine.messages import Output, SamplingParams, Submit
 from server.config import Config, ServerConfig
+from server.engine import lifecycle
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
 from server.engine.mailbox import Stream
@@ -52,16 +55,18 @@ async def house(
     command: Sequence[str] = COMMAND,
 ) -> AsyncIterator[House]:
     """Started, not yet ready; at the end everything must be gone."""
-    with short_folder() as folder:
+    with (
+        short_folder() as folder,
+        patch.object(tempfile, "tempdir", str(folder)),
+        patch.dict(os.environ, script.environment()),
+        patch.object(lifecycle, "BACKOFF_SECONDS", backoff),
+    ):
         states: list[EngineState] = []
         client = EngineClient()
         supervisor = EngineSupervisor(
             Config(settings, EngineConfig()),
             client,
-            backoff=backoff,
             command=command,
-            environment=script.environment(),
-            runtime_folder=folder,
             on_state=states.append,
         )
         await supervisor.start()

@@ -76,7 +76,8 @@ def serve(
         metrics=metrics,
         grammars=grammars,
     )
-    app = create_app(services, lifespan=lifespan)
+    app = create_app(services)
+    app.router.lifespan_context = lifespan
     uvicorn_config = uvicorn.Config(
         app, http=Connection, log_level="critical", timeout_graceful_shutdown=2
     )

@@ -26,16 +26,16 @@ def test_an_orderly_life() -> None:
 
 
 def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
-    """Losses in a row wait 10, 20, then at most 30 seconds; one more than max_restarts is final."""
-    lifecycle = Lifecycle(CONFIG, backoff=10.0)
+    """Losses in a row wait 1, 2, 4, ... at most 30 seconds; one more than max_restarts is final."""
+    lifecycle = Lifecycle(ServerConfig(max_restarts=7))
     waits = []
-    for _ in range(CONFIG.max_restarts):
+    for _ in range(7):
         waits.append(lifecycle.lose(CRASH, 0.0))
         lifecycle.restart()
-    assert waits == [10.0, 20.0, 30.0]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert lifecycle.lose(CRASH, 0.0) is None
     assert lifecycle.state == "failed"
-    assert lifecycle.failure == f"{CRASH.sentence} (lost 4 times in a row)"
+    assert lifecycle.failure == f"{CRASH.sentence} (lost 8 times in a row)"
 
 
 def test_serving_long_enough_forgives() -> None:
