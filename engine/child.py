@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import math
 import os
 import signal
 import stat
@@ -68,10 +67,13 @@ def _exit_with_stdin() -> None:
 
 
 def granted_cores(cgroup: Path = CGROUP) -> int:
-    """Cores of the affinity mask, and no more than the control group's quota (v2 or v1)."""
+    """Cores of the affinity mask, and no more than the control group's quota (v2)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = _quota(cgroup)
-    return max(1, min(allowed or 1, math.floor(quota) if quota is not None else allowed or 1))
+    try:
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+    except (OSError, ValueError):  # `max`: no limit
+        return allowed or 1
+    return max(1, min(allowed or 1, quota // period))
 
 
 def engine_threads(cores: int) -> int:
@@ -89,23 +91,6 @@ def limit_threads(threads: int | None, environment: MutableMapping[str, str]) ->
         threads = engine_threads(granted_cores())
     for name in VARIABLES:
         environment[name] = str(threads)
-
-
-def _quota(cgroup: Path) -> float | None:
-    """Cores per unit of time, or None: no limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        cores = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # `max`: no limit
-        return None
-    return cores if cores > 0 else None
 
 
 def freeze_memory() -> None:
