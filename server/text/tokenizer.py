@@ -216,18 +216,10 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         return token in self._special
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] = {},
-    ) -> str:
-        """The conversation as text, to be encoded without adding special tokens; with
-        `continue_final_message` it ends where the content of the last message does.
-        Raises ChatTemplateError."""
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        """The conversation as text, to be encoded without adding special tokens. `options`: those
+        of transformers' `apply_chat_template`, `add_generation_prompt` being the default, and what
+        else the template may read. Raises ChatTemplateError."""
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
@@ -236,15 +228,10 @@ class Tokenizer:
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=False,
-                **variables,
+                list(messages), **{"add_generation_prompt": True, **options}, tokenize=False
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
-            if continue_final_message:  # whose error quotes the conversation
+            if options.get("continue_final_message"):  # whose error quotes the conversation
                 raise ChatTemplateError(
                     "the model's chat template refused the messages, or does not write the final"
                     " one as it is, so that it cannot be continued"
