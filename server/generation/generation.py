@@ -44,7 +44,6 @@ class Generation:
         self._first_token: float | None = None  # when the first token of any choice came
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
         self._wake = asyncio.Event()
-        self._open: list[Choice] = []  # not finished
         self._failure: BaseException | None = None  # raised when what came before it was taken
         self._ended = False
 
@@ -66,7 +65,6 @@ class Generation:
             index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
         )
         self.choices.append(choice)
-        self._open.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Increments of all choices as they come; each choice's last one has its finish. What comes
@@ -76,7 +74,7 @@ class Generation:
         the whole call.
         """
         try:
-            while self._open:
+            while not self.finished:
                 await self.news()
                 for delta in self.take():
                     yield delta
@@ -91,14 +89,14 @@ class Generation:
         """What came since the last time; the caller closes. Raises as `deltas`, but only once what
         came before the failure has been taken."""
         self._wake.clear()
-        deltas, ended = list[Delta](), False
+        deltas = list[Delta]()
         try:
             if self._failure is not None:
                 raise self._failure
-            for choice in self._open:
-                if choice.stream.has_news and (delta := self._feed(choice)) is not None:
+            for choice in self.choices:
+                has_news = choice.finish is None and choice.stream.has_news
+                if has_news and (delta := self._feed(choice)) is not None:
                     deltas.append(delta)
-                    ended = ended or delta.finish is not None
         except Exception as error:
             self._failure = error
             if isinstance(error, GenerationFailed) and error.bad_request:
@@ -106,8 +104,6 @@ class Generation:
             if not deltas:
                 raise
             self._wake.set()
-        if ended:
-            self._open = [choice for choice in self._open if choice.finish is None]
         return deltas
 
     def _feed(self, choice: Choice) -> Delta | None:
@@ -153,7 +149,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        return not self._open
+        return all(choice.finish is not None for choice in self.choices)
 
     @property
     def wanted(self) -> list[Choice]:
