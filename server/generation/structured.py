@@ -19,7 +19,6 @@ import signal
 import struct
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -70,7 +69,7 @@ class GrammarChecker:
         self._max_bytes = config.server.max_grammar_bytes
         self._observe = observe
         # Sentences, "" for accepted; those that are still to come are shared as well.
-        self._verdicts: OrderedDict[Grammar, asyncio.Task[str]] = OrderedDict()
+        self._verdicts: dict[Grammar, asyncio.Task[str]] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._child = _Child()
         self._known = asyncio.Event()  # the child answers, or `_unusable` holds why none will
@@ -110,7 +109,7 @@ class GrammarChecker:
             task = self._verdicts[grammar] = asyncio.create_task(self._ask(grammar))
             task.add_done_callback(lambda done: self._forget_failed(grammar, done))
             if len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
+                del self._verdicts[next(iter(self._verdicts))]
         sentence = await asyncio.shield(task)  # others may wait for the same answer
         if sentence:
             raise GrammarRefused(f"`{param}` cannot be honoured: {sentence}", param=param)
