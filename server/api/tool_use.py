@@ -34,18 +34,16 @@ BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools in a model's prompt: `offered` may be called, or must be if `required`."""
+    """Tools in a model's prompt: `offered` may be called."""
 
     format: ToolFormat
     offered: tuple[ToolFunction, ...]
-    required: bool
     skip_special_tokens: bool
 
     def parser(self) -> ToolCallParser:
         """For the text of one choice."""
         names = [tool.name for tool in self.offered]
-        skip = self.skip_special_tokens
-        return self.format.parser(names, skip_special_tokens=skip, only_calls=self.required)
+        return self.format.parser(names, skip_special_tokens=self.skip_special_tokens)
 
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
@@ -59,24 +57,23 @@ def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
     tools = tuple(
         tool.function for tool in request.tools if names is None or tool.function.name in names
     )
-    return ToolUse(found, tools, choice.mode == "required", request.skip_special_tokens)
+    return ToolUse(found, tools, request.skip_special_tokens)
 
 
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
     """What holds the reply to its promises, checked; None if nothing was promised. Raises
     GrammarRefused when it cannot be done, QueueFull when there is no time to say."""
     choice, content = tool_choice(request.tool_choice), _content_schema(request)
+    required = choice.mode == "required"
     many = request.parallel_tool_calls is not False and not choice.single
-    chosen = use.required or choice.names is not None or not many
+    chosen = required or choice.names is not None or not many
     if not (chosen or content is not None or any(tool.strict for tool in use.offered)):
         return None
 
     def rules(schemas: list[Mapping[str, Any]]) -> Grammar:
         names = [tool.name for tool in use.offered]
         functions = list(zip(names, schemas, strict=True))
-        return call_grammar(
-            use.format, functions, required=use.required, many=many, content=content
-        )
+        return call_grammar(use.format, functions, required=required, many=many, content=content)
 
     held = rules([_schema(tool) for tool in use.offered])
     try:

@@ -5,8 +5,7 @@ and the pieces of arguments put together are the whole, byte for byte as the mod
 that turns out to be no call of an offered function stays content, character for character. A call
 is announced at the `{` of its arguments and cannot be taken back: if what follows is no JSON, or
 the reply ends within it, the client gets what there is, as from OpenAI. Content is the text with
-the calls cut out, and then without white space at its ends. A reply that must be calls has none,
-not even where a stop string or `max_tokens` cuts a call before it is one.
+the calls cut out, and then without white space at its ends.
 """
 
 from __future__ import annotations
@@ -119,17 +118,13 @@ class Reader:
 
 class ToolCallParser(Reader, ABC):
     """`push` text as it comes, the `last` of it too. `hidden`: markers that are special tokens and
-    would have left no text of their own, so that content must not show them. `only_calls`: the
-    reply has no content."""
+    would have left no text of their own, so that content must not show them."""
 
-    def __init__(
-        self, offered: Collection[str], *, hidden: Collection[str] = (), only_calls: bool = False
-    ) -> None:
+    def __init__(self, offered: Collection[str], *, hidden: Collection[str] = ()) -> None:
         super().__init__()
         self.num_calls = 0
         self._offered = frozenset(offered)
         self._hidden = frozenset(hidden)
-        self._only_calls = only_calls
         self._pieces: list[Piece] = []
         self._space = ""  # white space that is content only if content follows it
         self._has_content = False
@@ -152,8 +147,6 @@ class ToolCallParser(Reader, ABC):
 
     def content(self, text: str) -> None:
         """Hands out content, but for white space at its end."""
-        if self._only_calls:
-            return
         text = self._space + text
         if self.num_calls and not self._has_content:
             text = text.lstrip(SPACES)

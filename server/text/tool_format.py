@@ -90,11 +90,9 @@ class ToolFormat:
         """Special tokens that must leave text, for the parser to see."""
         return frozenset(m.token for m in self.markers if m.special and m.token is not None)
 
-    def parser(
-        self, offered: Collection[str], *, skip_special_tokens: bool, only_calls: bool = False
-    ) -> ToolCallParser:
+    def parser(self, offered: Collection[str], *, skip_special_tokens: bool) -> ToolCallParser:
         hidden = [m.text for m in self.markers if m.special] if skip_special_tokens else []
-        return PARSERS[self.name](offered, hidden=hidden, only_calls=only_calls)
+        return PARSERS[self.name](offered, hidden=hidden)
 
 
 @lru_cache(maxsize=4)

@@ -116,25 +116,6 @@ def test_a_stop_string_sees_the_text_as_it_was_written() -> None:
         assert choice["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize(
-    ("stop", "calls"), [("ool", 0), ('"name"', 0), ("Rome", 1), ("tool_call>", 0), ("/tool", 1)]
-)
-@pytest.mark.parametrize("choice", ["required", "named"])
-def test_a_stop_string_within_a_forced_call_leaves_no_content(
-    stop: str, calls: int, choice: str
-) -> None:
-    """Law: a reply that must be calls has no content. Bug: half a tag, or the begin of a call that
-    a stop string had cut, became content."""
-    text = CALLS.partition("\n")[2].partition("\n")[2]
-    body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "stop": stop}
-    body["tool_choice"] = NAMED if choice == "named" else choice
-    with serve(scripted(text)) as served, httpx.Client(base_url=served.url) as http:
-        [whole] = http.post(CHAT, json=body).json()["choices"]
-    assert not whole["message"]["content"]
-    assert len(whole["message"].get("tool_calls", [])) == calls
-    assert whole["finish_reason"] == ("tool_calls" if calls else "stop")
-
-
 def test_the_model_is_told_of_the_tools_unless_none_may_be_called() -> None:
     """tool_choice "none": no tools in the prompt, and what looks like a call is text."""
     with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
