@@ -41,7 +41,7 @@ class Incarnation:
         self.fatal: Fatal | None = None
         self.seen = False
         self._process: asyncio.subprocess.Process | None = None
-        self._exit: asyncio.Task[None] | None = None
+        self._exit: asyncio.Task[int] | None = None
         self._stdin: int | None = None
 
     @property
@@ -68,7 +68,8 @@ class Incarnation:
             )
         finally:
             os.close(read_end)
-        self._exit = asyncio.create_task(self._watch_exit(self._process))
+        self._exit = asyncio.create_task(self._process.wait())
+        self._exit.add_done_callback(lambda exit: self.over.set())
 
     def receive(self, event: Event) -> None:
         """Take note of an event that it sent."""
@@ -79,10 +80,6 @@ class Incarnation:
             case Fatal():
                 self.fatal = event
                 self.over.set()
-
-    async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
-        await process.wait()
-        self.over.set()
 
     async def close(self) -> None:
         """Kill what still runs (the whole session of the child), reap it, remove the folder."""
