@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine.lifecycle import EngineState
 from server.observe.metrics_table import METRICS, PARTS, Finish, Rejection
-from server.observe.speculation import Gain, RecentAcceptance, Regret, compared, seconds_of
+from server.observe.speculation import Gain, Regret, compared, seconds_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "foredraft_"
@@ -71,7 +71,7 @@ class Metrics(Collector):
         }
         self._histograms = {m.name: Histogram(m.buckets) for m in METRICS if m.type == "histogram"}
         self._state: EngineState | None = None
-        self.regret, self.acceptance, self.gain = Regret(), RecentAcceptance(), Gain()
+        self.regret, self.gain = Regret(), Gain()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -172,7 +172,6 @@ class Metrics(Collector):
     def _observe_speculation(self, step: StepMetrics) -> None:
         estimates = step.estimates
         self.gain.observe(step)
-        self.acceptance.observe(step.proposed_at, step.accepted_at)
         if step.num_sampling:
             self.regret.observe(estimates, step.num_generated_tokens)
             self._add("spec_decode_decisions_total", 1, estimates.reason)
