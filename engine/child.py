@@ -66,20 +66,16 @@ def _exit_with_stdin() -> None:
     os._exit(EXIT_ORPHANED)
 
 
-def granted_cores(cgroup: Path = CGROUP) -> int:
-    """Cores of the affinity mask, and no more than the control group's quota (v2)."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
+def engine_threads(cgroup: Path = CGROUP) -> int:
+    """All cores but one, of the affinity mask and no more than the control group's quota (v2): the
+    front end needs a core, and threads of one product that share a core with anything wait for each
+    other in every layer."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    granted = cores or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or `max`: no limit
         quota, period = map(int, (cgroup / "cpu.max").read_text().split())
-    except (OSError, ValueError):  # `max`: no limit
-        return allowed or 1
-    return max(1, min(allowed or 1, quota // period))
-
-
-def engine_threads(cores: int) -> int:
-    """All but one: the front end needs a core, and threads of one product that share a core with
-    anything wait for each other in every layer."""
-    return max(1, cores - 1)
+        granted = min(granted, quota // period)
+    return max(1, granted - 1)
 
 
 def limit_threads(threads: int | None, environment: MutableMapping[str, str]) -> None:
@@ -88,7 +84,7 @@ def limit_threads(threads: int | None, environment: MutableMapping[str, str]) ->
     if threads is None:
         if VARIABLES[0] in environment:
             return
-        threads = engine_threads(granted_cores())
+        threads = engine_threads()
     for name in VARIABLES:
         environment[name] = str(threads)
 
