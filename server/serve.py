@@ -63,13 +63,11 @@ class Service:
         config: Config,
         listener: socket.socket,
         *,
-        load: Callable[[Config], Tokenizer],
         command: Sequence[str],
         announce: Callable[[Config, int], str],
     ) -> None:
         self._config = config
         self._listener = listener
-        self._load = load
         self._announce = announce
         self._metrics = Metrics()
         self._speculation_log = SpeculationLog(time.monotonic)
@@ -91,7 +89,7 @@ class Service:
             loop.add_signal_handler(number, self._on_signal, number)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
-        loading = _in_thread(lambda: self._load(self._config))
+        loading = _in_thread(lambda: load_for(self._config))
         try:
             await asyncio.wait([loading, self._over], return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
@@ -262,7 +260,6 @@ def welcome(config: Config, port: int) -> str:
 def serve(
     config: Config,
     *,
-    load: Callable[[Config], Tokenizer] = load_for,
     command: Sequence[str] = ENGINE_COMMAND,
     announce: Callable[[Config, int], str] = welcome,
 ) -> int:
@@ -273,7 +270,7 @@ def serve(
     sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:
-        service = Service(config, listener, load=load, command=command, announce=announce)
+        service = Service(config, listener, command=command, announce=announce)
         return await service.run()
 
     with (

@@ -52,12 +52,7 @@ class Loss:
 class Lifecycle:
     """`observe(state)` is called after each change."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        *,
-        observe: Callable[[EngineState], None] = lambda state: None,
-    ) -> None:
+    def __init__(self, config: ServerConfig, observe: Callable[[EngineState], None]) -> None:
         self.state: EngineState = "starting"
         self.failure: str | None = None  # why it failed for good
         self._max_restarts = config.max_restarts

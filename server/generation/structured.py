@@ -57,14 +57,8 @@ class GrammarChecker:
     """`start` ahead of the first request saves it the wait for the child; after `retire` none is
     started, whatever becomes of the one that is there; `close` ends it."""
 
-    def __init__(
-        self,
-        config: Config,
-        observe: Observe = lambda outcome, seconds: None,
-        *,
-        command: Sequence[str] = (),
-    ) -> None:
-        self._command = command or check_command(config)
+    def __init__(self, config: Config, observe: Observe) -> None:
+        self._command = check_command(config)
         self._seconds = config.server.grammar_seconds
         self._max_bytes = config.server.max_grammar_bytes
         self._observe = observe

@@ -39,14 +39,14 @@ class EngineSupervisor:
         client: EngineClient,
         *,
         command: Sequence[str] = ENGINE_COMMAND,
-        on_state: Callable[[EngineState], None] = lambda state: None,
+        on_state: Callable[[EngineState], None],
     ) -> None:
         self.failed = asyncio.Event()
         self._config = config
         self._client = client
         self._command = tuple(command)
         self._on_state = on_state
-        self._lifecycle = Lifecycle(config.server, observe=self._changed)
+        self._lifecycle = Lifecycle(config.server, self._changed)
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -67,7 +68,8 @@ def run(
 
     async def main() -> None:
         command = [sys.executable, str(script), str(seen)]
-        checker = GrammarChecker(config(0.3, 1024), observe, command=command)
+        with patch.object(structured, "check_command", lambda config: command):
+            checker = GrammarChecker(config(0.3, 1024), observe)
         try:
             await work(checker)
         finally:
@@ -272,7 +274,7 @@ def test_many_bombs_at_once_hold_up_nobody() -> None:
     comes after them does not wait for them."""
 
     async def main() -> None:
-        checker = GrammarChecker(config(2.0, 2**20))
+        checker = GrammarChecker(config(2.0, 2**20), lambda outcome, seconds: None)
         await checker.check(HARMLESS, param="p")  # it is up
         try:
             bombs = [
