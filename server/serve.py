@@ -98,7 +98,7 @@ class Service:
             await self._supervisor.stop(0.0)
             if self._hurry is not None:
                 await self._hurry
-        if not self._supervisor.failed.is_set():
+        if self._supervisor.state != "failed":
             return EXIT_STOPPED
         sentence = self._supervisor.failure or "the engine failed"
         if not self._ready.is_set():

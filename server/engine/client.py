@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -191,25 +192,25 @@ class _Link:
             self._again = None
 
 
+@dataclass
 class Admission:
     """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
 
-    def __init__(self, client: EngineClient, max_inflight: int) -> None:
-        self.max_inflight = max_inflight
-        self._client = client
-        self._reserved = 0
+    client: EngineClient
+    max_inflight: int
+    reserved: int = 0
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
         """Room for `count` sequences until they are submitted. Raises QueueFull."""
-        inflight = self._client.inflight + self._reserved
+        inflight = self.client.inflight + self.reserved
         if inflight + count > self.max_inflight:
             raise QueueFull(
                 f"{inflight} sequences are in flight and this request has {count}; at most"
                 f" {self.max_inflight} are admitted; try again in a moment"
             )
-        self._reserved += count
+        self.reserved += count
         try:
             yield
         finally:
-            self._reserved -= count
+            self.reserved -= count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from engine.messages import TokenLogprobs
 from server.engine.client import EngineClient
@@ -32,15 +32,13 @@ class Generation:
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._first_token: float | None = None  # when the first token of any choice came
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
         self._wake = asyncio.Event()
@@ -127,7 +125,7 @@ class Generation:
             self._finish(),
             self.spec.prompt_tokens,
             first_token=first,
-            total=self._clock() - self._began,
+            total=time.monotonic() - self._began,
         )
 
     def _finish(self) -> Finish:
@@ -139,7 +137,7 @@ class Generation:
 
     def _observe(self, index: int, count: int) -> None:
         """`count` tokens of a choice came."""
-        now = self._clock()
+        now = time.monotonic()
         before = self._arrivals.get(index)
         if before is not None:
             self._metrics.observe_tokens(count, gap_seconds=now - before)

@@ -3,7 +3,7 @@
 Owns the child, its private endpoints and its states (engine.lifecycle decides, this acts).
 Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
 again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
-(server.engine.client), and what to do when `failed` is set (exit non-zero: the cli).
+(server.engine.client), and what to do when it has failed (exit non-zero: the cli).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
 
 
 class EngineSupervisor:
-    """`start()` once, in a running loop; `stop(grace)` at the end. `failed` is set when the engine
-    is given up; `failure` then holds the sentence for the operator."""
+    """`start()` once, in a running loop; `stop(grace)` at the end. When the engine is given up,
+    `failure` holds the sentence for the operator."""
 
     def __init__(
         self,
@@ -41,7 +41,6 @@ class EngineSupervisor:
         command: Sequence[str] = ENGINE_COMMAND,
         on_state: Callable[[EngineState], None],
     ) -> None:
-        self.failed = asyncio.Event()
         self._config = config
         self._client = client
         self._command = tuple(command)
@@ -69,7 +68,7 @@ class EngineSupervisor:
         return self._incarnation.pid if self._incarnation is not None else None
 
     async def start(self) -> None:
-        """Begin to start the engine and return; watch `state`, `on_state` or `failed`."""
+        """Begin to start the engine and return; watch `state` or `on_state`."""
         assert self._task is None, "start() is called once"
         self._changed(self.state)
         self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
@@ -112,30 +111,24 @@ class EngineSupervisor:
             sentence = f"the server failed: {type(error).__name__}: {error}"
             self._lifecycle.fail(sentence, why=sentence)
             self._client.fail_all(sentence)
-            self.failed.set()
         finally:
             self._finished.set()
 
     async def _live(self) -> float | None:
         """The life of one incarnation. Returns seconds until the next, or None: no more."""
         self._incarnation = incarnation = Incarnation()
+        delay: float | None = None
         try:
-            loss = await self._run(incarnation)
-            return self._after_loss(loss) if loss is not None else None
+            if (loss := await self._run(incarnation)) is not None:
+                if self.state != "draining":
+                    delay = self._lifecycle.lose(loss, time.monotonic())
+                # Streams end first, before the process is killed and its folder removed.
+                self._client.fail_all(loss.sentence)
+            return delay
         finally:
             self._incarnation = None
             self._client.disconnect()
             await incarnation.close()
-
-    def _after_loss(self, loss: Loss) -> float | None:
-        """Streams end first, before the process is killed and its folder removed."""
-        delay: float | None = None
-        if self.state != "draining":
-            delay = self._lifecycle.lose(loss, time.monotonic())
-        self._client.fail_all(loss.sentence)
-        if self.state == "failed":
-            self.failed.set()
-        return delay
 
     async def _run(self, incarnation: Incarnation) -> Loss | None:
         """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""

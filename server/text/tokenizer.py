@@ -253,14 +253,10 @@ def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Tokenizer:
     """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
-    folder = os.path.expanduser(path)
-    if os.path.isdir(folder):
-        path = folder
-        if not any(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER_FILES):
-            raise ModelError(
-                f"cannot load a tokenizer from {path}: the folder holds none of"
-                f" {', '.join(TOKENIZER_FILES)}"
-            )
+    files = (os.path.join(path, name) for name in TOKENIZER_FILES)
+    if os.path.isdir(path) and not any(map(os.path.isfile, files)):
+        known = ", ".join(TOKENIZER_FILES)
+        raise ModelError(f"cannot load a tokenizer from {path}: the folder holds none of {known}")
     from transformers import AutoTokenizer
 
     # Its threads are of no use to a batch of one, and it warns of them whenever a child is started.

@@ -192,7 +192,7 @@ def test_an_engine_that_is_never_ready_is_given_up() -> None:
 
     async def scenario() -> None:
         async with house(Script(start_seconds=3600), settings=settings) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert home.states == ["starting", "lost", "starting", "lost", "failed"]
             assert home.supervisor.failure == (
                 "the engine was not ready within 0.5 s (lost 2 times in a row)"
@@ -208,7 +208,7 @@ def test_a_configuration_that_cannot_run_is_given_up_at_once() -> None:
 
     async def scenario() -> None:
         async with house(Script(refuse_to_start="no such model folder: /x")) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert home.states == ["starting", "failed"]
             assert home.supervisor.failure == "no such model folder: /x"
 
@@ -222,7 +222,7 @@ def test_a_refusal_to_start_counts_however_long_the_exit_takes() -> None:
     async def scenario() -> None:
         script = Script(refuse_to_start="no such model folder: /x", exit_seconds=60)
         async with house(script) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert home.states == ["starting", "failed"]
             assert home.supervisor.failure == "no such model folder: /x"
 
@@ -247,7 +247,7 @@ def test_a_command_that_does_not_exist_is_a_sentence() -> None:
 
     async def scenario() -> None:
         async with house(Script(), settings=settings, command=("/no/such/program",)) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert "could not be started" in (home.supervisor.failure or "")
             assert "/no/such/program" in (home.supervisor.failure or "")
 
