@@ -17,9 +17,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import uvicorn
@@ -79,7 +79,7 @@ class Service:
         # Set when a signal came, or the engine was given up.
         self._over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._ready = asyncio.Event()
-        self._http: _Http | None = None
+        self._http: uvicorn.Server | None = None
         self._hurry: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -118,7 +118,7 @@ class Service:
             metrics=self._metrics,
             grammars=self._grammars,
         )
-        self._http = http = _Http(create_app(services))
+        self._http = http = _http_server(create_app(services))
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         announcing = asyncio.create_task(self._say_ready())
         try:
@@ -162,28 +162,24 @@ class Service:
         self._speculation_log.observe(metrics.estimates)
 
 
-class _Http(uvicorn.Server):
+def _http_server(app: Any) -> uvicorn.Server:
     """uvicorn without its signal handlers: when it stops is the Service's decision."""
-
-    def __init__(self, app: object) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,  # type: ignore[arg-type]
-                http=Connection,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,  # nothing here asks who the client is
-                server_header=False,
-                ws="none",
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-            )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # nothing here asks who the client is
+            server_header=False,
+            ws="none",
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
         )
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    )
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+    return server
 
 
 def listen(host: str, port: int) -> socket.socket:

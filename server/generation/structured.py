@@ -37,7 +37,8 @@ PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child answers by
 SLACK_SECONDS = 2.0  # ... or is killed after this much more
 RETRY_SECONDS = 1.0
 PIPE_SECONDS = 1.0  # until the pipe of a child that was killed is closed
-BUSY: tuple[str, CheckOutcome] = ("too many grammars are being compiled; try again", "busy")
+Verdict = tuple[str, CheckOutcome]  # a sentence, "" for accepted
+BUSY: Verdict = ("too many grammars are being compiled; try again", "busy")
 # Threads do not survive a fork, and the child forks.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compiled, and its seconds
@@ -122,7 +123,7 @@ class GrammarChecker:
             raise QueueFull(sentence)
         return sentence
 
-    async def _compile(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
+    async def _compile(self, grammar: Grammar) -> Verdict:
         try:
             starting = not (self._served or self._retired)
             async with asyncio.timeout(START_SECONDS if starting else WAIT_SECONDS):
@@ -169,18 +170,23 @@ class _Child:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
-        self._asked: dict[int, asyncio.Future[tuple[str, CheckOutcome]]] = {}
+        self._writer: asyncio.StreamWriter
+        self._reader: asyncio.StreamReader
+        self._asked: dict[int, asyncio.Future[Verdict]] = {}
         self._ids = itertools.count(1)
 
     async def start(self, command: Sequence[str]) -> str:
         """ "" once it is ready, or why it never will be."""
-        self._process = await asyncio.create_subprocess_exec(
+        process = self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **ONE_THREAD},
             start_new_session=True,  # what signals our process group means us alone
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._writer, self._reader = process.stdin, process.stdout
         return (await self._answer())[1]
 
     async def listen(self) -> None:
@@ -198,25 +204,19 @@ class _Child:
                     asked.set_exception(ConnectionResetError("the grammar compiler was lost"))
             self._asked.clear()
 
-    async def ask(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
-        """The sentence, "" for accepted. Raises OSError when it is lost."""
-        assert self._process is not None
-        assert self._process.stdin is not None
+    async def ask(self, grammar: Grammar) -> Verdict:
+        """Raises OSError when it is lost."""
         id = next(self._ids)
-        answer: asyncio.Future[tuple[str, CheckOutcome]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._asked[id] = answer
         data = msgspec.msgpack.encode((id, grammar))
-        self._process.stdin.write(struct.pack("<I", len(data)) + data)
-        await self._process.stdin.drain()
+        self._writer.write(struct.pack("<I", len(data)) + data)
+        await self._writer.drain()
         return await answer
 
     async def _answer(self) -> tuple[int, str, CheckOutcome]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        head = await self._process.stdout.readexactly(4)
-        data = await self._process.stdout.readexactly(struct.unpack("<I", head)[0])
+        head = await self._reader.readexactly(4)
+        data = await self._reader.readexactly(struct.unpack("<I", head)[0])
         return msgspec.msgpack.decode(data, type=tuple[int, str, CheckOutcome])
 
     async def kill(self) -> None:
@@ -228,9 +228,7 @@ class _Child:
             # then misses.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._writer.close()
         await self._process.wait()
-        if self._process.stdout is not None:  # its pipe must not outlive the loop
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.stdout.read(), PIPE_SECONDS)
+        with contextlib.suppress(TimeoutError):  # its pipe must not outlive the loop
+            await asyncio.wait_for(self._reader.read(), PIPE_SECONDS)
