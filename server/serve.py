@@ -76,9 +76,9 @@ class Service:
         self._supervisor = EngineSupervisor(
             config, self._client, command=command, on_state=self._on_state
         )
-        # Set when a signal came, or the engine was given up.
-        self._over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[Any] = loop.create_future()  # a signal, or the engine given up
+        self._ready: asyncio.Future[None] = loop.create_future()  # it was, once
         self._http: uvicorn.Server | None = None
         self._hurry: asyncio.Task[None] | None = None
 
@@ -101,7 +101,7 @@ class Service:
         if self._supervisor.state != "failed":
             return EXIT_STOPPED
         sentence = self._supervisor.failure or "the engine failed"
-        if not self._ready.is_set():
+        if not self._ready.done():
             raise EngineError(sentence)
         logger.error("giving up: %s", sentence)
         return EXIT_ENGINE_LOST
@@ -120,19 +120,17 @@ class Service:
         )
         self._http = http = _http_server(create_app(services))
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
-        announcing = asyncio.create_task(self._say_ready())
+        self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
             # HTTP goes on meanwhile: running streams end, new requests get the reason.
             await self._supervisor.stop(self._config.server.grace_seconds)
         finally:
-            announcing.cancel()
             http.should_exit = True
             await serving
             await self._grammars.close()
 
-    async def _say_ready(self) -> None:
-        await self._ready.wait()
+    def _say_ready(self, ready: object) -> None:
         # At once: whoever started this may be reading a pipe.
         sys.stdout.write(self._announce(self._config, self._listener.getsockname()[1]) + "\n")
         sys.stdout.flush()
@@ -152,8 +150,8 @@ class Service:
 
     def _on_state(self, state: EngineState) -> None:
         self._metrics.set_engine_state(state)
-        if state == "ready":
-            self._ready.set()
+        if state == "ready" and not self._ready.done():
+            self._ready.set_result(None)
         if state == "failed" and not self._over.done():
             self._over.set_result(None)
 
