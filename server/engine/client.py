@@ -146,7 +146,6 @@ class _Link:
         self._commands = self._context.socket(zmq.PUSH)
         self._events: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PULL)
         self._loop = asyncio.get_running_loop()
-        self._again: asyncio.Handle | None = None
         self._bind(self._commands, commands)
         self._bind(self._events, events)
         self._loop.add_reader(self._events.FD, self._read)
@@ -172,13 +171,13 @@ class _Link:
     def _read(self) -> None:
         """Everything that is there, but not more than the loop may wait for. Until there is
         nothing, since the descriptor is not signalled again for what is left."""
-        self._again = None
         try:
             for _ in range(EVENTS_AT_ONCE):
-                if not int(self._events.get(zmq.EVENTS)) & POLLIN:  # cheaper than a refusal
+                # To ask is cheaper than a refusal.
+                if self._events.closed or not int(self._events.get(zmq.EVENTS)) & POLLIN:
                     return
                 self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
-            self._again = self._loop.call_soon(self._read)
+            self._loop.call_soon(self._read)
         except Exception as error:  # a message or a callback of ours is wrong: say so, do not hang
             logger.exception("the engine's events are no longer read")
             self._stop_reading()
@@ -187,9 +186,6 @@ class _Link:
     def _stop_reading(self) -> None:
         if not self._events.closed:
             self._loop.remove_reader(self._events.FD)
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
 
 
 @dataclass
