@@ -146,9 +146,7 @@ class Config:
     def max_inflight(self) -> int:
         """Sequences admitted at a time."""
         schedule = self.engine.schedule
-        if self.server.max_inflight is not None:
-            return self.server.max_inflight
-        return schedule.max_sequences + schedule.max_waiting
+        return self.server.max_inflight or schedule.max_sequences + schedule.max_waiting
 
 
 class _All(EngineConfig):

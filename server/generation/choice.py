@@ -19,7 +19,7 @@ from engine.messages import Output, SamplingParams, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.errors import GenerationFailed
 from server.generation.annotations import Origin, Provenance, TextLogprobs, text_logprobs
-from server.generation.generation_spec import Echo, GenerationSpec
+from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage
 from server.text.detokenizer import Detokenizer, StopStrings
 from server.text.tokenizer import Tokenizer
@@ -118,18 +118,15 @@ class Choice:
             return ""
         echo, self._echo = self._echo, None
         self._position = len(echo.text)
-        if output.prompt_logprobs is not None and echo.alternatives is not None:
-            self._add_prompt_logprobs(echo, echo.alternatives, output.prompt_logprobs)
+        entries = output.prompt_logprobs if echo.alternatives is not None else None
+        if entries is not None:
+            places = zip(echo.tokens, entries, echo.positions(self._tokenizer), strict=True)
+            for token, entry, offset in places:
+                if entry is not None:
+                    top = entry.top[: echo.alternatives]
+                    entry = msgspec.structs.replace(entry, token=token, top=top)
+                self._logprobs.append(text_logprobs(self._tokenizer, token, entry, offset=offset))
         return echo.text
-
-    def _add_prompt_logprobs(
-        self, echo: Echo, count: int, entries: Sequence[TokenLogprobs | None]
-    ) -> None:
-        offsets = echo.positions(self._tokenizer)
-        for token, entry, offset in zip(echo.tokens, entries, offsets, strict=True):
-            if entry is not None:
-                entry = msgspec.structs.replace(entry, token=token, top=entry.top[:count])
-            self._logprobs.append(text_logprobs(self._tokenizer, token, entry, offset=offset))
 
     def _take(self, output: Output) -> str:
         """Text of the generated tokens that became certain. One by one where the count of tokens

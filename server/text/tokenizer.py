@@ -123,7 +123,9 @@ class Tokenizer:
         self._added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items()}
         self._special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         self._special |= set(tokenizer.all_special_ids)
-        decoders = self._decoders()
+        decoder = self._backend.decoder
+        state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
+        decoders = [part["type"] for part in state.get("decoders", [state])]
         self._piece_bytes = byte_level_bytes if "ByteLevel" in decoders else text_piece_bytes
         self._bytes: dict[int, bytes] = {}  # as far as asked for
         self.vocab_size: int = len(tokenizer)
@@ -139,13 +141,6 @@ class Tokenizer:
             i: (t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items() if t.special
         }
         self.joins_bytes: bool = self._only_joins_bytes(decoders)
-
-    def _decoders(self) -> list[str]:
-        """The types of the backend's decoders."""
-        if self._backend.decoder is None:
-            return []
-        state = json.loads(self._backend.decoder.__getstate__())
-        return [part["type"] for part in state.get("decoders", [state])]
 
     def _only_joins_bytes(self, decoders: list[str]) -> bool:
         """A byte-level decoder joins bytes, but it may read an added token in its own alphabet."""
