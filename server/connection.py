@@ -34,7 +34,8 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _BoundedParser(self.HEAD_BYTES, self._refuse)
-        self._application, self.app = self.app, self._answer
+        app = self.app
+        self.app = lambda scope, receive, send: app(scope, receive, _Sender(self.cycle))
         self._deadline: asyncio.TimerHandle | None = None
         self._refused = False  # nothing more is read
 
@@ -57,9 +58,6 @@ class Connection(H11Protocol):
 
     def _get_upgrade(self) -> None:
         """Java's client offers HTTP/2 with each request. That may be ignored, without a warning."""
-
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._application(scope, receive, _Sender(self.cycle, receive, send))
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """What came can be no request. Where it is in a body, it ends that body's request."""
@@ -154,8 +152,8 @@ class _Sender:
     request's body (up to LINGER_SECONDS) where the connection closes with the answer: closing
     earlier would reset it."""
 
-    def __init__(self, cycle: RequestResponseCycle, receive: Any, send: Any) -> None:
-        self._cycle, self._receive, self._send = cycle, receive, send
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle: Any = cycle
         self._waits = _closes(cycle)
         self._in_chunks = False
 
@@ -165,7 +163,7 @@ class _Sender:
             names = {name.lower() for name, _ in message.get("headers", ())}
             is_known = b"content-length" in names or cycle.scope["method"] == "HEAD"
             self._in_chunks = cycle.scope["http_version"] == "1.1" and not is_known
-            await self._send(message)
+            await cycle.send(message)
         elif more and self._in_chunks and message["body"]:
             if cycle.flow.write_paused:
                 await cycle.flow.drain()
@@ -173,14 +171,14 @@ class _Sender:
                 body = message["body"]
                 cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         elif not more and self._waits and cycle.more_body:
-            await self._send({**message, "more_body": True})
+            await cycle.send({**message, "more_body": True})
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS):
-                    while (await self._receive()).get("more_body"):
+                    while (await cycle.receive()).get("more_body"):
                         pass
-            await self._send({"type": "http.response.body", "body": b""})
+            await cycle.send({"type": "http.response.body", "body": b""})
         else:
-            await self._send(message)
+            await cycle.send(message)
 
 
 def _closes(cycle: RequestResponseCycle) -> bool:

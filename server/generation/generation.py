@@ -49,20 +49,17 @@ class Generation:
         """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
         try:
             for index in range(len(self.spec.prompts) * self.spec.fan_out):
-                self._submit(index, arrival)
+                submit = self.spec.submit(index, arrival=arrival)
+                stream = self._client.submit(submit)
+                stream.wake = self._wake
+                choice = Choice(
+                    index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
+                )
+                self.choices.append(choice)
         except BaseException as error:
             self._failure = error
             self.close()
             raise
-
-    def _submit(self, index: int, arrival: float) -> None:
-        submit = self.spec.submit(index, arrival=arrival)
-        stream = self._client.submit(submit)
-        stream.wake = self._wake
-        choice = Choice(
-            index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
-        )
-        self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Increments of all choices as they come; each choice's last one has its finish. What comes

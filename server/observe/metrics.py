@@ -111,7 +111,14 @@ class Metrics(Collector):
         self._set("kv_cache_usage_ratio", usage)
         if step.num_sampling or step.num_prompt_tokens:
             self._count_seconds(step)
-        self._observe_speculation(step)
+        estimates = step.estimates
+        self.gain.observe(step)
+        if step.num_sampling:
+            self.regret.observe(estimates, step.num_generated_tokens)
+            self._add("spec_decode_decisions_total", 1, estimates.reason)
+        self._set("spec_decode_main_proposer_speedup_ratio", estimates.speedup)
+        for mode in _MODES:
+            self._set("spec_decode_mode", mode == estimates.mode, mode)
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
         """`count` tokens arrived together, `gap_seconds` after the delivery before. Not for the
@@ -168,13 +175,3 @@ class Metrics(Collector):
         taken, plain = compared(step)
         self._add("spec_decode_compared_seconds_total", taken, "taken")
         self._add("spec_decode_compared_seconds_total", plain, "plain")
-
-    def _observe_speculation(self, step: StepMetrics) -> None:
-        estimates = step.estimates
-        self.gain.observe(step)
-        if step.num_sampling:
-            self.regret.observe(estimates, step.num_generated_tokens)
-            self._add("spec_decode_decisions_total", 1, estimates.reason)
-        self._set("spec_decode_main_proposer_speedup_ratio", estimates.speedup)
-        for mode in _MODES:
-            self._set("spec_decode_mode", mode == estimates.mode, mode)

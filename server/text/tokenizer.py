@@ -199,14 +199,13 @@ class Tokenizer:
         """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
         found = self._bytes.get(token)
         if found is None:
-            found = self._bytes[token] = self._find_bytes(token)
+            if token in self._added:
+                found = self._added[token].encode("utf-8")
+            else:
+                piece = self._backend.id_to_token(token)
+                found = b"" if piece is None else self._piece_bytes(piece)
+            self._bytes[token] = found
         return found
-
-    def _find_bytes(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token].encode("utf-8")
-        piece = self._backend.id_to_token(token)
-        return b"" if piece is None else self._piece_bytes(piece)
 
     def is_special(self, token: int) -> bool:
         return token in self._special
