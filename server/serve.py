@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
-EXIT_CANNOT_START = 2
 CLOSE_SECONDS = 5  # for connections to end after their requests have
 BACKLOG = 2048
 SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice

@@ -89,9 +89,15 @@ class Generation:
             if self._failure is not None:
                 raise self._failure
             for choice in self.choices:
-                has_news = choice.finish is None and choice.stream.has_news
-                if has_news and (delta := self._feed(choice)) is not None:
+                if choice.finish is not None or not choice.stream.has_news:
+                    continue
+                output = choice.stream.take()
+                if output.tokens:
+                    self._observe(choice.index, len(output.tokens))
+                if (delta := choice.feed(output)) is not None:
                     deltas.append(delta)
+                if choice.finish is not None and output.finish is None:
+                    self._client.abort([choice.stream.id])  # a stop string; the engine goes on
         except Exception as error:
             self._failure = error
             if isinstance(error, GenerationFailed) and error.bad_request:
@@ -100,15 +106,6 @@ class Generation:
                 raise
             self._wake.set()
         return deltas
-
-    def _feed(self, choice: Choice) -> Delta | None:
-        output = choice.stream.take()
-        if output.tokens:
-            self._observe(choice.index, len(output.tokens))
-        delta = choice.feed(output)
-        if choice.finish is not None and output.finish is None:
-            self._client.abort([choice.stream.id])  # a stop string; the engine goes on
-        return delta
 
     def close(self) -> None:
         """Abort every choice that is still open in the engine. May be called any number of times,

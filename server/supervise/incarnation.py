@@ -41,7 +41,6 @@ class Incarnation:
         self.fatal: Fatal | None = None
         self.seen = False
         self._process: asyncio.subprocess.Process | None = None
-        self._exit: asyncio.Task[int] | None = None
         self._stdin: int | None = None
 
     @property
@@ -91,8 +90,6 @@ class Incarnation:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
-        if self._exit is not None:
-            self._exit.cancel()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -91,11 +91,9 @@ def forget_torch() -> None:
     Call it before transformers is imported, whose warning about that is not logged."""
     modules: dict[str, Any] = sys.modules
     modules.setdefault("torch", None)  # the import system's way to say that there is none
-    logging.getLogger("transformers").addFilter(_is_not_about_torch)
-
-
-def _is_not_about_torch(record: logging.LogRecord) -> bool:
-    return "PyTorch was not found" not in record.getMessage()
+    logging.getLogger("transformers").addFilter(
+        lambda record: "PyTorch was not found" not in record.getMessage()
+    )
 
 
 TOKENIZER_FILES = (
