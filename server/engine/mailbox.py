@@ -25,7 +25,6 @@ class Stream:
         self._arrived: list[Output] = []
         self._failure: str | None = None
         self._ended = False  # the last thing that will ever arrive has arrived
-        self._exhausted = False  # and was handed to the reader
 
     @property
     def has_news(self) -> bool:
@@ -35,16 +34,14 @@ class Stream:
     def take(self) -> Output:
         """The merged Output of everything since the last one; there must be something.
 
-        Raises EngineLost once if the engine died; tokens that arrived before are handed out first.
+        Raises EngineLost if the engine died; tokens that arrived before are handed out first.
         Must not be called again after an Output with `finish` or an EngineLost.
         """
-        assert not self._exhausted, f"stream {self.id} was read beyond its end"
         if not self._arrived:
-            self._exhausted = True
+            assert self._failure is not None, f"stream {self.id} has nothing to be read"
             raise EngineLost(self._failure)
         self.steps, self._arrived = self._arrived, []
         output = self.steps[0] if len(self.steps) == 1 else _merged(self.steps)
-        self._exhausted = output.finish is not None
         if self._failure is not None:
             self.wake.set()  # the failure is still to come
         return output
