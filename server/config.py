@@ -131,16 +131,11 @@ class Config:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model, at least one name, each once."""
+        """What clients may call the model, each once; the first is the one that is announced."""
         path = self.engine.target.path
         if self.server.served_model_name is not None:
             return tuple(dict.fromkeys(self.server.served_model_name))
         return (BUILTIN_NAME if path == BUILTIN else Path(path).resolve().name or path,)
-
-    @property
-    def model_name(self) -> str:
-        """The first of its names."""
-        return self.model_names[0]
 
     @property
     def max_inflight(self) -> int:

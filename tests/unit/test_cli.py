@@ -34,14 +34,13 @@ def test_options_are_configuration_keys() -> None:
     assert config.engine.speculation.proposer == DraftModelConfig(path="true")
     assert config.engine.speculation.k_max == 3
     assert (config.server.host, config.server.port) == ("::1", 0)
-    assert (config.model_name, config.server.api_key) == ("4", "1234")
+    assert (config.model_names[0], config.server.api_key) == ("4", "1234")
 
 
 def test_a_model_may_have_several_names() -> None:
     """Law: the option may be repeated; the first name is the one that is announced."""
     config = parsed("--served-model-name", "gpt-4o", "--served-model-name", "4")
     assert config.model_names == ("gpt-4o", "4")
-    assert config.model_name == "gpt-4o"
 
 
 def test_target_alone_means_ngram() -> None:
