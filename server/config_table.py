@@ -13,13 +13,11 @@ from pydantic.fields import FieldInfo
 from engine.config import EngineConfig
 from server.config import ServerConfig, kind_of, nested_models
 
-HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
-
 
 def markdown() -> str:
     """One line per key; keys of one variant of a union name their `kind`."""
-    rows = [*_rows(ServerConfig, "server."), *_rows(EngineConfig, "")]
-    return "\n".join([*HEAD, *rows])
+    head = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    return "\n".join([*head, *_rows(ServerConfig, "server."), *_rows(EngineConfig, "")])
 
 
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
