@@ -61,13 +61,13 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Call
 
 
 def lists_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
-    """The type of an option that has values with commas between them, at most 32."""
+    """The type of an option that has values with commas between them, at most 32, each once."""
 
     def parse_list(text: str) -> tuple[Value, ...]:
         parts = text.split(",")
         if len(parts) > 32:
             raise argparse.ArgumentTypeError(f"{len(parts)} values are given; 32 is the most")
-        return tuple(parse(part.strip()) for part in parts)
+        return tuple(dict.fromkeys(parse(part.strip()) for part in parts))
 
     return parse_list
 
@@ -75,14 +75,12 @@ def lists_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]
 def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     """The type of an option that has some of the known names, with commas between them."""
 
-    def parse(text: str) -> tuple[str, ...]:
-        given = tuple(part.strip() for part in text.split(","))
-        for name in given:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-        return tuple(dict.fromkeys(given))
+    def parse(name: str) -> str:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        return name
 
-    return parse
+    return lists_of(parse)
 
 
 def exit_code(prog: str, work: Callable[[], int]) -> int:

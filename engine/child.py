@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import math
 import os
 import signal
 import stat
@@ -67,17 +66,16 @@ def _exit_with_stdin() -> None:
     os._exit(EXIT_ORPHANED)
 
 
-def granted_cores(cgroup: Path = CGROUP) -> int:
-    """Cores of the affinity mask, and no more than the control group's quota (v2 or v1)."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = _quota(cgroup)
-    return max(1, min(allowed or 1, math.floor(quota) if quota is not None else allowed or 1))
-
-
-def engine_threads(cores: int) -> int:
-    """All but one: the front end needs a core, and threads of one product that share a core with
-    anything wait for each other in every layer."""
-    return max(1, cores - 1)
+def engine_threads(cgroup: Path = CGROUP) -> int:
+    """All cores but one, of the affinity mask and no more than the control group's quota (v2): the
+    front end needs a core, and threads of one product that share a core with anything wait for each
+    other in every layer."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    granted = cores or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or `max`: no limit
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+        granted = min(granted, quota // period)
+    return max(1, granted - 1)
 
 
 def limit_threads(threads: int | None, environment: MutableMapping[str, str]) -> None:
@@ -86,26 +84,9 @@ def limit_threads(threads: int | None, environment: MutableMapping[str, str]) ->
     if threads is None:
         if VARIABLES[0] in environment:
             return
-        threads = engine_threads(granted_cores())
+        threads = engine_threads()
     for name in VARIABLES:
         environment[name] = str(threads)
-
-
-def _quota(cgroup: Path) -> float | None:
-    """Cores per unit of time, or None: no limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        cores = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # `max`: no limit
-        return None
-    return cores if cores > 0 else None
 
 
 def freeze_memory() -> None:

@@ -84,7 +84,8 @@ class Engine:
             vocab_size=target.vocab_size,
             max_step_tokens=config.schedule.max_step_tokens,
             goes_on=self._controller.goes_on,
-            judges=self._judges,
+            # Whether anybody wants to know what the drafter finds out in hindsight.
+            judges=lambda: self._controller.uses_hindsight or self._trace is not None,
         )
         self._pool = BlockPool(
             self._cache.num_blocks,
@@ -272,10 +273,6 @@ class Engine:
             self._trace.write(record)
         usual = self._controller.reason in ("pays", "off", "fixed")
         self._overhead.end(lap, usual=usual, more=self.has_work)
-
-    def _judges(self) -> bool:
-        """Whether anybody wants to know what the drafter finds out in hindsight."""
-        return self._controller.uses_hindsight or self._trace is not None
 
     def _leave(self, seq: Sequence) -> None:
         self._proposer.forget(seq)

@@ -38,6 +38,7 @@ from engine.messages import (
 
 logger = logging.getLogger(__name__)
 
+BEAT_MILLISECONDS = 1000
 LINGER_MILLISECONDS = 2000  # the last messages may take this long to leave
 
 EXIT_DONE = 0
@@ -73,12 +74,10 @@ class EngineProcess:
         commands: str,
         events: str,
         *,
-        beat_seconds: float = 1.0,
         alone: bool = False,
     ) -> None:
         self._make_engine = make_engine
         self._alone = alone
-        self._beat_milliseconds = round(beat_seconds * 1000)
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PULL)
         self._events = self._context.socket(zmq.PUSH)
@@ -117,7 +116,7 @@ class EngineProcess:
     def _serve(self, engine: StepEngine) -> None:
         while True:
             idle = not (engine.has_work or self._draining)
-            self._receive(engine, self._beat_milliseconds if idle else 0)
+            self._receive(engine, BEAT_MILLISECONDS if idle else 0)
             if self._stopping:
                 return
             if engine.has_work:

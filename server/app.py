@@ -6,9 +6,6 @@ another origin gets nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
@@ -31,7 +28,6 @@ ROUTERS = (
     info_router,
     health_router,
 )
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def with_head(router: APIRouter) -> APIRouter:
@@ -45,13 +41,12 @@ def with_head(router: APIRouter) -> APIRouter:
     return router
 
 
-def create_app(services: Services, *, lifespan: Lifespan | None = None) -> FastAPI:
+def create_app(services: Services) -> FastAPI:
     """The app. Its streams end by the engine's drain, not by uvicorn's signal."""
     server, metrics = services.config.server, services.metrics
     app = FastAPI(
         title="Foredraft",
         version=VERSION,
-        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,

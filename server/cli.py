@@ -75,35 +75,24 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve = commands.add_parser(
         "serve", help="serve a model, or the built-in pair", description=SERVE
     )
-    serve.add_argument("config", nargs="?", metavar="CONFIG.toml", help="configuration file")
-    serve.add_argument("--target", metavar="MODEL", help="the model: a folder or a hub name")
-    serve.add_argument("--draft", metavar="MODEL", help="its draft: a folder or a hub name")
-    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
-    serve.add_argument(
-        "--port", type=whole(0, 65_535), help="port to listen on (8000); 0 takes a free one"
-    )
-    serve.add_argument(
-        "--served-model-name", metavar="NAME", action="append",
-        help="name in /v1/models; repeat it to give the model several names",
-    )  # fmt: skip
-    serve.add_argument("--api-key", metavar="KEY", help="what clients must send")
-    serve.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="key=value",
-        help="any configuration key; may be repeated",
-    )  # fmt: skip
+    add = serve.add_argument
+    add("config", nargs="?", metavar="CONFIG.toml", help="configuration file")
+    add("--target", dest="target.path", metavar="MODEL", help="the model: a folder or a hub name")
+    add("--draft", dest="speculation.proposer.path", metavar="MODEL",
+        help="its draft: a folder or a hub name")  # fmt: skip
+    add("--host", dest="server.host", metavar="HOST", help="address to listen on (127.0.0.1)")
+    add("--port", dest="server.port", metavar="PORT", type=whole(0, 65_535),
+        help="port to listen on (8000); 0 takes a free one")  # fmt: skip
+    add("--served-model-name", dest="server.served_model_name", metavar="NAME", action="append",
+        help="name in /v1/models; repeat it to give the model several names")  # fmt: skip
+    add("--api-key", dest="server.api_key", metavar="KEY", help="what clients must send")
+    add("--set", dest="sets", action="append", default=[], metavar="key=value",
+        help="any configuration key; may be repeated")  # fmt: skip
 
 
 def overrides(parsed: argparse.Namespace) -> list[str]:
-    """The options as `key=value`."""
-    names = parsed.served_model_name
-    given = {
-        "target.path": parsed.target,
-        "speculation.proposer.path": parsed.draft,
-        "server.host": parsed.host,
-        "server.port": parsed.port,
-        "server.served_model_name": names[0] if names and len(names) == 1 else names,
-        "server.api_key": parsed.api_key,
-    }
+    """The options as `key=value`; each stands under the key that it is of."""
+    given = {key: value for key, value in vars(parsed).items() if "." in key}
     return [*overrides_of(given), *parsed.sets]
 
 

@@ -18,9 +18,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
-from engine.config import BUILTIN, DEFAULT_KIND, EngineConfig, with_kind
+from engine.config import BUILTIN, DEFAULT_KIND, EngineConfig, Part, with_kind
 from engine.errors import ConfigError
 
 ENV_PREFIX = "FOREDRAFT__"
@@ -46,10 +46,8 @@ def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class ServerConfig(BaseModel):
+class ServerConfig(Part):
     """The front end. Times are in seconds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0 takes any free port")
@@ -133,24 +131,17 @@ class Config:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model, at least one name, each once."""
+        """What clients may call the model, each once; the first is the one that is announced."""
         path = self.engine.target.path
         if self.server.served_model_name is not None:
             return tuple(dict.fromkeys(self.server.served_model_name))
         return (BUILTIN_NAME if path == BUILTIN else Path(path).resolve().name or path,)
 
     @property
-    def model_name(self) -> str:
-        """The first of its names."""
-        return self.model_names[0]
-
-    @property
     def max_inflight(self) -> int:
         """Sequences admitted at a time."""
         schedule = self.engine.schedule
-        if self.server.max_inflight is not None:
-            return self.server.max_inflight
-        return schedule.max_sequences + schedule.max_waiting
+        return self.server.max_inflight or schedule.max_sequences + schedule.max_waiting
 
 
 class _All(EngineConfig):

@@ -13,13 +13,11 @@ from pydantic.fields import FieldInfo
 from engine.config import EngineConfig
 from server.config import ServerConfig, kind_of, nested_models
 
-HEAD = ("| key | default | allowed | meaning |", "|---|---|---|---|")
-
 
 def markdown() -> str:
     """One line per key; keys of one variant of a union name their `kind`."""
-    rows = [*_rows(ServerConfig, "server."), *_rows(EngineConfig, "")]
-    return "\n".join([*HEAD, *rows])
+    head = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    return "\n".join([*head, *_rows(ServerConfig, "server."), *_rows(EngineConfig, "")])
 
 
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -35,17 +33,13 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def _union_rows(members: list[type[BaseModel]], default: Any, prefix: str) -> Iterator[str]:
     kinds = ", ".join(f"`{kind_of(member)}`" for member in members)
-    meaning = " ".join(f"`{kind_of(member)}`: {_purpose(member)}" for member in members)
+    meaning = " ".join(f"`{kind_of(member)}`: {member.__doc__}" for member in members)
     yield f"| `{prefix}kind` | `{json.dumps(default.kind)}` | {kinds} | {meaning} |"
     for member in members:
         for name, field in member.model_fields.items():
             if name != "kind":
                 meaning = f"({kind_of(member)}) {field.description or ''}"
                 yield _row(f"{prefix}{name}", field, meaning)
-
-
-def _purpose(model: type[BaseModel]) -> str:
-    return " ".join((model.__doc__ or "").split())
 
 
 def _row(key: str, field: FieldInfo, meaning: str) -> str:

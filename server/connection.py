@@ -17,12 +17,10 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
-from server.api.errors import ApiError, respond
+from server.api.errors import ApiError
 
 LINGER_SECONDS = 10.0  # how long what a refused client still sends is read and dropped
-_TUNNEL = ApiError(
-    400, "CONNECT asks for a tunnel, and this server is no proxy", code="invalid_http"
-)
+_TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 
 
 class Connection(H11Protocol):
@@ -36,7 +34,8 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _BoundedParser(self.HEAD_BYTES, self._refuse)
-        self._application, self.app = self.app, self._answer
+        app = self.app
+        self.app = lambda scope, receive, send: app(scope, receive, _Sender(self.cycle))
         self._deadline: asyncio.TimerHandle | None = None
         self._refused = False  # nothing more is read
 
@@ -59,13 +58,6 @@ class Connection(H11Protocol):
 
     def _get_upgrade(self) -> None:
         """Java's client offers HTTP/2 with each request. That may be ignored, without a warning."""
-
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        cycle = self.cycle
-        app = self._application
-        if scope["method"] == "CONNECT":
-            app, cycle.keep_alive = respond(_TUNNEL), False
-        await app(scope, receive, _Sender(cycle, receive, send))
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """What came can be no request. Where it is in a body, it ends that body's request."""
@@ -129,6 +121,8 @@ class _BoundedParser(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request | h11.EndOfMessage) and _size(event) > self._most:
                 raise h11.RemoteProtocolError("too long", error_status_hint=431)
+            if isinstance(event, h11.Request) and event.method == b"CONNECT":
+                raise h11.RemoteProtocolError(_TUNNEL)
             return event
         except h11.RemoteProtocolError as error:
             self._refuse(*self._refusal(error))
@@ -138,10 +132,12 @@ class _BoundedParser(h11.Connection):
         if error.error_status_hint == 431:
             bound = f"may have at most {self._most} bytes, as its trailers"
             return 431, f"the first line and headers of a request {bound}", "head_too_large"
-        if "Host: header" in str(error):
-            host = "a request of HTTP/1.1 must have one header `Host`, no more and no less"
-            return 400, host, "invalid_http"
-        return 400, "this is no valid HTTP/1.1 request", "invalid_http"
+        message = "this is no valid HTTP/1.1 request"
+        if str(error) == _TUNNEL:
+            message = _TUNNEL
+        elif "Host: header" in str(error):
+            message = "a request of HTTP/1.1 must have one header `Host`, no more and no less"
+        return 400, message, "invalid_http"
 
 
 def _size(event: h11.Request | h11.EndOfMessage) -> int:
@@ -156,8 +152,8 @@ class _Sender:
     request's body (up to LINGER_SECONDS) where the connection closes with the answer: closing
     earlier would reset it."""
 
-    def __init__(self, cycle: RequestResponseCycle, receive: Any, send: Any) -> None:
-        self._cycle, self._receive, self._send = cycle, receive, send
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle: Any = cycle
         self._waits = _closes(cycle)
         self._in_chunks = False
 
@@ -167,7 +163,7 @@ class _Sender:
             names = {name.lower() for name, _ in message.get("headers", ())}
             is_known = b"content-length" in names or cycle.scope["method"] == "HEAD"
             self._in_chunks = cycle.scope["http_version"] == "1.1" and not is_known
-            await self._send(message)
+            await cycle.send(message)
         elif more and self._in_chunks and message["body"]:
             if cycle.flow.write_paused:
                 await cycle.flow.drain()
@@ -175,14 +171,14 @@ class _Sender:
                 body = message["body"]
                 cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         elif not more and self._waits and cycle.more_body:
-            await self._send({**message, "more_body": True})
+            await cycle.send({**message, "more_body": True})
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS):
-                    while (await self._receive()).get("more_body"):
+                    while (await cycle.receive()).get("more_body"):
                         pass
-            await self._send({"type": "http.response.body", "body": b""})
+            await cycle.send({"type": "http.response.body", "body": b""})
         else:
-            await self._send(message)
+            await cycle.send(message)
 
 
 def _closes(cycle: RequestResponseCycle) -> bool:

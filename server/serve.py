@@ -17,10 +17,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -33,21 +33,24 @@ from server.app import create_app
 from server.config import Config
 from server.connection import Connection
 from server.engine.client import EngineClient
-from server.engine.lifecycle import EngineState, RestartPolicy
-from server.generation.structured import grammar_checker
+from server.engine.lifecycle import EngineState
+from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.observe.speculation import SpeculationLog
-from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor, SupervisorSettings
+from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor
 from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
-EXIT_CANNOT_START = 2
 CLOSE_SECONDS = 5  # for connections to end after their requests have
 BACKLOG = 2048
 SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
+# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
+# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
+# first token, as soon as others stream.
+SWITCH_SECONDS = 0.0005
 
 
 class Service:
@@ -59,34 +62,23 @@ class Service:
         config: Config,
         listener: socket.socket,
         *,
-        load: Callable[[Config], Tokenizer],
         command: Sequence[str],
         announce: Callable[[Config, int], str],
     ) -> None:
         self._config = config
         self._listener = listener
-        self._load = load
         self._announce = announce
         self._metrics = Metrics()
         self._speculation_log = SpeculationLog(time.monotonic)
-        self._grammars = grammar_checker(config, self._metrics.observe_grammar)
+        self._grammars = GrammarChecker(config, self._metrics.observe_grammar)
         self._client = EngineClient(on_metrics=self._on_metrics)
         self._supervisor = EngineSupervisor(
-            config.engine,
-            self._client,
-            settings=SupervisorSettings(
-                watchdog=config.server.watchdog_seconds,
-                start_timeout=config.server.start_timeout_seconds,
-                restarts=RestartPolicy(
-                    config.server.max_restarts, config.server.restart_window_seconds
-                ),
-            ),
-            command=command,
-            on_state=self._on_state,
+            config, self._client, command=command, on_state=self._on_state
         )
-        self._over = asyncio.Event()  # a signal came, or the engine was given up
-        self._ready = asyncio.Event()
-        self._http: _Http | None = None
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[Any] = loop.create_future()  # a signal, or the engine given up
+        self._ready: asyncio.Future[None] = loop.create_future()  # it was, once
+        self._http: uvicorn.Server | None = None
         self._hurry: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -96,22 +88,19 @@ class Service:
             loop.add_signal_handler(number, self._on_signal, number)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
-        over = asyncio.create_task(self._over.wait())
-        loading = _in_thread(lambda: self._load(self._config))
+        loading = _in_thread(lambda: load_for(self._config))
         try:
-            first: set[asyncio.Future[Any]] = {loading, over}
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([loading, self._over], return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await self._serve_http(loading.result())
         finally:
-            over.cancel()
             await self._supervisor.stop(0.0)
             if self._hurry is not None:
                 await self._hurry
-        if not self._supervisor.failed.is_set():
+        if self._supervisor.state != "failed":
             return EXIT_STOPPED
         sentence = self._supervisor.failure or "the engine failed"
-        if not self._ready.is_set():
+        if not self._ready.done():
             raise EngineError(sentence)
         logger.error("giving up: %s", sentence)
         return EXIT_ENGINE_LOST
@@ -128,32 +117,26 @@ class Service:
             metrics=self._metrics,
             grammars=self._grammars,
         )
-        self._http = http = _Http(create_app(services))
+        self._http = http = _http_server(create_app(services))
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
-        over = asyncio.create_task(self._over.wait())
-        announcing = asyncio.create_task(self._say_ready(http))
+        self._ready.add_done_callback(self._say_ready)
         try:
-            await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
             # HTTP goes on meanwhile: running streams end, new requests get the reason.
             await self._supervisor.stop(self._config.server.grace_seconds)
         finally:
-            announcing.cancel()
-            over.cancel()
             http.should_exit = True
             await serving
             await self._grammars.close()
 
-    async def _say_ready(self, http: _Http) -> None:
-        await self._ready.wait()
-        while not http.started:
-            await asyncio.sleep(0.01)
+    def _say_ready(self, ready: object) -> None:
         # At once: whoever started this may be reading a pipe.
         sys.stdout.write(self._announce(self._config, self._listener.getsockname()[1]) + "\n")
         sys.stdout.flush()
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._over.is_set():
+        if self._over.done():
             logger.warning("%s again: stopping at once", name)
             self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
             if self._http is not None:
@@ -162,42 +145,38 @@ class Service:
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
         self._grammars.retire()
-        self._over.set()
+        self._over.set_result(None)
 
     def _on_state(self, state: EngineState) -> None:
         self._metrics.set_engine_state(state)
-        if state == "ready":
-            self._ready.set()
-        if state == "failed":
-            self._over.set()
+        if state == "ready" and not self._ready.done():
+            self._ready.set_result(None)
+        if state == "failed" and not self._over.done():
+            self._over.set_result(None)
 
     def _on_metrics(self, metrics: StepMetrics) -> None:
         self._metrics.observe_step(metrics)
         self._speculation_log.observe(metrics.estimates)
 
 
-class _Http(uvicorn.Server):
+def _http_server(app: Any) -> uvicorn.Server:
     """uvicorn without its signal handlers: when it stops is the Service's decision."""
-
-    def __init__(self, app: object) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,  # type: ignore[arg-type]
-                http=Connection,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,  # nothing here asks who the client is
-                server_header=False,
-                ws="none",
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-            )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # nothing here asks who the client is
+            server_header=False,
+            ws="none",
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
         )
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    )
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+    return server
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -258,28 +237,11 @@ def _in_thread(load: Callable[[], Tokenizer]) -> asyncio.Future[Tokenizer]:
     return asyncio.wrap_future(loaded)
 
 
-T = TypeVar("T")
-# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
-# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
-# first token, as soon as others stream.
-SWITCH_SECONDS = 0.0005
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run."""
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(main)
-    finally:
-        main.close()  # it has ended, or was interrupted before it began
-
-
 def welcome(config: Config, port: int) -> str:
     """The address, and a command to try."""
     host = config.server.host
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url, name = f"http://{host}:{port}/v1", config.model_name
+    url, name = f"http://{host}:{port}/v1", config.model_names[0]
     key = " -H 'Authorization: Bearer '$KEY" if config.server.api_key else ""
     body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
     return (
@@ -291,7 +253,6 @@ def welcome(config: Config, port: int) -> str:
 def serve(
     config: Config,
     *,
-    load: Callable[[Config], Tokenizer] = load_for,
     command: Sequence[str] = ENGINE_COMMAND,
     announce: Callable[[Config, int], str] = welcome,
 ) -> int:
@@ -299,12 +260,16 @@ def serve(
     a process of `command`."""
     check_folders(config.engine)
     configure_logging(config.server.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:
-        service = Service(config, listener, load=load, command=command, announce=announce)
+        service = Service(config, listener, command=command, announce=announce)
         return await service.run()
 
-    with listen(config.server.host, config.server.port) as listener:
+    with (
+        listen(config.server.host, config.server.port) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         for note in config.notes:
             logger.info(note)
-        return run(main())
+        return runner.run(main())

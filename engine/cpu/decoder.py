@@ -29,7 +29,7 @@ from engine.cpu.attention import fits, parts_of, words_of_plane
 from engine.cpu.fused import FAMILIES, angle_table, is_plain
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_attention import SPAN_ROWS
-from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.cpu.weights import (
     SMALL,
     Floats,
@@ -233,7 +233,7 @@ def compiled_decoder(
 def obstacle_to_bfloat16(config: Any, *, every_row: bool) -> str | None:
     """Why compiled code does not run a model of this configuration in bfloat16 on this CPU; with
     `every_row`, why not all of its rows."""
-    if not multiplies_pairs():
+    if not MULTIPLIES_PAIRS:
         return "the processor has no AVX512_BF16"
     if config.model_type not in FAMILIES or not _has_known_shape(config, torch.bfloat16):
         return "compiled code runs Llamas only, with heads of a multiple of 32"

@@ -29,7 +29,7 @@ from engine.attention.interface import PreparedAttention, Variation
 from engine.cpu import kernels_rows
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_products import product
-from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.cpu.weights import Floats, array_of, has_even_inputs, is_exact, pack, padded
 
 FAMILIES = frozenset({"llama", "mistral"})
@@ -183,7 +183,7 @@ def packed_decoder(model: Any) -> FusedDecoder | None:
         return None
     if model.config.max_position_embeddings > LONGEST_TABLE or not has_even_inputs(model.config):
         return None
-    if not (multiplies_pairs() if dtype == torch.bfloat16 else all(map(is_exact, parameters))):
+    if not (MULTIPLIES_PAIRS if dtype == torch.bfloat16 else all(map(is_exact, parameters))):
         return None
     return FusedDecoder(model, packed=True)
 

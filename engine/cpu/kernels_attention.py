@@ -26,12 +26,12 @@ from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
 from engine.cpu.kernels_products import BY_PAIRS, keep
-from engine.cpu.vectors import FLOATS, INTS, LANES, WIDE, Emit, each_count, has_avx512, pointers
+from engine.cpu.vectors import FLOATS, INTS, LANES, WIDE, Emit, each_count, HAS_AVX512, pointers
 
 SPAN_ROWS = 64  # bits in a mask
 TILE = 16 * LANES  # keys
 # Queries whose sums of so many columns fit the registers beside the values.
-GROUP, COLUMNS = (5, 4 * LANES) if has_avx512() else (2, 2 * LANES)
+GROUP, COLUMNS = (5, 4 * LANES) if HAS_AVX512 else (2, 2 * LANES)
 LOWEST = np.float32(-3e38)  # below every score; finite, so that lowest - lowest is 0
 
 

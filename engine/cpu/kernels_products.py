@@ -33,14 +33,14 @@ from engine.cpu.vectors import (
     WIDE,
     Emit,
     each_count,
-    has_avx512,
-    multiplies_pairs,
+    HAS_AVX512,
+    MULTIPLIES_PAIRS,
     pointers,
 )
 
 VECTORS = PANEL // LANES  # of a panel
-ROWS_AT_ONCE = 10 if has_avx512() else 2  # rows whose sums fit the registers
-BY_PAIRS = multiplies_pairs() and not SLOW_PAIRS
+ROWS_AT_ONCE = 10 if HAS_AVX512 else 2  # rows whose sums fit the registers
+BY_PAIRS = MULTIPLIES_PAIRS and not SLOW_PAIRS
 _FAR, _NEAR = 32, 8  # pairs of inputs that are asked for, to the second cache and the first
 _BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
 

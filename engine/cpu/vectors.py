@@ -5,7 +5,6 @@ no loop over an array keeps its sums in registers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import llvmlite.binding
@@ -60,20 +59,9 @@ def each_count(builder: Any, count: Any, most: int, emit: Callable[[int], None])
     builder.position_at_end(end)
 
 
-@cache
-def _features() -> Any:
-    return llvmlite.binding.get_host_cpu_features()
-
-
-def has_avx512() -> bool:
-    """Whether this processor has 32 registers of sixteen lanes, not sixteen of eight."""
-    return bool(_features().get("avx512f", False))
-
-
-def multiplies_pairs() -> bool:
-    """Whether this processor has the instruction for pairs of bfloat16."""
-    return bool(_features().get("avx512bf16", False))
-
+_FEATURES = llvmlite.binding.get_host_cpu_features()
+HAS_AVX512 = bool(_FEATURES.get("avx512f", False))  # 32 registers of sixteen lanes, not 16 of eight
+MULTIPLIES_PAIRS = bool(_FEATURES.get("avx512bf16", False))  # of bfloat16, by an instruction
 
 # Whether float32 arithmetic makes more products a second than that instruction does: on all
 # processors that have it but AMD's.
@@ -135,7 +123,7 @@ class Emit:
         """32 float32 in order as sixteen words of two bfloat16, to nearest, ties to even. A NaN
         stays one."""
         b = self.builder
-        if multiplies_pairs():
+        if MULTIPLIES_PAIRS:
             name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
             call = self.function(name, PAIRS, [FLOATS] * 2)
             return b.bitcast(b.call(call, [high, low]), INTS)

@@ -30,7 +30,7 @@ from engine.cpu.decoder import CompiledDecoder
 from engine.cpu.draws import QuickDraws
 from engine.cpu.fused import FusedDecoder
 from engine.cpu.jit import HAS_TILES
-from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.demo.tokens import VOCABULARY
 from engine.lab.synthetic.pair import random_target, shape_of
 from engine.messages import SamplingParams
@@ -132,7 +132,7 @@ def products() -> Iterator[Pair]:
         by_vectors, half = kernels_products.by_vectors, WIDTH // 2
         in_float32 = partial(by_vectors, x, half, words, y)
         by_tiles = partial(kernels_tiles.product_of_tiles, pairs, words, y)
-        if multiplies_pairs():
+        if MULTIPLIES_PAIRS:
             yield Pair("by pairs", cell, partial(by_vectors, pairs, half, words, y), in_float32)
         if HAS_TILES:
             yield Pair("AMX tiles", cell, by_tiles, in_float32)

@@ -41,7 +41,7 @@ def info_router(services: Services) -> APIRouter:
             "object": "model",
             "created": created,
             "owned_by": "foredraft",
-            "root": services.config.model_name,
+            "root": services.config.model_names[0],
             "max_model_len": getattr(services.client.ready, "max_model_len", None),
         }
 

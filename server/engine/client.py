@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -73,7 +74,7 @@ class EngineClient:
         that have ended are passed over. What the engine still sends of them is dropped."""
         open_ids = [id for id in ids if id in self._streams]
         for id in open_ids:
-            self._streams.pop(id).abort()
+            self._streams.pop(id).put(Output(id=id, finish="abort"))
         if open_ids and self._link is not None:
             self._link.send(Abort(open_ids))
 
@@ -145,7 +146,6 @@ class _Link:
         self._commands = self._context.socket(zmq.PUSH)
         self._events: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PULL)
         self._loop = asyncio.get_running_loop()
-        self._again: asyncio.Handle | None = None
         self._bind(self._commands, commands)
         self._bind(self._events, events)
         self._loop.add_reader(self._events.FD, self._read)
@@ -171,13 +171,13 @@ class _Link:
     def _read(self) -> None:
         """Everything that is there, but not more than the loop may wait for. Until there is
         nothing, since the descriptor is not signalled again for what is left."""
-        self._again = None
         try:
             for _ in range(EVENTS_AT_ONCE):
-                if not int(self._events.get(zmq.EVENTS)) & POLLIN:  # cheaper than a refusal
+                # To ask is cheaper than a refusal.
+                if self._events.closed or not int(self._events.get(zmq.EVENTS)) & POLLIN:
                     return
                 self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
-            self._again = self._loop.call_soon(self._read)
+            self._loop.call_soon(self._read)
         except Exception as error:  # a message or a callback of ours is wrong: say so, do not hang
             logger.exception("the engine's events are no longer read")
             self._stop_reading()
@@ -186,30 +186,27 @@ class _Link:
     def _stop_reading(self) -> None:
         if not self._events.closed:
             self._loop.remove_reader(self._events.FD)
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
 
 
+@dataclass
 class Admission:
     """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
 
-    def __init__(self, client: EngineClient, max_inflight: int) -> None:
-        self.max_inflight = max_inflight
-        self._client = client
-        self._reserved = 0
+    client: EngineClient
+    max_inflight: int
+    reserved: int = 0
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
         """Room for `count` sequences until they are submitted. Raises QueueFull."""
-        inflight = self._client.inflight + self._reserved
+        inflight = self.client.inflight + self.reserved
         if inflight + count > self.max_inflight:
             raise QueueFull(
                 f"{inflight} sequences are in flight and this request has {count}; at most"
                 f" {self.max_inflight} are admitted; try again in a moment"
             )
-        self._reserved += count
+        self.reserved += count
         try:
             yield
         finally:
-            self._reserved -= count
+            self.reserved -= count

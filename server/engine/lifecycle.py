@@ -15,7 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from server.config import ServerConfig
+
 logger = logging.getLogger(__name__)
+
+BACKOFF_SECONDS = 1.0  # before the first restart in a row; each wait is twice the one before
+LONGEST_BACKOFF_SECONDS = 30.0
 
 EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
 
@@ -37,17 +42,6 @@ ALLOWED: dict[EngineState, frozenset[EngineState]] = {
 
 
 @dataclass(frozen=True)
-class RestartPolicy:
-    """Seconds, but for `max_restarts`. After `window` seconds in `ready` earlier losses do not
-    count; the wait before the n-th restart in a row is `backoff * 2**(n-1)`."""
-
-    max_restarts: int = 5
-    window: float = 300.0
-    backoff: float = 1.0
-    backoff_limit: float = 30.0
-
-
-@dataclass(frozen=True)
 class Loss:
     """How an incarnation ended when it should not have."""
 
@@ -58,12 +52,11 @@ class Loss:
 class Lifecycle:
     """`observe(state)` is called after each change."""
 
-    def __init__(
-        self, policy: RestartPolicy, *, observe: Callable[[EngineState], None] = lambda state: None
-    ) -> None:
+    def __init__(self, config: ServerConfig, observe: Callable[[EngineState], None]) -> None:
         self.state: EngineState = "starting"
         self.failure: str | None = None  # why it failed for good
-        self._policy = policy
+        self._max_restarts = config.max_restarts
+        self._window = config.restart_window_seconds
         self._observe = observe
         self._ready_since: float | None = None
         self._ever_ready = False
@@ -82,24 +75,23 @@ class Lifecycle:
 
     def lose(self, loss: Loss, now: float) -> float | None:
         """The engine is gone. Returns the seconds to wait before `restart`, or None: failed."""
-        policy = self._policy
         # Once it has served, the configuration is good: what does not fit now may fit later.
         if loss.useless_to_retry and not self._ever_ready:
             self.fail(loss.sentence, why="it cannot start with this configuration")
             return None
         self._go("lost", loss.sentence)
-        if self._ready_since is not None and now - self._ready_since >= policy.window:
+        if self._ready_since is not None and now - self._ready_since >= self._window:
             self._losses = 0
         self._ready_since = None
         self._losses += 1
-        if self._losses > policy.max_restarts:
+        if self._losses > self._max_restarts:
             times = f"lost {self._losses} times in a row"
             self.fail(f"{loss.sentence} ({times})", why=times)
             return None
-        return float(min(policy.backoff * 2 ** (self._losses - 1), policy.backoff_limit))
+        return float(min(BACKOFF_SECONDS * 2 ** (self._losses - 1), LONGEST_BACKOFF_SECONDS))
 
     def restart(self) -> None:
-        self._go("starting", f"restart {self._losses} of at most {self._policy.max_restarts}")
+        self._go("starting", f"restart {self._losses} of at most {self._max_restarts}")
 
     def fail(self, sentence: str, *, why: str) -> None:
         """Give up for good. `sentence` is for the operator, `why` for the log's line."""

@@ -19,7 +19,7 @@ from engine.messages import Output, SamplingParams, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.errors import GenerationFailed
 from server.generation.annotations import Origin, Provenance, TextLogprobs, text_logprobs
-from server.generation.generation_spec import Echo, GenerationSpec
+from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage
 from server.text.detokenizer import Detokenizer, StopStrings
 from server.text.tokenizer import Tokenizer
@@ -69,19 +69,12 @@ class Choice:
         self._logprobs: list[TextLogprobs] = []  # whose text is not out yet
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
-        self._closed = False
-
-    def close(self) -> bool:
-        """Whether the engine still had it open; from now on nobody reads it."""
-        was_open, self._closed = not self._closed, True
-        return was_open
 
     def feed(self, output: Output) -> Delta | None:
         """Take one Output in; None if nothing became certain.
 
         Raises GenerationFailed for an error of this sequence, EngineLost if the engine ended it.
         """
-        self._closed = output.finish is not None
         if output.finish == "error":
             sentence = output.error or "the engine refused the sequence"
             raise GenerationFailed(sentence, bad_request=output.bad_request)
@@ -99,7 +92,6 @@ class Choice:
             text += self._tail()
         if output.finish is not None or self._hit:
             self.finish = "length" if output.finish == "length" and not self._hit else "stop"
-            self._closed = self._closed or self._hit
         self._emitted += len(text)
         logprobs = None
         if self._logprobs or (output.logprobs is not None and self._spec.show_logprobs):
@@ -126,18 +118,15 @@ class Choice:
             return ""
         echo, self._echo = self._echo, None
         self._position = len(echo.text)
-        if output.prompt_logprobs is not None and echo.alternatives is not None:
-            self._add_prompt_logprobs(echo, echo.alternatives, output.prompt_logprobs)
+        entries = output.prompt_logprobs if echo.alternatives is not None else None
+        if entries is not None:
+            places = zip(echo.tokens, entries, echo.positions(self._tokenizer), strict=True)
+            for token, entry, offset in places:
+                if entry is not None:
+                    top = entry.top[: echo.alternatives]
+                    entry = msgspec.structs.replace(entry, token=token, top=top)
+                self._logprobs.append(text_logprobs(self._tokenizer, token, entry, offset=offset))
         return echo.text
-
-    def _add_prompt_logprobs(
-        self, echo: Echo, count: int, entries: Sequence[TokenLogprobs | None]
-    ) -> None:
-        offsets = echo.positions(self._tokenizer)
-        for token, entry, offset in zip(echo.tokens, entries, offsets, strict=True):
-            if entry is not None:
-                entry = msgspec.structs.replace(entry, token=token, top=entry.top[:count])
-            self._logprobs.append(text_logprobs(self._tokenizer, token, entry, offset=offset))
 
     def _take(self, output: Output) -> str:
         """Text of the generated tokens that became certain. One by one where the count of tokens

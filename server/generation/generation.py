@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from engine.messages import TokenLogprobs
 from server.engine.client import EngineClient
@@ -17,7 +17,7 @@ from server.errors import GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage, total
-from server.observe.metrics import Metrics, RequestTimes
+from server.observe.metrics import Metrics
 from server.observe.metrics_table import Finish
 from server.text.tokenizer import Tokenizer
 
@@ -32,41 +32,34 @@ class Generation:
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._first_token: float | None = None  # when the first token of any choice came
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
         self._wake = asyncio.Event()
-        self._open: list[Choice] = []  # not finished
-        self._failure: Exception | None = None  # to be raised when what came before it was taken
-        self._failed = self._ended = False
+        self._failure: BaseException | None = None  # raised when what came before it was taken
+        self._ended = False
 
     def start(self, *, arrival: float) -> None:
         """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
         try:
             for index in range(len(self.spec.prompts) * self.spec.fan_out):
-                self._submit(index, arrival)
-        except BaseException:
-            self._failed = True
+                submit = self.spec.submit(index, arrival=arrival)
+                stream = self._client.submit(submit)
+                stream.wake = self._wake
+                choice = Choice(
+                    index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
+                )
+                self.choices.append(choice)
+        except BaseException as error:
+            self._failure = error
             self.close()
             raise
-
-    def _submit(self, index: int, arrival: float) -> None:
-        submit = self.spec.submit(index, arrival=arrival)
-        stream = self._client.submit(submit)
-        choice = Choice(
-            index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
-        )
-        stream.wake(self._wake)
-        self.choices.append(choice)
-        self._open.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Increments of all choices as they come; each choice's last one has its finish. What comes
@@ -76,7 +69,7 @@ class Generation:
         the whole call.
         """
         try:
-            while self._open:
+            while not self.finished:
                 await self.news()
                 for delta in self.take():
                     yield delta
@@ -91,50 +84,54 @@ class Generation:
         """What came since the last time; the caller closes. Raises as `deltas`, but only once what
         came before the failure has been taken."""
         self._wake.clear()
-        deltas, ended = list[Delta](), False
+        deltas = list[Delta]()
         try:
             if self._failure is not None:
                 raise self._failure
-            for choice in self._open:
-                if choice.stream.has_news and (delta := self._feed(choice)) is not None:
+            for choice in self.choices:
+                if choice.finish is not None or not choice.stream.has_news:
+                    continue
+                output = choice.stream.take()
+                if output.tokens:
+                    self._observe(choice.index, len(output.tokens))
+                if (delta := choice.feed(output)) is not None:
                     deltas.append(delta)
-                    ended = ended or delta.finish is not None
+                if choice.finish is not None and output.finish is None:
+                    self._client.abort([choice.stream.id])  # a stop string; the engine goes on
         except Exception as error:
-            self._fail(error)
+            self._failure = error
+            if isinstance(error, GenerationFailed) and error.bad_request:
+                error.param = self.spec.grammar_param
             if not deltas:
                 raise
             self._wake.set()
-        if ended:
-            self._open = [choice for choice in self._open if choice.finish is None]
         return deltas
-
-    def _feed(self, choice: Choice) -> Delta | None:
-        output = choice.stream.take()
-        if output.tokens:
-            self._observe(choice.index, len(output.tokens))
-        delta = choice.feed(output)
-        if choice.finish is not None and output.finish is None:
-            self._client.abort([choice.stream.id])  # a stop string; the engine goes on
-        return delta
-
-    def _fail(self, error: Exception) -> None:
-        self._failure, self._failed = error, True
-        if isinstance(error, GenerationFailed) and error.bad_request:
-            error.param = self.spec.grammar_param
 
     def close(self) -> None:
         """Abort every choice that is still open in the engine. May be called any number of times,
         and while being cancelled."""
-        open_ids = [choice.stream.id for choice in self.choices if choice.close()]
-        if open_ids:
-            self._client.abort(open_ids)
-        if not self._ended:
-            self._ended = True
-            self._metrics.observe_request(self._times())
+        self._client.abort([choice.stream.id for choice in self.choices])
+        if self._ended:
+            return
+        self._ended = True
+        first = None if self._first_token is None else self._first_token - self._began
+        self._metrics.observe_request(
+            self._finish(),
+            self.spec.prompt_tokens,
+            first_token=first,
+            total=time.monotonic() - self._began,
+        )
+
+    def _finish(self) -> Finish:
+        if self._failure is not None:
+            return "error"
+        if not self.finished:
+            return "abort"
+        return "stop" if all(choice.finish == "stop" for choice in self.choices) else "length"
 
     def _observe(self, index: int, count: int) -> None:
         """`count` tokens of a choice came."""
-        now = self._clock()
+        now = time.monotonic()
         before = self._arrivals.get(index)
         if before is not None:
             self._metrics.observe_tokens(count, gap_seconds=now - before)
@@ -142,23 +139,9 @@ class Generation:
             self._first_token = now
         self._arrivals[index] = now
 
-    def _times(self) -> RequestTimes:
-        finish: Finish = "abort"
-        if self._failed:
-            finish = "error"
-        elif self.finished:
-            finish = "stop" if all(c.finish == "stop" for c in self.choices) else "length"
-        first = None if self._first_token is None else self._first_token - self._began
-        return RequestTimes(
-            finish=finish,
-            prompt_tokens=self.spec.prompt_tokens,
-            first_token_seconds=first,
-            total_seconds=self._clock() - self._began,
-        )
-
     @property
     def finished(self) -> bool:
-        return not self._open
+        return all(choice.finish is not None for choice in self.choices)
 
     @property
     def wanted(self) -> list[Choice]:

@@ -19,12 +19,11 @@ import signal
 import struct
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine.config import ModelConfig, model_folder
+from engine.config import model_folder
 from engine.messages import CheckOutcome, Grammar
 from server.config import Config
 from server.errors import GrammarRefused, QueueFull
@@ -38,16 +37,18 @@ PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child answers by
 SLACK_SECONDS = 2.0  # ... or is killed after this much more
 RETRY_SECONDS = 1.0
 PIPE_SECONDS = 1.0  # until the pipe of a child that was killed is closed
-BUSY: tuple[str, CheckOutcome] = ("too many grammars are being compiled; try again", "busy")
+Verdict = tuple[str, CheckOutcome]  # a sentence, "" for accepted
+BUSY: Verdict = ("too many grammars are being compiled; try again", "busy")
 # Threads do not survive a fork, and the child forks.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compiled, and its seconds
 CHECK_COMMAND = (sys.executable, "-m", "engine.grammar.check")
 
 
-def check_command(target: ModelConfig, seconds: float) -> list[str]:
-    """The child for this target's tokenizer; `seconds` of CPU time for each grammar."""
-    command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", f"{seconds}"]
+def check_command(config: Config) -> list[str]:
+    """The child for the target's tokenizer."""
+    target, seconds = config.engine.target, f"{config.server.grammar_seconds}"
+    command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", seconds]
     if target.revision:
         command += ["--revision", target.revision]
     return [*command, "--trust-remote-code"] if target.trust_remote_code else command
@@ -55,25 +56,15 @@ def check_command(target: ModelConfig, seconds: float) -> list[str]:
 
 class GrammarChecker:
     """`start` ahead of the first request saves it the wait for the child; after `retire` none is
-    started, whatever becomes of the one that is there; `close` ends it.
+    started, whatever becomes of the one that is there; `close` ends it."""
 
-    `seconds`: the CPU time of one compilation; `max_bytes`: the longest source.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        seconds: float,
-        max_bytes: int,
-        observe: Observe = lambda outcome, seconds: None,
-    ) -> None:
-        self._command = command
-        self._seconds = seconds
-        self._max_bytes = max_bytes
+    def __init__(self, config: Config, observe: Observe) -> None:
+        self._command = check_command(config)
+        self._seconds = config.server.grammar_seconds
+        self._max_bytes = config.server.max_grammar_bytes
         self._observe = observe
         # Sentences, "" for accepted; those that are still to come are shared as well.
-        self._verdicts: OrderedDict[Grammar, asyncio.Task[str]] = OrderedDict()
+        self._verdicts: dict[Grammar, asyncio.Task[str]] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._child = _Child()
         self._known = asyncio.Event()  # the child answers, or `_unusable` holds why none will
@@ -113,7 +104,7 @@ class GrammarChecker:
             task = self._verdicts[grammar] = asyncio.create_task(self._ask(grammar))
             task.add_done_callback(lambda done: self._forget_failed(grammar, done))
             if len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
+                del self._verdicts[next(iter(self._verdicts))]
         sentence = await asyncio.shield(task)  # others may wait for the same answer
         if sentence:
             raise GrammarRefused(f"`{param}` cannot be honoured: {sentence}", param=param)
@@ -132,7 +123,7 @@ class GrammarChecker:
             raise QueueFull(sentence)
         return sentence
 
-    async def _compile(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
+    async def _compile(self, grammar: Grammar) -> Verdict:
         try:
             starting = not (self._served or self._retired)
             async with asyncio.timeout(START_SECONDS if starting else WAIT_SECONDS):
@@ -179,18 +170,23 @@ class _Child:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
-        self._asked: dict[int, asyncio.Future[tuple[str, CheckOutcome]]] = {}
+        self._writer: asyncio.StreamWriter
+        self._reader: asyncio.StreamReader
+        self._asked: dict[int, asyncio.Future[Verdict]] = {}
         self._ids = itertools.count(1)
 
     async def start(self, command: Sequence[str]) -> str:
         """ "" once it is ready, or why it never will be."""
-        self._process = await asyncio.create_subprocess_exec(
+        process = self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **ONE_THREAD},
             start_new_session=True,  # what signals our process group means us alone
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._writer, self._reader = process.stdin, process.stdout
         return (await self._answer())[1]
 
     async def listen(self) -> None:
@@ -208,25 +204,19 @@ class _Child:
                     asked.set_exception(ConnectionResetError("the grammar compiler was lost"))
             self._asked.clear()
 
-    async def ask(self, grammar: Grammar) -> tuple[str, CheckOutcome]:
-        """The sentence, "" for accepted. Raises OSError when it is lost."""
-        assert self._process is not None
-        assert self._process.stdin is not None
+    async def ask(self, grammar: Grammar) -> Verdict:
+        """Raises OSError when it is lost."""
         id = next(self._ids)
-        answer: asyncio.Future[tuple[str, CheckOutcome]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._asked[id] = answer
         data = msgspec.msgpack.encode((id, grammar))
-        self._process.stdin.write(struct.pack("<I", len(data)) + data)
-        await self._process.stdin.drain()
+        self._writer.write(struct.pack("<I", len(data)) + data)
+        await self._writer.drain()
         return await answer
 
     async def _answer(self) -> tuple[int, str, CheckOutcome]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        head = await self._process.stdout.readexactly(4)
-        data = await self._process.stdout.readexactly(struct.unpack("<I", head)[0])
+        head = await self._reader.readexactly(4)
+        data = await self._reader.readexactly(struct.unpack("<I", head)[0])
         return msgspec.msgpack.decode(data, type=tuple[int, str, CheckOutcome])
 
     async def kill(self) -> None:
@@ -238,22 +228,7 @@ class _Child:
             # then misses.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._writer.close()
         await self._process.wait()
-        if self._process.stdout is not None:  # its pipe must not outlive the loop
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.stdout.read(), PIPE_SECONDS)
-
-
-def grammar_checker(
-    config: Config, observe: Observe = lambda outcome, seconds: None
-) -> GrammarChecker:
-    """The configured one, not yet started."""
-    seconds = config.server.grammar_seconds
-    return GrammarChecker(
-        check_command(config.engine.target, seconds),
-        seconds=seconds,
-        max_bytes=config.server.max_grammar_bytes,
-        observe=observe,
-    )
+        with contextlib.suppress(TimeoutError):  # its pipe must not outlive the loop
+            await asyncio.wait_for(self._reader.read(), PIPE_SECONDS)

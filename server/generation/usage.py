@@ -44,10 +44,7 @@ class Usage:
             self.cached_tokens = step.cached_tokens or self.cached_tokens
             self._take_step(step, taken)
             guessed_from_prediction = step.predicted
-            left = taken
-            for source, count in step.sources or ():
-                self.predicted += min(count, left) if source == PREDICTION else 0
-                left = max(left - count, 0)
+            self.predicted += _guessed_by(PREDICTION, step, taken)
             taken = max(taken - len(step.tokens), 0)
             if stopped and not taken:
                 break
@@ -62,7 +59,7 @@ class Usage:
         accepted = min(step.accepted - self.accepted, taken)
         self.proposed, self.accepted = step.proposed, self.accepted + accepted
         if step.forced:
-            by_grammar = _of_grammar(step, accepted)
+            by_grammar = _guessed_by(GRAMMAR, step, accepted)
             self._add(GRAMMAR, (step.forced, by_grammar))
             proposed, accepted = proposed - step.forced, accepted - by_grammar
         if proposed:
@@ -73,13 +70,13 @@ class Usage:
         self.by_proposer[name] = proposed + guesses[0], accepted + guesses[1]
 
 
-def _of_grammar(step: Output, accepted: int) -> int:
-    """Of the first so many tokens of a step, those that its grammar guessed."""
+def _guessed_by(name: str, step: Output, first: int) -> int:
+    """Of the first so many tokens of a step, those that this proposer guessed."""
     found = 0
     for source, count in step.sources or ():
-        count = min(count, accepted)
-        accepted -= count
-        found += count if source == GRAMMAR else 0
+        count = min(count, first)
+        first -= count
+        found += count if source == name else 0
     return found
 
 

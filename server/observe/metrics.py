@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import get_args
 
@@ -26,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine.lifecycle import EngineState
 from server.observe.metrics_table import METRICS, PARTS, Finish, Rejection
-from server.observe.speculation import Gain, RecentAcceptance, Regret, compared, seconds_of
+from server.observe.speculation import Gain, Regret, compared, seconds_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "foredraft_"
@@ -36,16 +35,6 @@ _SUMS = [((m.name, ""), m.of) for m in _OF_STEPS if m.type == "counter" and not 
 _GAUGES = [((m.name, ""), m.of) for m in _OF_STEPS if m.type == "gauge"]
 _LISTS = [([(m.name, at) for at in m.label_values], m.of) for m in _OF_STEPS if m.label]
 _MODES = get_args(Mode)
-
-
-@dataclass(frozen=True)
-class RequestTimes:
-    """An ended request, n choices and all. Seconds since its arrival; None: no token came."""
-
-    finish: Finish
-    prompt_tokens: int
-    first_token_seconds: float | None
-    total_seconds: float
 
 
 class Histogram:
@@ -82,7 +71,7 @@ class Metrics(Collector):
         }
         self._histograms = {m.name: Histogram(m.buckets) for m in METRICS if m.type == "histogram"}
         self._state: EngineState | None = None
-        self.regret, self.acceptance, self.gain = Regret(), RecentAcceptance(), Gain()
+        self.regret, self.gain = Regret(), Gain()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -122,20 +111,29 @@ class Metrics(Collector):
         self._set("kv_cache_usage_ratio", usage)
         if step.num_sampling or step.num_prompt_tokens:
             self._count_seconds(step)
-        self._observe_speculation(step)
+        estimates = step.estimates
+        self.gain.observe(step)
+        if step.num_sampling:
+            self.regret.observe(estimates, step.num_generated_tokens)
+            self._add("spec_decode_decisions_total", 1, estimates.reason)
+        self._set("spec_decode_main_proposer_speedup_ratio", estimates.speedup)
+        for mode in _MODES:
+            self._set("spec_decode_mode", mode == estimates.mode, mode)
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
         """`count` tokens arrived together, `gap_seconds` after the delivery before. Not for the
         first delivery, which has no predecessor."""
         self._histograms["inter_token_latency_seconds"].observe(gap_seconds / count, count)
 
-    def observe_request(self, times: RequestTimes) -> None:
-        """One request ended, in whichever way."""
-        self._add("requests_total", 1, times.finish)
-        self._add("prompt_tokens_total", times.prompt_tokens)
-        if times.first_token_seconds is not None:
-            self._histograms["time_to_first_token_seconds"].observe(times.first_token_seconds)
-        self._histograms["e2e_request_latency_seconds"].observe(times.total_seconds)
+    def observe_request(
+        self, finish: Finish, prompt_tokens: int, *, first_token: float | None, total: float
+    ) -> None:
+        """One request ended, n choices and all. Seconds since its arrival; None: no token came."""
+        self._add("requests_total", 1, finish)
+        self._add("prompt_tokens_total", prompt_tokens)
+        if first_token is not None:
+            self._histograms["time_to_first_token_seconds"].observe(first_token)
+        self._histograms["e2e_request_latency_seconds"].observe(total)
 
     def count_rejection(self, reason: Rejection) -> None:
         """One request was refused before it reached the engine."""
@@ -177,14 +175,3 @@ class Metrics(Collector):
         taken, plain = compared(step)
         self._add("spec_decode_compared_seconds_total", taken, "taken")
         self._add("spec_decode_compared_seconds_total", plain, "plain")
-
-    def _observe_speculation(self, step: StepMetrics) -> None:
-        estimates = step.estimates
-        self.gain.observe(step)
-        self.acceptance.observe(step.proposed_at, step.accepted_at)
-        if step.num_sampling:
-            self.regret.observe(estimates, step.num_generated_tokens)
-            self._add("spec_decode_decisions_total", 1, estimates.reason)
-        self._set("spec_decode_main_proposer_speedup_ratio", estimates.speedup)
-        for mode in _MODES:
-            self._set("spec_decode_mode", mode == estimates.mode, mode)

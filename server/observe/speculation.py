@@ -1,11 +1,11 @@
-"""How speculation fared lately: regret of the choices of K, acceptance by position, gain, and the
-log's lines about it. Time is passed in."""
+"""How speculation fared lately: regret of the choices of K, gain, and the log's lines about it.
+Time is passed in."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -64,31 +64,6 @@ class Regret:
         return self._seconds["chosen"] / best - 1.0 if best > 0.0 else 0.0
 
 
-class RecentAcceptance:
-    """Of the last `memory_steps` steps that had guesses."""
-
-    def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
-        self._sums = FadingSums(memory_steps)
-
-    def observe(self, proposed_at: Sequence[int], accepted_at: Sequence[int]) -> None:
-        """One step; see messages.StepMetrics."""
-        if not proposed_at:
-            return
-        self._sums.begin_step()
-        for name, counts in (("proposed", proposed_at), ("accepted", accepted_at)):
-            for position, count in enumerate(counts):
-                self._sums[name, position] += count
-
-    @property
-    def shares(self) -> list[float]:
-        """[position]: of the guesses that were verified there, the share that was accepted. Ends
-        where hardly any were verified."""
-        sums, found = self._sums, list[float]()
-        while (proposed := sums["proposed", len(found)]) >= 1.0:
-            found.append(sums["accepted", len(found)] / proposed)
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     """A proposer's. `proposed` and `accepted`: tokens per round, i.e. per sequence and step; each
@@ -140,6 +115,9 @@ class Gain:
         for name, (proposed, accepted) in step.by_proposer.items():
             sums["proposed", name] += proposed
             sums["accepted", name] += accepted
+        for word, counts in (("proposed", step.proposed_at), ("accepted", step.accepted_at)):
+            for position, count in enumerate(counts):
+                sums[word, position] += count
 
     @property
     def speedup(self) -> float | None:
@@ -152,6 +130,15 @@ class Gain:
         """One without guesses; None before the first."""
         rounds = self._sums["rounds"]
         return self._sums["tokens"] / rounds if rounds else None
+
+    @property
+    def kept(self) -> list[float]:
+        """[position]: of the guesses that were verified there, the share that was accepted. Ends
+        where hardly any were verified."""
+        sums, found = self._sums, list[float]()
+        while (proposed := sums["proposed", len(found)]) >= 1.0:
+            found.append(sums["accepted", len(found)] / proposed)
+        return found
 
     @property
     def shares(self) -> dict[str, Share]:

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -26,16 +26,14 @@ MAX_FOLDER_BYTES = 80  # a Unix socket's path ends at 107 bytes
 class Incarnation:
     """Make it, connect the client to `commands` and `events`, `spawn`, and always `close`.
 
-    `base` is where its folder is made; default: the system's folder for temporary files.
     `ready`: it serves; `over`: it exited or sent Fatal; `seen`: it sent something since the last
     check.
     """
 
-    def __init__(self, base: Path | None = None) -> None:
-        if base is None:
-            base = Path(tempfile.gettempdir())
-            if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
-                base = Path("/tmp")
+    def __init__(self) -> None:
+        base = tempfile.gettempdir()
+        if len(os.fsencode(base)) > MAX_FOLDER_BYTES:
+            base = "/tmp"
         self.folder = Path(tempfile.mkdtemp(prefix="foredraft-", dir=base))
         self.commands = f"ipc://{self.folder}/commands"
         self.events = f"ipc://{self.folder}/events"
@@ -43,7 +41,6 @@ class Incarnation:
         self.fatal: Fatal | None = None
         self.seen = False
         self._process: asyncio.subprocess.Process | None = None
-        self._exit: asyncio.Task[None] | None = None
         self._stdin: int | None = None
 
     @property
@@ -55,9 +52,7 @@ class Incarnation:
         """None while it runs; minus the signal's number when a signal ended it."""
         return self._process.returncode if self._process is not None else None
 
-    async def spawn(
-        self, command: Sequence[str], config: EngineConfig, *, environment: Mapping[str, str]
-    ) -> None:
+    async def spawn(self, command: Sequence[str], config: EngineConfig) -> None:
         """Start `command --config .. --commands .. --events ..`. Raises OSError."""
         path = self.folder / "engine.json"
         path.write_text(config.model_dump_json(), encoding="utf-8")
@@ -68,12 +63,12 @@ class Incarnation:
                 *("--config", str(path), "--commands", self.commands, "--events", self.events),
                 stdin=read_end,
                 stdout=STDERR,  # stdout is the front end's
-                env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal is for the front end alone
             )
         finally:
             os.close(read_end)
-        self._exit = asyncio.create_task(self._watch_exit(self._process))
+        self._exit = asyncio.create_task(self._process.wait())
+        self._exit.add_done_callback(lambda exit: self.over.set())
 
     def receive(self, event: Event) -> None:
         """Take note of an event that it sent."""
@@ -85,10 +80,6 @@ class Incarnation:
                 self.fatal = event
                 self.over.set()
 
-    async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
-        await process.wait()
-        self.over.set()
-
     async def close(self) -> None:
         """Kill what still runs (the whole session of the child), reap it, remove the folder."""
         if self._stdin is not None:
@@ -99,8 +90,6 @@ class Incarnation:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
-        if self._exit is not None:
-            self._exit.cancel()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -3,69 +3,49 @@
 Owns the child, its private endpoints and its states (engine.lifecycle decides, this acts).
 Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
 again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
-(server.engine.client), and what to do when `failed` is set (exit non-zero: the cli).
+(server.engine.client), and what to do when it has failed (exit non-zero: the cli).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
 from engine.messages import Drain, Event, Ready, Stop
+from server.config import Config
 from server.engine.client import EngineClient
-from server.engine.lifecycle import EngineState, Lifecycle, Loss, RestartPolicy
+from server.engine.lifecycle import EngineState, Lifecycle, Loss
 from server.supervise.incarnation import Incarnation, how_it_ended
 
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine")
-WATCH_TICKS = 4  # checks within `watchdog` seconds
+WATCH_TICKS = 4  # checks within `watchdog_seconds`; an engine that is ready beats once a second
 FINAL_EVENTS_SECONDS = 2.0  # for what a process sent just before it ended
 STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
 
 
-@dataclass(frozen=True)
-class SupervisorSettings:
-    """Seconds. `watchdog`: silence of a ready engine (it beats once a second when idle)."""
-
-    watchdog: float = 30.0
-    start_timeout: float = 600.0
-    restarts: RestartPolicy = field(default_factory=RestartPolicy)
-
-
 class EngineSupervisor:
-    """`start()` once, in a running loop; `stop(grace)` at the end. `failed` is set when the engine
-    is given up; `failure` then holds the sentence for the operator. `runtime_folder` holds the
-    private sockets (default: the system's folder for temporary files)."""
+    """`start()` once, in a running loop; `stop(grace)` at the end. When the engine is given up,
+    `failure` holds the sentence for the operator."""
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: Config,
         client: EngineClient,
         *,
-        settings: SupervisorSettings | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
-        environment: Mapping[str, str] | None = None,
-        runtime_folder: Path | None = None,
-        on_state: Callable[[EngineState], None] = lambda state: None,
+        on_state: Callable[[EngineState], None],
     ) -> None:
-        self.failed = asyncio.Event()
         self._config = config
         self._client = client
-        self._settings = settings if settings is not None else SupervisorSettings()
         self._command = tuple(command)
-        self._environment = dict(os.environ if environment is None else environment)
-        self._runtime_folder = runtime_folder
         self._on_state = on_state
-        self._lifecycle = Lifecycle(self._settings.restarts, observe=self._changed)
+        self._lifecycle = Lifecycle(config.server, self._changed)
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -88,7 +68,7 @@ class EngineSupervisor:
         return self._incarnation.pid if self._incarnation is not None else None
 
     async def start(self) -> None:
-        """Begin to start the engine and return; watch `state`, `on_state` or `failed`."""
+        """Begin to start the engine and return; watch `state` or `on_state`."""
         assert self._task is None, "start() is called once"
         self._changed(self.state)
         self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
@@ -131,30 +111,24 @@ class EngineSupervisor:
             sentence = f"the server failed: {type(error).__name__}: {error}"
             self._lifecycle.fail(sentence, why=sentence)
             self._client.fail_all(sentence)
-            self.failed.set()
         finally:
             self._finished.set()
 
     async def _live(self) -> float | None:
         """The life of one incarnation. Returns seconds until the next, or None: no more."""
-        self._incarnation = incarnation = Incarnation(self._runtime_folder)
+        self._incarnation = incarnation = Incarnation()
+        delay: float | None = None
         try:
-            loss = await self._run(incarnation)
-            return self._after_loss(loss) if loss is not None else None
+            if (loss := await self._run(incarnation)) is not None:
+                if self.state != "draining":
+                    delay = self._lifecycle.lose(loss, time.monotonic())
+                # Streams end first, before the process is killed and its folder removed.
+                self._client.fail_all(loss.sentence)
+            return delay
         finally:
             self._incarnation = None
             self._client.disconnect()
             await incarnation.close()
-
-    def _after_loss(self, loss: Loss) -> float | None:
-        """Streams end first, before the process is killed and its folder removed."""
-        delay: float | None = None
-        if self.state != "draining":
-            delay = self._lifecycle.lose(loss, time.monotonic())
-        self._client.fail_all(loss.sentence)
-        if self.state == "failed":
-            self.failed.set()
-        return delay
 
     async def _run(self, incarnation: Incarnation) -> Loss | None:
         """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""
@@ -164,7 +138,7 @@ class EngineSupervisor:
                 incarnation.events,
                 on_event=lambda event: self._on_event(event, incarnation),
             )
-            await incarnation.spawn(self._command, self._config, environment=self._environment)
+            await incarnation.spawn(self._command, self._config.engine)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
         silence = await self._watch(incarnation)
@@ -181,17 +155,17 @@ class EngineSupervisor:
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:
         """None when it is over, or when `stop` is called; a Loss when it sends nothing."""
-        settings, ready, over = self._settings, incarnation.ready, incarnation.over
-        await _within(settings.start_timeout, ready, over, self._end)
+        settings, ready, over = self._config.server, incarnation.ready, incarnation.over
+        await _within(settings.start_timeout_seconds, ready, over, self._end)
         if not (ready.is_set() or over.is_set() or self._end.is_set()):
-            return Loss(f"the engine was not ready within {settings.start_timeout:g} s")
+            return Loss(f"the engine was not ready within {settings.start_timeout_seconds:g} s")
         # Checks are counted, not seconds: when this loop is held up, it reads no events either.
         silent = 0
-        while not await _within(settings.watchdog / WATCH_TICKS, over, self._end):
+        while not await _within(settings.watchdog_seconds / WATCH_TICKS, over, self._end):
             silent = 0 if incarnation.seen else silent + 1
             incarnation.seen = False
             if silent >= WATCH_TICKS:
-                return Loss(f"the engine gave no sign of life for {settings.watchdog:g} s")
+                return Loss(f"the engine gave no sign of life for {settings.watchdog_seconds:g} s")
         return None
 
     async def _final_loss(self, incarnation: Incarnation) -> Loss:

@@ -37,7 +37,8 @@ def render(
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> Rendered:
-    """Raises ChatTemplateError. `variables`: what else the template may read."""
+    """With `continue_final_message` it ends where the content of the last message does.
+    `variables`: what else the template may read. Raises ChatTemplateError."""
     pattern = tokenizer.special_pattern
     texts = [text for part in (messages, tools or ()) for text in _texts(part)]
     mark = ""
@@ -49,10 +50,10 @@ def render(
         tools = _broken(tools, pattern, mark)
     text = tokenizer.render(
         messages,
-        tools=tools,
+        tools=tools or None,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
-        variables=variables or {},
+        **(variables or {}),
     )
     return Rendered(text, mark)
 

@@ -11,13 +11,12 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from engine.config import HUB_NAME
 from engine.errors import ModelError
 from server.errors import ChatTemplateError
 
@@ -92,11 +91,9 @@ def forget_torch() -> None:
     Call it before transformers is imported, whose warning about that is not logged."""
     modules: dict[str, Any] = sys.modules
     modules.setdefault("torch", None)  # the import system's way to say that there is none
-    logging.getLogger("transformers").addFilter(_is_not_about_torch)
-
-
-def _is_not_about_torch(record: logging.LogRecord) -> bool:
-    return "PyTorch was not found" not in record.getMessage()
+    logging.getLogger("transformers").addFilter(
+        lambda record: "PyTorch was not found" not in record.getMessage()
+    )
 
 
 TOKENIZER_FILES = (
@@ -105,9 +102,9 @@ TOKENIZER_FILES = (
 
 
 class Tokenizer:
-    """A transformers tokenizer. Where it has a Rust backend that is called directly: the Python
-    wrapper sets truncation on every call, which is not safe from several threads. Ids at or above
-    the tokenizer's own vocabulary (padded embedding rows) decode to nothing and are not special.
+    """A transformers tokenizer, whose Rust backend is called directly: the Python wrapper sets
+    truncation on every call, which is not safe from several threads. Ids at or above the
+    tokenizer's own vocabulary (padded embedding rows) decode to nothing and are not special.
 
     `fill_in`: the tokens for text between two texts, when the vocabulary has them.
     `joins_bytes`: a text is its tokens' bytes and no more, so that tokens decode on their own.
@@ -117,13 +114,16 @@ class Tokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        if self._backend is not None:
-            self._backend.no_truncation()
-            self._backend.no_padding()
+        if self._backend is None:
+            raise ModelError("it is written in Python; one with a tokenizer.json is needed")
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self._added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items()}
         self._special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         self._special |= set(tokenizer.all_special_ids)
-        decoders = self._decoders()
+        decoder = self._backend.decoder
+        state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
+        decoders = [part["type"] for part in state.get("decoders", [state])]
         self._piece_bytes = byte_level_bytes if "ByteLevel" in decoders else text_piece_bytes
         self._bytes: dict[int, bytes] = {}  # as far as asked for
         self.vocab_size: int = len(tokenizer)
@@ -139,16 +139,6 @@ class Tokenizer:
             i: (t.lstrip, t.rstrip) for i, t in tokenizer.added_tokens_decoder.items() if t.special
         }
         self.joins_bytes: bool = self._only_joins_bytes(decoders)
-        self._plain: Any = None
-        self._lock = threading.Lock()
-
-    def _decoders(self) -> list[str]:
-        """The types of the backend's decoders."""
-        decoder = getattr(self._backend, "decoder", None)
-        if decoder is None:
-            return []
-        state = json.loads(decoder.__getstate__())
-        return [part["type"] for part in state.get("decoders", [state])]
 
     def _only_joins_bytes(self, decoders: list[str]) -> bool:
         """A byte-level decoder joins bytes, but it may read an added token in its own alphabet."""
@@ -159,8 +149,6 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Special tokens that the text spells out become themselves."""
-        if self._backend is None:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         # In a batch of one: `encode` holds the interpreter for as long as it takes, batches do not.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
@@ -188,61 +176,42 @@ class Tokenizer:
                 start += len(text[start:]) - len(text[start:].lstrip())
         return [piece for piece in (*pieces, text[start:]) if piece != ""]
 
+    @cached_property
+    def _plain(self) -> Any:
+        """A second backend, for which nothing is special: the switch is no argument but state."""
+        plain = type(self._backend).from_str(self._backend.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
     def _encode_plain(self, text: str) -> list[int]:
-        if self._backend is None:
-            options = {"add_special_tokens": False, "split_special_tokens": True}
-            return list(self._tokenizer.encode(text, **options))
-        with self._lock:
-            if self._plain is None:  # a second one: the switch is no argument but state
-                self._plain = type(self._backend).from_str(self._backend.to_str())
-                self._plain.encode_special_tokens = True
         [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         # Filtered here, since some tokens are special to transformers only.
-        known = [
-            i
-            for i in ids
-            if i < self.vocab_size and not (skip_special_tokens and i in self._special)
-        ]
-        if self._backend is not None:
-            return str(self._backend.decode(known, skip_special_tokens=False))
-        return str(self._tokenizer.decode(known, clean_up_tokenization_spaces=False))
+        hidden = self._special if skip_special_tokens else ()
+        known = [i for i in ids if i < self.vocab_size and i not in hidden]
+        return str(self._backend.decode(known, skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
         found = self._bytes.get(token)
         if found is None:
-            found = self._bytes[token] = self._find_bytes(token)
+            if token in self._added:
+                found = self._added[token].encode("utf-8")
+            else:
+                piece = self._backend.id_to_token(token)
+                found = b"" if piece is None else self._piece_bytes(piece)
+            self._bytes[token] = found
         return found
-
-    def _find_bytes(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token].encode("utf-8")
-        if self._backend is not None:
-            piece = self._backend.id_to_token(token)
-        elif token < self.vocab_size:
-            piece = self._tokenizer.convert_ids_to_tokens(token)
-        else:
-            piece = None
-        return b"" if piece is None else self._piece_bytes(piece)
 
     def is_special(self, token: int) -> bool:
         return token in self._special
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] = {},
-    ) -> str:
-        """The conversation as text, to be encoded without adding special tokens; with
-        `continue_final_message` it ends where the content of the last message does.
-        Raises ChatTemplateError."""
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        """The conversation as text, to be encoded without adding special tokens. `options`: those
+        of transformers' `apply_chat_template`, `add_generation_prompt` being the default, and what
+        else the template may read. Raises ChatTemplateError."""
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
@@ -251,15 +220,10 @@ class Tokenizer:
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=False,
-                **variables,
+                list(messages), **{"add_generation_prompt": True, **options}, tokenize=False
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
-            if continue_final_message:  # whose error quotes the conversation
+            if options.get("continue_final_message"):  # whose error quotes the conversation
                 raise ChatTemplateError(
                     "the model's chat template refused the messages, or does not write the final"
                     " one as it is, so that it cannot be continued"
@@ -281,19 +245,10 @@ def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Tokenizer:
     """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
-    folder = os.path.expanduser(path)
-    if os.path.isdir(folder):
-        path = folder
-        if not any(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER_FILES):
-            raise ModelError(
-                f"cannot load a tokenizer from {path}: the folder holds none of"
-                f" {', '.join(TOKENIZER_FILES)}"
-            )
-    elif not HUB_NAME.fullmatch(path):
-        raise ModelError(
-            f"cannot load a tokenizer from {path[:200]}: there is no such folder, and a hub name"
-            " looks like org/name"
-        )
+    files = (os.path.join(path, name) for name in TOKENIZER_FILES)
+    if os.path.isdir(path) and not any(map(os.path.isfile, files)):
+        known = ", ".join(TOKENIZER_FILES)
+        raise ModelError(f"cannot load a tokenizer from {path}: the folder holds none of {known}")
     from transformers import AutoTokenizer
 
     # Its threads are of no use to a batch of one, and it warns of them whenever a child is started.

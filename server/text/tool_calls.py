@@ -161,12 +161,13 @@ class ToolCallParser(Reader, ABC):
         if marker not in self._hidden:
             self.content(marker)
 
-    def text_until(self, *markers: str) -> Steps[str]:
-        """Hands content out up to the first marker, which is taken; "" at the end of the text."""
+    def text_until(self, *markers: str, in_call: bool = False) -> Steps[str]:
+        """Hands content out up to the first marker, which is taken; "" at the end of the text. Half
+        a marker at that end is content, but not behind a call, which it would have closed."""
         while True:
             found = [(at, m) for m in markers if (at := self.text.find(m, self.at)) >= 0]
             end, marker = min(found, default=(len(self.text), ""))
-            if not marker and not self.ended:
+            if not marker and (in_call or not self.ended):
                 end -= partial_length(self.text[self.at :], markers)
             self.content(self.text[self.at : end])
             self.at = end + len(marker)
@@ -237,7 +238,7 @@ class HermesParser(ToolCallParser):
 
     def program(self) -> Steps[None]:
         in_call = False
-        while marker := (yield from self.text_until(self.OPEN, self.CLOSE)):
+        while marker := (yield from self.text_until(self.OPEN, self.CLOSE, in_call=in_call)):
             if marker == self.CLOSE:
                 if not in_call:
                     self.marker(marker)

@@ -103,9 +103,9 @@ def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
         return "tools are switched off (`server.tool_parser`)"
     if not tokenizer.has_chat_template:
         return "this model has no chat template"
-    if NAME not in (_rendered(tokenizer, [HELLO]) or ""):
+    if NAME not in _rendered(tokenizer, [HELLO]):
         return "the chat template of this model does not know tools"
-    called = _rendered(tokenizer, [HELLO, CALL]) or ""
+    called = _rendered(tokenizer, [HELLO, CALL])
     if wanted == "hermes" or (wanted == "auto" and _HERMES.search(called)):
         return _hermes(tokenizer, called)
     if wanted == "llama3_json" or (wanted == "auto" and _LLAMA.search(called)):
@@ -116,11 +116,12 @@ def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
     )
 
 
-def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str | None:
+def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
+    """Empty where the template refuses them."""
     try:
         return tokenizer.render(messages, tools=[TOOL], add_generation_prompt=False)
     except ChatTemplateError:
-        return None
+        return ""
 
 
 def _marker(tokenizer: Tokenizer, text: str) -> Marker:
@@ -163,30 +164,38 @@ def call_grammar(
     be made or not, the grammar binds from the opening marker on: before it any text is allowed that
     the parser would not take for a call."""
     opening = "" if format.opening is None else "opening "
-    names = " | ".join(f"call_{i}" for i in range(len(functions)))
-    closing = "" if format.closing is None else f" {_symbol(format.closing)}"
-    lines = [f"call: ({names}){closing}"]
-    if format.opening is not None:
-        lines.append(f"opening: {_symbol(format.opening)}")
-    for i, (name, schema) in enumerate(functions):
-        before, after = _lexemes(format.head + name + format.middle), _lexemes(format.tail)
-        lines += [f"call_{i}: {before} arguments_{i} {after}"]
-        lines += [f"arguments_{i}: %json {json.dumps(schema)}"]
     calls = f"{opening}call"
     if many:
         calls += f" ({json.dumps(format.between)} {opening}call)*"
+    rules = _call_rules(format, functions)
     if required:
         start = calls
     elif content is not None:
         start = f"content | {calls}"
-        lines.append(f"content: %json {json.dumps(content)}")
+        rules.append(f"content: %json {json.dumps(content)}")
     elif format.opening is None:  # only a reply that begins with a call is one
         start = f"TEXT | {calls}"
-        lines.append(f"TEXT: /{_ANY}/ & ~/[ \\t\\r\\n]*\\{{{_ANY}/")
+        rules.append(f"TEXT: /{_ANY}/ & ~/[ \\t\\r\\n]*\\{{{_ANY}/")
     else:
         start = "(text_opening call)* TEXT" if many else "TEXT | text_opening call"
-        lines += _free_text(format.opening)
-    return Grammar("lark", "\n".join([f"start: {start}", *lines]) + "\n")
+        rules += _free_text(format.opening)
+    return Grammar("lark", "\n".join([f"start: {start}", *rules]) + "\n")
+
+
+def _call_rules(
+    format: ToolFormat, functions: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[str]:
+    """`call`: what stands behind the opening marker; `opening`: that marker, if there is one."""
+    names = " | ".join(f"call_{i}" for i in range(len(functions)))
+    closing = "" if format.closing is None else f" {_symbol(format.closing)}"
+    rules = [f"call: ({names}){closing}"]
+    if format.opening is not None:
+        rules.append(f"opening: {_symbol(format.opening)}")
+    for i, (name, schema) in enumerate(functions):
+        before, after = _lexemes(format.head + name + format.middle), _lexemes(format.tail)
+        rules += [f"call_{i}: {before} arguments_{i} {after}"]
+        rules += [f"arguments_{i}: %json {json.dumps(schema)}"]
+    return rules
 
 
 def _free_text(opening: Marker) -> list[str]:

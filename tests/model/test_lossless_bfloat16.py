@@ -9,12 +9,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.messages import Output, SamplingParams, Submit
 from engine.model.pair import Pair, load_pair
 from tests.model.test_lossless import FIELDS, VARIANTS, Replies, config_for, run
 
-pytestmark = pytest.mark.skipif(not multiplies_pairs(), reason="the processor has no AVX512_BF16")
+pytestmark = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512_BF16")
 
 PROMPTS = [[(7 * i * i + 11 * i + start) % 4000 + 1 for i in range(9 + start)] for start in (0, 60)]
 REQUESTS: dict[str, tuple[list[int], SamplingParams]] = {

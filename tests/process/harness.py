@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import tempfile
@@ -10,17 +11,21 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from engine.config import EngineConfig
 from engine.messages import Output, SamplingParams, Submit
+from server.config import Config, ServerConfig
+from server.engine import lifecycle
 from server.engine.client import EngineClient
-from server.engine.lifecycle import EngineState, RestartPolicy
+from server.engine.lifecycle import EngineState
 from server.engine.mailbox import Stream
-from server.supervise.supervisor import EngineSupervisor, SupervisorSettings
+from server.supervise.supervisor import EngineSupervisor
 from tests.support.scripted import COMMAND, Script
+from tests.support.streams import read
 
 PATIENCE = 120.0  # seconds; how long a loaded machine may take for what is normally instant
-QUICK = SupervisorSettings(restarts=RestartPolicy(backoff=0.05))
+AS_USUAL = ServerConfig()
 
 
 @dataclass
@@ -45,20 +50,23 @@ class House:
 async def house(
     script: Script,
     *,
-    settings: SupervisorSettings = QUICK,
+    settings: ServerConfig = AS_USUAL,
+    backoff: float = 0.05,
     command: Sequence[str] = COMMAND,
 ) -> AsyncIterator[House]:
     """Started, not yet ready; at the end everything must be gone."""
-    with short_folder() as folder:
+    with (
+        short_folder() as folder,
+        patch.object(tempfile, "tempdir", str(folder)),
+        patch.dict(os.environ, script.environment()),
+        patch.object(lifecycle, "BACKOFF_SECONDS", backoff),
+    ):
         states: list[EngineState] = []
         client = EngineClient()
         supervisor = EngineSupervisor(
-            EngineConfig(),
+            Config(settings, EngineConfig()),
             client,
-            settings=settings,
             command=command,
-            environment=script.environment(),
-            runtime_folder=folder,
             on_state=states.append,
         )
         await supervisor.start()
@@ -89,9 +97,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def read_all(stream: Stream) -> list[Output]:
     """Every Output up to the one with `finish`; raises EngineLost."""
-    outputs = [await stream.next()]
+    outputs = [await read(stream)]
     while outputs[-1].finish is None:
-        outputs.append(await stream.next())
+        outputs.append(await read(stream))
     return outputs
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineLost
-from server.engine.lifecycle import RestartPolicy
+from server.config import ServerConfig
 from server.engine.mailbox import Stream
-from server.supervise.supervisor import SupervisorSettings
 from tests.process.harness import House, house, is_gone, read_all, tokens_of, until
 from tests.support.scripted import Script, expected_tokens
+from tests.support.streams import read
 
 SLOW = Script(step_seconds=0.02)
 ENDLESS = 10**6
@@ -25,7 +25,7 @@ async def ends_as_lost(stream: Stream) -> str:
     async with asyncio.timeout(5):
         try:
             while True:
-                output = await stream.next()
+                output = await read(stream)
                 assert output.finish is None
         except EngineLost as lost:
             return str(lost)
@@ -36,7 +36,7 @@ async def started_streams(home: House, count: int) -> list[Stream]:
     await home.reach("ready")
     streams = [home.submit(f"r{n}", ENDLESS) for n in range(count)]
     for stream in streams:
-        await stream.next()
+        await read(stream)
     return streams
 
 
@@ -73,7 +73,7 @@ def test_a_slow_reader_gets_one_merged_output() -> None:
             await home.reach("ready")
             stream = home.submit("a", 50)
             await until(lambda: home.client.inflight == 0)
-            output = await stream.next()
+            output = await read(stream)
             assert output.tokens == expected_tokens((1, 2, 3), 50)
             assert (output.finish, output.rounds, output.cached_tokens) == ("length", 50, 0)
 
@@ -90,10 +90,10 @@ def test_an_aborted_request_ends_and_the_others_go_on() -> None:
             gone, stays = await started_streams(home, 2)
             await until(lambda: running[-1] == 2)
             home.client.abort([gone.id])
-            while (await gone.next()).finish is None:
+            while (await read(gone)).finish is None:
                 pass
             await until(lambda: running[-1] == 1)
-            await stays.next()
+            await read(stays)
 
     asyncio.run(scenario())
 
@@ -140,7 +140,7 @@ def test_a_silent_engine_is_killed_and_replaced(tmp_path: Path, how: str) -> Non
     """A process that lives but gives no sign of life is as good as dead."""
     hang_after = 5 if how == "step hangs" else None
     script = Script(step_seconds=0.02, hang_after=hang_after, only_once=str(tmp_path / "once"))
-    settings = SupervisorSettings(watchdog=3.0, restarts=RestartPolicy(backoff=0.05))
+    settings = ServerConfig(watchdog_seconds=3.0)
 
     async def scenario() -> None:
         async with house(script, settings=settings) as home:
@@ -160,7 +160,7 @@ def test_a_silent_engine_is_killed_and_replaced(tmp_path: Path, how: str) -> Non
 
 def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
     """Heartbeats keep an engine without work alive beyond the watchdog's limit."""
-    settings = SupervisorSettings(watchdog=2.0)
+    settings = ServerConfig(watchdog_seconds=2.0)
 
     async def scenario() -> None:
         beats: list[int] = []
@@ -174,7 +174,7 @@ def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
 
 def test_a_slow_start_is_waited_for() -> None:
     """Loading may take longer than the watchdog's limit; meanwhile requests are refused."""
-    settings = SupervisorSettings(watchdog=0.5)
+    settings = ServerConfig(watchdog_seconds=0.5)
 
     async def scenario() -> None:
         async with house(Script(start_seconds=2), settings=settings) as home:
@@ -188,13 +188,11 @@ def test_a_slow_start_is_waited_for() -> None:
 
 def test_an_engine_that_is_never_ready_is_given_up() -> None:
     """After its tries the supervisor says so, instead of starting for ever."""
-    settings = SupervisorSettings(
-        start_timeout=0.5, restarts=RestartPolicy(max_restarts=1, backoff=0.05)
-    )
+    settings = ServerConfig(start_timeout_seconds=0.5, max_restarts=1)
 
     async def scenario() -> None:
         async with house(Script(start_seconds=3600), settings=settings) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert home.states == ["starting", "lost", "starting", "lost", "failed"]
             assert home.supervisor.failure == (
                 "the engine was not ready within 0.5 s (lost 2 times in a row)"
@@ -210,7 +208,7 @@ def test_a_configuration_that_cannot_run_is_given_up_at_once() -> None:
 
     async def scenario() -> None:
         async with house(Script(refuse_to_start="no such model folder: /x")) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert home.states == ["starting", "failed"]
             assert home.supervisor.failure == "no such model folder: /x"
 
@@ -224,7 +222,7 @@ def test_a_refusal_to_start_counts_however_long_the_exit_takes() -> None:
     async def scenario() -> None:
         script = Script(refuse_to_start="no such model folder: /x", exit_seconds=60)
         async with house(script) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert home.states == ["starting", "failed"]
             assert home.supervisor.failure == "no such model folder: /x"
 
@@ -245,11 +243,11 @@ def test_a_crash_at_start_is_retried(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_exist_is_a_sentence() -> None:
     """Not even a process: the operator is told what could not be started."""
-    settings = SupervisorSettings(restarts=RestartPolicy(max_restarts=0))
+    settings = ServerConfig(max_restarts=0)
 
     async def scenario() -> None:
         async with house(Script(), settings=settings, command=("/no/such/program",)) as home:
-            await home.supervisor.failed.wait()
+            await home.reach("failed")
             assert "could not be started" in (home.supervisor.failure or "")
             assert "/no/such/program" in (home.supervisor.failure or "")
 
@@ -266,7 +264,7 @@ def test_drain_finishes_running_streams() -> None:
         async with house(SLOW) as home:
             await home.reach("ready")
             stream = home.submit("a", 60)
-            first = await stream.next()
+            first = await read(stream)
             pid = home.supervisor.pid
             stopping = asyncio.create_task(home.supervisor.stop(grace=60))
             await home.reach("draining")
@@ -339,11 +337,10 @@ def test_an_engine_lost_while_draining_is_not_restarted() -> None:
 @pytest.mark.parametrize("when", ["starting", "lost"])
 def test_stop_in_every_state(when: str) -> None:
     """A child that is loading, or a restart that is pending, is not waited for."""
-    settings = SupervisorSettings(restarts=RestartPolicy(backoff=3600.0, backoff_limit=3600.0))
     script = Script(start_seconds=3600) if when == "starting" else Script(crash_at_start=True)
 
     async def scenario() -> None:
-        async with house(script, settings=settings) as home:
+        async with house(script, backoff=3600.0) as home:
             if when == "lost":
                 await home.reach("lost")
             else:
@@ -364,7 +361,7 @@ def test_signals_to_the_engine_alone() -> None:
             pid = home.supervisor.pid
             assert pid is not None
             stream = home.submit("a", 40)
-            first = await stream.next()
+            first = await read(stream)
             os.kill(pid, signal.SIGINT)
             os.kill(pid, signal.SIGTERM)
             outputs = [first, *await read_all(stream)]

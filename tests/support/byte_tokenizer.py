@@ -70,11 +70,12 @@ class ByteTokenizer(Tokenizer):
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        variables: Mapping[str, Any] = {},
+        **variables: Any,
     ) -> str:
         text = "".join(f"<tools>{tool}</tools>" for tool in tools or ())
         text += "".join(f"[{name}={value}]" for name, value in variables.items())

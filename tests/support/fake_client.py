@@ -119,7 +119,7 @@ class FakeClient(EngineClient):
             if stream is not None:
                 self.aborted.append(id)
                 self._tasks.pop(id).cancel()
-                stream.abort()
+                stream.put(Output(id=id, finish="abort"))
 
     def die(self, sentence: str = "the engine process died") -> None:
         """What kill -9 on the engine looks like from above."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+from unittest.mock import patch
 
 from engine.arguments import exit_code
 from server.config import load_config
@@ -21,10 +22,8 @@ ENGINES = {"scripted": COMMAND, "real": ENGINE_COMMAND}
 def main() -> int:
     engine, *overrides = sys.argv[1:]
     config = load_config(None, overrides, {})
-    return exit_code(
-        "foredraft",
-        lambda: serve(config, load=lambda config: ByteTokenizer(), command=ENGINES[engine]),
-    )
+    with patch("server.serve.load_for", lambda config: ByteTokenizer()):
+        return exit_code("foredraft", lambda: serve(config, command=ENGINES[engine]))
 
 
 if __name__ == "__main__":

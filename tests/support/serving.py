@@ -18,7 +18,7 @@ from server.api.services import Services
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
-from server.generation.structured import grammar_checker
+from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.serve import listen
 from server.text.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ def serve(
 
     config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
     metrics = Metrics()
-    grammars = grammar_checker(config, metrics.observe_grammar)  # starts with the first grammar
+    grammars = GrammarChecker(config, metrics.observe_grammar)  # starts with the first grammar
     services = Services(
         config=config,
         tokenizer=tokenizer if tokenizer is not None else ByteTokenizer(),
@@ -76,7 +76,8 @@ def serve(
         metrics=metrics,
         grammars=grammars,
     )
-    app = create_app(services, lifespan=lifespan)
+    app = create_app(services)
+    app.router.lifespan_context = lifespan
     uvicorn_config = uvicorn.Config(
         app, http=Connection, log_level="critical", timeout_graceful_shutdown=2
     )

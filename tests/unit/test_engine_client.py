@@ -31,6 +31,7 @@ from engine.messages import (
 from server.engine.client import EVENTS_AT_ONCE, EngineClient
 from server.engine.mailbox import Stream
 from tests.support.fake_client import make_ready
+from tests.support.streams import read
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
 
@@ -71,7 +72,7 @@ def test_unread_outputs_merge_into_one() -> None:
             )
         )
         stream.put(Output(id="a", tokens=[4], logprobs=[logprob(4)], finish="stop", stop_token=4))
-        return await stream.next()
+        return await read(stream)
 
     merged = asyncio.run(scenario())
     assert merged == Output(
@@ -87,14 +88,14 @@ def test_unread_outputs_merge_into_one() -> None:
 
 
 def test_what_was_read_is_not_read_again() -> None:
-    """`next` takes: the second Output starts from nothing, first-only fields included."""
+    """`take` takes: the second Output starts from nothing, first-only fields included."""
 
     async def scenario() -> tuple[Output, Output]:
         stream = Stream("a")
         stream.put(Output(id="a", tokens=[1], cached_tokens=0))
-        first = await stream.next()
+        first = await read(stream)
         stream.put(Output(id="a", tokens=[2], finish="length"))
-        return first, await stream.next()
+        return first, await read(stream)
 
     first, second = asyncio.run(scenario())
     assert first == Output(id="a", tokens=[1], cached_tokens=0)
@@ -102,11 +103,11 @@ def test_what_was_read_is_not_read_again() -> None:
 
 
 def test_a_reader_waits_for_the_next_output() -> None:
-    """`next` sleeps while there is nothing, and wakes for what comes."""
+    """A reader sleeps while there is nothing, and wakes for what comes."""
 
     async def scenario() -> Output:
         stream = Stream("a")
-        reader = asyncio.create_task(stream.next())
+        reader = asyncio.create_task(read(stream))
         await asyncio.sleep(0)
         assert not reader.done()
         stream.put(Output(id="a", tokens=[1]))
@@ -122,14 +123,14 @@ def test_a_lost_engine_is_told_after_the_tokens_that_came() -> None:
         stream = Stream("a")
         stream.put(Output(id="a", tokens=[1]))
         stream.fail("it is gone")
-        assert (await stream.next()).tokens == [1]
+        assert (await read(stream)).tokens == [1]
         with pytest.raises(EngineLost, match="it is gone"):
-            await stream.next()
+            await read(stream)
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("end", ["finish", "fail", "abort"])
+@pytest.mark.parametrize("end", ["finish", "fail"])
 def test_a_second_terminal_event_is_refused(end: str) -> None:
     """A request ends once; a second end is a bug that must not pass silently."""
 
@@ -140,29 +141,12 @@ def test_a_second_terminal_event_is_refused(end: str) -> None:
                 stream.put(Output(id="a", finish="stop"))
             case "fail":
                 stream.fail("gone")
-            case "abort":
-                stream.abort()
         with pytest.raises(AssertionError, match="after its end"):
             stream.put(Output(id="a", tokens=[1]))
         with pytest.raises(AssertionError, match="after its end"):
             stream.fail("gone")
 
     asyncio.run(scenario())
-
-
-def test_an_aborted_stream_keeps_its_counters() -> None:
-    """Usage of an aborted request is what the engine had last said."""
-
-    async def scenario() -> Output:
-        stream = Stream("a")
-        stream.put(Output(id="a", tokens=[1], rounds=3, proposed=9, accepted=5))
-        await stream.next()
-        stream.abort()
-        return await stream.next()
-
-    assert asyncio.run(scenario()) == Output(
-        id="a", finish="abort", rounds=3, proposed=9, accepted=5
-    )
 
 
 # -- the client -------------------------------------------------------------------------------
@@ -229,10 +213,10 @@ def test_a_request_goes_out_and_comes_back(tmp_path: Path) -> None:
             assert client.inflight == 1
             assert await peer.receive() == submit
             await peer.send(Outputs([Output(id="a", tokens=[5])], StepMetrics(step=1)))
-            assert await stream.next() == Output(id="a", tokens=[5])
+            assert await read(stream) == Output(id="a", tokens=[5])
             ending = Output(id="a", tokens=[6], finish="length")
             await peer.send(Outputs([ending], StepMetrics(step=2)))
-            assert await stream.next() == ending
+            assert await read(stream) == ending
         assert client.inflight == 0
         assert [each.step for each in metrics] == [1, 2]
 
@@ -293,7 +277,7 @@ def test_abort_ends_here_at_once_and_is_told_to_the_engine(tmp_path: Path) -> No
             client.abort(["a", "never-seen"])
             client.abort(["a"])
             assert client.inflight == 0
-            assert (await stream.next()).finish == "abort"
+            assert (await read(stream)).finish == "abort"
             assert isinstance(await peer.receive(), Submit)
             assert await peer.receive() == Abort(["a"])
             late = [Output(id="a", tokens=[1]), Output(id="a", finish="abort")]
@@ -325,10 +309,10 @@ def test_fail_all_ends_every_stream_once(tmp_path: Path) -> None:
             client.fail_all("it is gone")
             client.fail_all("it is gone again")
             assert client.inflight == 0
-            assert (await streams[1].next()).finish == "stop"
+            assert (await read(streams[1])).finish == "stop"
             for stream in (streams[0], streams[2]):
                 with pytest.raises(EngineLost, match="it is gone$"):
-                    await stream.next()
+                    await read(stream)
 
     asyncio.run(scenario())
 
@@ -376,7 +360,7 @@ def test_more_events_than_are_read_at_once(tmp_path: Path) -> None:
                 )
             tokens: list[int] = []
             while len(tokens) < count:
-                tokens += (await asyncio.wait_for(stream.next(), 10)).tokens
+                tokens += (await asyncio.wait_for(read(stream), 10)).tokens
             assert tokens == list(range(count))
             assert client.inflight == 0
             assert events.qsize() == count
@@ -385,14 +369,13 @@ def test_more_events_than_are_read_at_once(tmp_path: Path) -> None:
 
 
 def test_one_event_wakes_the_reader_of_many_streams() -> None:
-    """Law: nothing that came before or after the event was set up is slept through, the failure
-    after the last tokens neither."""
+    """Law: nothing that came is slept through, the failure after the last tokens neither."""
 
     async def scenario() -> None:
         streams, wake = [Stream("a"), Stream("b")], asyncio.Event()
-        streams[0].put(Output(id="a", tokens=[1]))
         for stream in streams:
-            stream.wake(wake)
+            stream.wake = wake
+        streams[0].put(Output(id="a", tokens=[1]))
         assert wake.is_set()
         wake.clear()
         assert streams[0].take().tokens == [1]
@@ -411,14 +394,14 @@ def test_one_event_wakes_the_reader_of_many_streams() -> None:
 def test_first_tokens_are_handed_out_first(tmp_path: Path) -> None:
     """Law: of one step's outputs those that begin a reply go ahead, the others keep their order."""
 
-    async def read(stream: Stream, order: list[str]) -> None:
-        order.append((await stream.next()).id)
+    async def note(stream: Stream, order: list[str]) -> None:
+        order.append((await read(stream)).id)
 
     async def scenario() -> None:
         client, order = EngineClient(), list[str]()
         async with connected(tmp_path, client) as (peer, _):
             streams = [client.submit(Submit(id, [1], PARAMS, 3.0)) for id in "abc"]
-            readers = [asyncio.create_task(read(stream, order)) for stream in streams]
+            readers = [asyncio.create_task(note(stream, order)) for stream in streams]
             await asyncio.sleep(0)
             items = [Output(id="a"), Output(id="b", cached_tokens=0), Output(id="c")]
             await peer.send(Outputs(items, StepMetrics()))

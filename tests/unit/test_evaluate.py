@@ -27,7 +27,7 @@ from engine.messages import SetSpeculation, Submit
 from server.api.services import Services
 from server.app import create_app
 from server.config import Config, ServerConfig, load_config
-from server.generation.structured import grammar_checker
+from server.generation.structured import GrammarChecker
 from server.lab.bench.client import Client
 from server.lab.evaluate.__main__ import Connect, build_parser, evaluate, main, overrides
 from server.lab.evaluate.settings import config_text, recommended, settings_of, write_config
@@ -94,7 +94,7 @@ def server_over(client: PricedClient) -> Connect:
             tokenizer=ByteTokenizer(),
             client=client,
             metrics=metrics,
-            grammars=grammar_checker(config, metrics.observe_grammar),
+            grammars=GrammarChecker(config, metrics.observe_grammar),
         )
         yield (
             0,

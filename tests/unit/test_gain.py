@@ -33,6 +33,27 @@ def gain_of(*steps: StepMetrics) -> Gain:
     return gain
 
 
+def guesses(proposed: list[int], accepted: list[int]) -> StepMetrics:
+    return StepMetrics(num_sampling=1, proposed_at=proposed, accepted_at=accepted)
+
+
+def test_each_position_has_its_own_denominator() -> None:
+    """Law: a short proposal is no evidence against the positions that it never reached."""
+    steps = [guesses([4, 4, 4], [4, 2, 1]), guesses([4], [0]), guesses([], [])]
+    assert gain_of(*steps * 10).kept == pytest.approx([0.5, 0.5, 0.25], abs=0.01)
+    assert Gain().kept == []
+
+
+def test_positions_that_nobody_tries_are_forgotten() -> None:
+    """Law: positions that nobody tries any more have no share; however long a server runs, shares
+    stay those of the last steps."""
+    gain = Gain(10)
+    gain.observe(guesses([8, 8], [8, 8]))
+    for _ in range(2000):
+        gain.observe(guesses([8], [2]))
+    assert gain.kept == pytest.approx([0.25], abs=0.01)
+
+
 def share_of(gain: Gain, name: str) -> tuple[float, ...]:
     return astuple(gain.shares[name])
 

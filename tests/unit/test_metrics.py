@@ -11,7 +11,7 @@ from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import Estimates, StepMetrics, StepSeconds
-from server.observe.metrics import Histogram, Metrics, RequestTimes
+from server.observe.metrics import Histogram, Metrics
 from server.observe.metrics_table import METRICS
 
 
@@ -126,7 +126,7 @@ def test_latencies_of_a_request() -> None:
     """Law: one TTFT and one end per request; one inter-token observation per later token."""
     metrics = Metrics()
     metrics.observe_tokens(4, gap_seconds=0.2)
-    metrics.observe_request(RequestTimes("stop", 11, 0.05, 1.5))
+    metrics.observe_request("stop", 11, first_token=0.05, total=1.5)
     found = samples(metrics)
     assert found["inter_token_latency_seconds_count"] == 4
     assert found["inter_token_latency_seconds_sum"] == 0.2
@@ -134,7 +134,7 @@ def test_latencies_of_a_request() -> None:
     assert found["e2e_request_latency_seconds_sum"] == 1.5
     assert found["prompt_tokens_total"] == 11
     assert found["requests_total{stop}"] == 1
-    metrics.observe_request(RequestTimes("abort", 5, None, 0.5))
+    metrics.observe_request("abort", 5, first_token=None, total=0.5)
     found = samples(metrics)
     assert found["time_to_first_token_seconds_count"] == 1
     assert found["e2e_request_latency_seconds_count"] == 2
@@ -183,7 +183,7 @@ def test_series_are_fixed() -> None:
     metrics.set_engine_state("failed")
     metrics.count_rejection("invalid")
     metrics.observe_grammar("busy", 0.1)
-    metrics.observe_request(RequestTimes("error", 1, None, 0.1))
+    metrics.observe_request("error", 1, first_token=None, total=0.1)
     assert samples(metrics).keys() == before.keys()
     assert samples(other)["steps_total"] == 0
     assert {name.partition("{")[0].removesuffix("_bucket").removesuffix("_count").removesuffix(

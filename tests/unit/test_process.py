@@ -6,6 +6,7 @@ import gc
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -48,11 +49,12 @@ class FrontEnd:
         self, make: Callable[[], StepEngine], *commands: Command | bytes, alone: bool = False
     ) -> tuple[int, list[Event]]:
         """The exit code, and every event."""
-        process = EngineProcess(make, self.commands, self.events, beat_seconds=0.02, alone=alone)
+        process = EngineProcess(make, self.commands, self.events, alone=alone)
         for command in commands:
             data = command if isinstance(command, bytes) else msgspec.msgpack.encode(command)
             self._out.send(data)
-        code = process.run()
+        with patch("engine.process.BEAT_MILLISECONDS", 20):
+            code = process.run()
         assert self._gone.poll(10_000)  # all that it said has been read from its socket
         events: list[Event] = []
         while self._in.poll(10):

@@ -30,7 +30,7 @@ def test_defaults_serve_the_built_in_pair() -> None:
     """Law: no file, no flags: the built-in pair on localhost, adaptive."""
     config = load_config(None)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
-    assert config.model_name == "foredraft-demo"
+    assert config.model_names[0] == "foredraft-demo"
     assert config.max_inflight == 64 + 256
     assert config.engine.speculation.proposer == DraftModelConfig()
     assert config.engine.speculation.controller == AdaptiveConfig()
@@ -81,7 +81,7 @@ def test_empty_variable_is_unset() -> None:
 )
 def test_values_are_toml_and_bare_words_are_strings(text: str, value: str) -> None:
     """Law: `--set` takes TOML values; what is not TOML is a string."""
-    assert load_config(None, [f"server.served_model_name={text}"]).model_name == value
+    assert load_config(None, [f"server.served_model_name={text}"]).model_names[0] == value
 
 
 def test_one_name_or_a_list_of_names() -> None:
@@ -138,7 +138,7 @@ def test_target_without_draft_gets_ngram_and_a_note() -> None:
     """Law: the built-in draft fits the built-in target only; the choice made instead is told."""
     config = load_config(None, ["target.path=org/model-7b"])
     assert config.engine.speculation.proposer == NgramConfig()
-    assert config.model_name == "model-7b"
+    assert config.model_names[0] == "model-7b"
     assert "org/model-7b" in config.notes[0]
     named = load_config(None, ["target.path=t", "speculation.proposer.path=d"])
     assert named.engine.speculation.proposer == DraftModelConfig(path="d")
@@ -147,7 +147,7 @@ def test_target_without_draft_gets_ngram_and_a_note() -> None:
 
 def test_model_name_of_a_folder() -> None:
     """Law: the last part of the path, whatever slashes end it."""
-    assert load_config(None, ["target.path=/models/tiny/"]).model_name == "tiny"
+    assert load_config(None, ["target.path=/models/tiny/"]).model_names[0] == "tiny"
 
 
 @pytest.mark.parametrize(

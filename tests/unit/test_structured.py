@@ -7,15 +7,17 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from engine.config import ModelConfig
+from engine.config import EngineConfig
 from engine.messages import Grammar
 from server.api.errors import ApiError, as_api_error
+from server.config import Config, ServerConfig
 from server.errors import GrammarRefused, QueueFull
 from server.generation import structured
-from server.generation.structured import GrammarChecker, check_command
+from server.generation.structured import GrammarChecker
 
 CHILD = """
     import os, struct, sys, time
@@ -47,6 +49,11 @@ CHILD = """
 """
 
 
+def config(seconds: float, max_bytes: int) -> Config:
+    server = ServerConfig(grammar_seconds=seconds, max_grammar_bytes=max_bytes)
+    return Config(server, EngineConfig())
+
+
 def run(
     folder: Path,
     work: Callable[[GrammarChecker], Awaitable[None]],
@@ -61,7 +68,8 @@ def run(
 
     async def main() -> None:
         command = [sys.executable, str(script), str(seen)]
-        checker = GrammarChecker(command, seconds=0.3, max_bytes=100, observe=observe)
+        with patch.object(structured, "check_command", lambda config: command):
+            checker = GrammarChecker(config(0.3, 1024), observe)
         try:
             await work(checker)
         finally:
@@ -101,7 +109,7 @@ def test_checks_are_observed_by_outcome(tmp_path: Path) -> None:
     async def work(checker: GrammarChecker) -> None:
         good = Grammar("regex", "good")
         await asyncio.gather(*(checker.check(good, param="p") for _ in range(3)))
-        for source in ("bad", "bad", "slow", "busy", "x" * 101, "die"):
+        for source in ("bad", "bad", "slow", "busy", "x" * 1025, "die"):
             await refusal(checker, source)
 
     run(tmp_path, work, observe=lambda outcome, seconds: seen.append((outcome, seconds)))
@@ -180,8 +188,8 @@ def test_a_client_that_leaves_takes_no_verdict_with_it(tmp_path: Path) -> None:
 
 def test_a_long_source_never_reaches_a_child(tmp_path: Path) -> None:
     async def work(checker: GrammarChecker) -> None:
-        error = await refusal(checker, "x" * 101)
-        assert error.message == "`the.field` has 101 bytes; at most 100 are compiled"
+        error = await refusal(checker, "x" * 1025)
+        assert error.message == "`the.field` has 1025 bytes; at most 1024 are compiled"
 
     assert run(tmp_path, work) == []
 
@@ -246,13 +254,7 @@ def test_bombs_get_an_answer_and_leave_no_trace() -> None:
     outcomes: set[str] = set()
 
     async def main() -> None:
-        command = check_command(ModelConfig(), 0.5)
-        checker = GrammarChecker(
-            command,
-            seconds=0.5,
-            max_bytes=2**20,
-            observe=lambda outcome, _: outcomes.add(outcome),
-        )
+        checker = GrammarChecker(config(0.5, 2**20), lambda outcome, _: outcomes.add(outcome))
         checker.start()
         try:
             for name, grammar in BOMBS.items():
@@ -272,7 +274,7 @@ def test_many_bombs_at_once_hold_up_nobody() -> None:
     comes after them does not wait for them."""
 
     async def main() -> None:
-        checker = GrammarChecker(check_command(ModelConfig(), 2.0), seconds=2.0, max_bytes=2**20)
+        checker = GrammarChecker(config(2.0, 2**20), lambda outcome, seconds: None)
         await checker.check(HARMLESS, param="p")  # it is up
         try:
             bombs = [

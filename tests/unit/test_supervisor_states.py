@@ -6,17 +6,22 @@ import logging
 
 import pytest
 
-from server.engine.lifecycle import ALLOWED, EngineState, Lifecycle, Loss, RestartPolicy
+from server.config import ServerConfig
+from server.engine.lifecycle import ALLOWED, EngineState, Lifecycle, Loss
 
-POLICY = RestartPolicy(max_restarts=3, window=100.0, backoff=1.0, backoff_limit=3.0)
+CONFIG = ServerConfig(max_restarts=3, restart_window_seconds=100.0)
 CRASH = Loss("the engine process was killed by SIGSEGV")
 USELESS = Loss("no such model folder: /x", useless_to_retry=True)
+
+
+def unseen(state: EngineState) -> None:
+    """Nobody watches."""
 
 
 def test_an_orderly_life() -> None:
     """starting, ready, draining, stopped; each change is told once."""
     seen: list[EngineState] = []
-    lifecycle = Lifecycle(POLICY, observe=seen.append)
+    lifecycle = Lifecycle(CONFIG, seen.append)
     lifecycle.ready(0.0)
     lifecycle.drain()
     lifecycle.stop()
@@ -25,21 +30,21 @@ def test_an_orderly_life() -> None:
 
 
 def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
-    """Losses in a row wait 1, 2, then at most 3 seconds; one more than max_restarts is final."""
-    lifecycle = Lifecycle(POLICY)
+    """Losses in a row wait 1, 2, 4, ... at most 30 seconds; one more than max_restarts is final."""
+    lifecycle = Lifecycle(ServerConfig(max_restarts=7), unseen)
     waits = []
-    for _ in range(POLICY.max_restarts):
+    for _ in range(7):
         waits.append(lifecycle.lose(CRASH, 0.0))
         lifecycle.restart()
-    assert waits == [1.0, 2.0, 3.0]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert lifecycle.lose(CRASH, 0.0) is None
     assert lifecycle.state == "failed"
-    assert lifecycle.failure == f"{CRASH.sentence} (lost 4 times in a row)"
+    assert lifecycle.failure == f"{CRASH.sentence} (lost 8 times in a row)"
 
 
 def test_serving_long_enough_forgives() -> None:
-    """After `window` seconds of ready the count begins anew; one second less does not."""
-    lifecycle = Lifecycle(POLICY)
+    """After `restart_window_seconds` of ready the count begins anew; one second less does not."""
+    lifecycle = Lifecycle(CONFIG, unseen)
     assert lifecycle.lose(CRASH, 0.0) == 1.0
     lifecycle.restart()
     lifecycle.ready(10.0)
@@ -51,8 +56,8 @@ def test_serving_long_enough_forgives() -> None:
 
 def test_time_spent_starting_does_not_forgive() -> None:
     """An engine that never gets ready must end in `failed`, however long each start takes."""
-    lifecycle = Lifecycle(POLICY)
-    for start in range(POLICY.max_restarts):
+    lifecycle = Lifecycle(CONFIG, unseen)
+    for start in range(CONFIG.max_restarts):
         assert lifecycle.lose(CRASH, 1000.0 * start) is not None
         lifecycle.restart()
     assert lifecycle.lose(CRASH, 9000.0) is None
@@ -60,7 +65,7 @@ def test_time_spent_starting_does_not_forgive() -> None:
 
 def test_a_configuration_that_cannot_run_fails_at_once_in_its_own_words() -> None:
     """Retrying a missing model folder only hides the reason from the operator."""
-    lifecycle = Lifecycle(POLICY)
+    lifecycle = Lifecycle(CONFIG, unseen)
     assert lifecycle.lose(USELESS, 0.0) is None
     assert lifecycle.state == "failed"
     assert lifecycle.failure == USELESS.sentence
@@ -68,7 +73,7 @@ def test_a_configuration_that_cannot_run_fails_at_once_in_its_own_words() -> Non
 
 def test_a_configuration_that_has_served_is_retried() -> None:
     """After a crash the GPU's memory may be free a moment later: not a reason to give up."""
-    lifecycle = Lifecycle(POLICY)
+    lifecycle = Lifecycle(CONFIG, unseen)
     lifecycle.ready(0.0)
     lifecycle.lose(CRASH, 1.0)
     lifecycle.restart()
@@ -78,7 +83,7 @@ def test_a_configuration_that_has_served_is_retried() -> None:
 @pytest.mark.parametrize("change", [Lifecycle.drain, Lifecycle.restart], ids=["drain", "restart"])
 def test_impossible_changes_are_refused(change: object) -> None:
     """From `starting` there is nothing to drain and nothing to restart."""
-    lifecycle = Lifecycle(POLICY)
+    lifecycle = Lifecycle(CONFIG, unseen)
     with pytest.raises(AssertionError, match="cannot go from starting"):
         change(lifecycle)  # type: ignore[operator]
 
@@ -92,7 +97,7 @@ def test_final_states_are_final() -> None:
 def test_one_log_line_per_change(caplog: pytest.LogCaptureFixture) -> None:
     """An operator reads the engine's life from the log, one line per change."""
     with caplog.at_level(logging.INFO, logger="server.engine.lifecycle"):
-        lifecycle = Lifecycle(POLICY)
+        lifecycle = Lifecycle(CONFIG, unseen)
         lifecycle.ready(0.0)
         lifecycle.lose(CRASH, 1.0)
         lifecycle.restart()

@@ -68,6 +68,10 @@ HERMES: list[tuple[str, Read]] = [
     ),
     ('<tool_call>{"name": "ad', ('<tool_call>{"name": "ad', [])),
     ("a <tool", ("a <tool", [])),
+    (  # half a tag behind a call was to close it
+        'a <tool_call>{"name": "add", "arguments": {}}\n</tool_',
+        ("a", [("add", "{}")]),
+    ),
     ("a </tool_call> b", ("a </tool_call> b", [])),
     (  # a function that is not on offer is no call
         ' <tool_call>{"name": "rm", "arguments": {}}</tool_call>\n',

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from engine.arguments import whole
-from engine.child import VARIABLES, engine_threads, granted_cores
+from engine.child import VARIABLES, engine_threads
 from engine.config import BUILTIN, DTypeName, EngineConfig, QuantizationName, model_folder
 from engine.errors import ConfigError
 from engine.lab.bench.offline import Clock, Encode
@@ -47,7 +47,7 @@ def _device(text: str) -> str:
 def set_threads(threads: int | None) -> None:
     """Of torch in this process: so many, or as many as an engine of the server would have."""
     if threads or VARIABLES[0] not in os.environ:
-        torch.set_num_threads(threads or engine_threads(granted_cores()))
+        torch.set_num_threads(threads or engine_threads())
 
 
 def clock_of(parsed: argparse.Namespace) -> Clock:

@@ -31,7 +31,7 @@ def with_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor with AVX512_BF16, where `auto` takes compiled code. The code is that of
     processors whose instruction for pairs is slow: it runs anywhere."""
     for module in (compiled, fused):
-        monkeypatch.setattr(module, "multiplies_pairs", lambda: True)
+        monkeypatch.setattr(module, "MULTIPLIES_PAIRS", True)
 
 
 BLOCK_SIZE = 4

@@ -21,7 +21,7 @@ from engine.cpu.fused import (
 )
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_rows import gate
-from engine.cpu.vectors import multiplies_pairs
+from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.cpu.weights import SMALL
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
@@ -108,7 +108,7 @@ def test_other_families_are_not_fused(tmp_path: Path) -> None:
 
 
 needs_instruction = pytest.mark.skipif(
-    not multiplies_pairs(), reason="the processor has no AVX512_BF16"
+    not MULTIPLIES_PAIRS, reason="the processor has no AVX512_BF16"
 )
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_instruction)]
 

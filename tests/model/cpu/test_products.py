@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.cpu.kernels_products import ROWS_AT_ONCE, as_words, by_vectors, product, rounded_rows
-from engine.cpu.vectors import PANEL, has_avx512, multiplies_pairs
+from engine.cpu.vectors import PANEL, HAS_AVX512, MULTIPLIES_PAIRS
 from engine.cpu.weights import pack, padded
 
 WAYS: list[Any] = [
@@ -20,7 +20,7 @@ WAYS: list[Any] = [
     rounded_rows,
     pytest.param(
         as_words,
-        marks=pytest.mark.skipif(not multiplies_pairs(), reason="no AVX512_BF16 here"),
+        marks=pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="no AVX512_BF16 here"),
     ),
 ]
 IDS = ["float32", "rounded", "pairs"]
@@ -113,6 +113,6 @@ def test_sums_stay_in_registers() -> None:
     loops = re.findall(r"\n(\.LBB\w+):((?:(?!\n\.LBB).)*?)\n\s*j\w+\s+\1\b", code, re.S)
     products = [body for _, body in loops if body.count("vfmadd") > 1]
     assert len(products) >= ROWS_AT_ONCE
-    register = "zmm" if has_avx512() else "ymm"
+    register = "zmm" if HAS_AVX512 else "ymm"
     stored = [re.findall(rf"vmov\w+\s+%{register}\d+, .*\(.*", body) for body in products]
     assert max(map(len, stored)) <= 1, stored
