@@ -66,15 +66,21 @@ def _exit_with_stdin() -> None:
     os._exit(EXIT_ORPHANED)
 
 
+# Of control groups, versions 2 and 1: a quota and its period in microseconds.
+_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+
+
 def engine_threads(cgroup: Path = CGROUP) -> int:
-    """All cores but one, of the affinity mask and no more than the control group's quota (v2): the
-    front end needs a core, and threads of one product that share a core with anything wait for each
+    """All cores but one, of the affinity mask and no more than the control group's quota: the front
+    end needs a core, and threads of one product that share a core with anything wait for each
     other in every layer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     granted = cores or 1
-    with contextlib.suppress(OSError, ValueError):  # no such file, or `max`: no limit
-        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
-        granted = min(granted, quota // period)
+    for files in _QUOTAS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or `max`: no limit
+            said = " ".join((cgroup / name).read_text() for name in files)
+            quota, period = map(int, said.split())
+            granted = min(granted, quota // period) if quota > 0 else granted
     return max(1, granted - 1)
 
 

@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
 from engine.cpu.kernels_products import BY_PAIRS, keep
-from engine.cpu.vectors import FLOATS, INTS, LANES, WIDE, Emit, each_count, HAS_AVX512, pointers
+from engine.cpu.vectors import FLOATS, HAS_AVX512, INTS, LANES, WIDE, Emit, each_count, pointers
 
 SPAN_ROWS = 64  # bits in a mask
 TILE = 16 * LANES  # keys

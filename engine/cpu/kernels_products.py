@@ -26,15 +26,15 @@ from engine.cpu.jit import HAS_TILES, fast
 from engine.cpu.kernels_tiles import SIDE, product_of_codes, product_of_tiles
 from engine.cpu.vectors import (
     FLOATS,
+    HAS_AVX512,
     INTS,
     LANES,
+    MULTIPLIES_PAIRS,
     PANEL,
     SLOW_PAIRS,
     WIDE,
     Emit,
     each_count,
-    HAS_AVX512,
-    MULTIPLIES_PAIRS,
     pointers,
 )
 

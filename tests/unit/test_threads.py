@@ -11,26 +11,29 @@ from engine.child import engine_threads, limit_threads
 
 
 @pytest.mark.parametrize(
-    ("said", "threads"),
+    ("files", "threads"),
     [
-        (None, 63),
-        ("max 100000\n", 63),
-        ("100000 100000\n", 1),
-        ("10000 100000\n", 1),
-        ("250000 100000\n", 1),
-        ("300000 100000\n", 2),
-        ("99900000 100000\n", 63),
-        ("garbage", 63),
+        ({}, 63),
+        ({"cpu.max": "max 100000\n"}, 63),
+        ({"cpu.max": "100000 100000\n"}, 1),
+        ({"cpu.max": "10000 100000\n"}, 1),
+        ({"cpu.max": "250000 100000\n"}, 1),
+        ({"cpu.max": "300000 100000\n"}, 2),
+        ({"cpu.max": "99900000 100000\n"}, 63),
+        ({"cpu.max": "garbage"}, 63),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 63),
     ],
 )
 def test_a_quota_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, threads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], threads: int
 ) -> None:
     """Law: at least one thread, and one less than the cores of the affinity mask and of the quota:
     the engine's threads spin while they wait, and one too many slows every layer."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    if said is not None:
-        (tmp_path / "cpu.max").write_text(said)
+    for name, said in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(said)
     assert engine_threads(tmp_path) == threads
 
 

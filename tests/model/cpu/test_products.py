@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.cpu.kernels_products import ROWS_AT_ONCE, as_words, by_vectors, product, rounded_rows
-from engine.cpu.vectors import PANEL, HAS_AVX512, MULTIPLIES_PAIRS
+from engine.cpu.vectors import HAS_AVX512, MULTIPLIES_PAIRS, PANEL
 from engine.cpu.weights import pack, padded
 
 WAYS: list[Any] = [
