@@ -19,18 +19,22 @@ from engine.messages import (
     Mode,
     Output,
     Outputs,
+    Ready,
     SamplingParams,
     StepMetrics,
     StepSeconds,
     Submit,
     proposers_of,
 )
-from engine.model.draws import build_draws
+from engine.model.draws import Draws, build_draws
 from engine.model.kv_cache import KVCache
+from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
+from engine.model.runner import ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor
 from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.memory import MemoryPlan
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import StepPlan
@@ -72,21 +76,11 @@ class Engine:
         self._cache, memory = build_cache(config, pair, cache)
         self._runner = runner_of(config, target, self._cache, clock)
         draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
-        self._processor = processor = LogitsProcessor(target.eos_ids)
-        draws = build_draws(processor, target.vocab_size, target.device)
+        self._processor = LogitsProcessor(target.eos_ids)
+        draws = build_draws(self._processor, target.vocab_size, target.device)
         stops = draft is not None and not draft.chains
         self._controller = Modes(build_controller(config.speculation, stops=stops))
-        main = proposer or build_proposer(
-            config.speculation.proposer,
-            draft_runner=draft,
-            processor=processor,
-            draws=draws,
-            vocab_size=target.vocab_size,
-            max_step_tokens=config.schedule.max_step_tokens,
-            goes_on=self._controller.goes_on,
-            # Whether anybody wants to know what the drafter finds out in hindsight.
-            judges=lambda: self._controller.uses_hindsight or self._trace is not None,
-        )
+        main = proposer or self._main_proposer(config, draft, draws, target.vocab_size)
         self._pool = BlockPool(
             self._cache.num_blocks,
             config.cache.block_size,
@@ -94,7 +88,7 @@ class Engine:
             own=self._cache.own,
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        exact = DeviceDraws(processor, target.vocab_size, target.device)
+        exact = DeviceDraws(self._processor, target.vocab_size, target.device)
         acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._max_sequences = config.schedule.max_sequences
         free = build_free()
@@ -109,7 +103,26 @@ class Engine:
         self._num_steps = self._num_added = 0
         self._overhead = Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
-        self.ready = introduction(
+        self.ready = self._introduction(config, target, memory)
+        self._trace = open_trace(config, self.ready, measured, stops=stops)
+
+    def _main_proposer(
+        self, config: EngineConfig, draft: ModelRunner | None, draws: Draws, vocab_size: int
+    ) -> Proposer:
+        return build_proposer(
+            config.speculation.proposer,
+            draft_runner=draft,
+            processor=self._processor,
+            draws=draws,
+            vocab_size=vocab_size,
+            max_step_tokens=config.schedule.max_step_tokens,
+            goes_on=self._controller.goes_on,
+            # Whether anybody wants to know what the drafter finds out in hindsight.
+            judges=lambda: self._controller.uses_hindsight or self._trace is not None,
+        )
+
+    def _introduction(self, config: EngineConfig, target: LoadedModel, memory: MemoryPlan) -> Ready:
+        return introduction(
             config,
             target,
             memory,
@@ -118,7 +131,6 @@ class Engine:
             k_max=self._controller.k_max,
             proposers=self._proposer.names,
         )
-        self._trace = open_trace(config, self.ready, measured, stops=stops)
 
     # -- between steps -----------------------------------------------------------------------
 

@@ -263,15 +263,14 @@ def _soften(
     """A tile's `scores` `[rows, TILE]` become weights relative to the largest scaled score so far,
     `most` `[rows, 16]`, equal in all lanes. `totals` `[rows, 16]`: sums of weights. `fades`
     `[rows, 16]`: what earlier weights are to be multiplied by."""
-    whole = types.int64
-    signature = types.void(whole, scores, whole, types.float32, most, totals, fades)
+    whole, single = types.int64, types.float32
+    signature = types.void(whole, scores, whole, single, most, totals, fades)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, scores, chunks, scaling, most, totals, fades = pointers(
             context, builder, signature, args
         )
-        emit = Emit(builder)
-        factor = emit.everywhere(scaling, FLOATS)
+        emit, factor = Emit(builder), Emit(builder).everywhere(scaling, FLOATS)
         best, total = (cgutils.alloca_once(builder, FLOATS) for _ in range(2))
         with cgutils.for_range(builder, rows, intp=WIDE) as each:
             mine = builder.gep(scores, [builder.mul(each.index, ir.Constant(WIDE, TILE))])
