@@ -81,12 +81,7 @@ class Engine:
         stops = draft is not None and not draft.chains
         self._controller = Modes(build_controller(config.speculation, stops=stops))
         main = proposer or self._main_proposer(config, draft, draws, target.vocab_size)
-        self._pool = BlockPool(
-            self._cache.num_blocks,
-            config.cache.block_size,
-            prefix_caching=config.cache.prefix_caching,
-            own=self._cache.own,
-        )
+        self._pool = _pool_of(config, self._cache)
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         exact = DeviceDraws(self._processor, target.vocab_size, target.device)
         acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
@@ -294,3 +289,12 @@ class Engine:
     def _take_pending(self) -> list[Output]:
         pending, self._pending = self._pending, []
         return pending
+
+
+def _pool_of(config: EngineConfig, cache: KVCache) -> BlockPool:
+    return BlockPool(
+        cache.num_blocks,
+        config.cache.block_size,
+        prefix_caching=config.cache.prefix_caching,
+        own=cache.own,
+    )
