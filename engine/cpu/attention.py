@@ -89,7 +89,7 @@ class CompiledForward(PreparedAttention):
 
 def parts_of(words: Words) -> tuple[int, ...]:
     """Of a plane's heads, as `attend` takes them."""
-    return (0,) * (words.shape[-1] // LANES)
+    return (0,) * int(words.shape[-1] // LANES)
 
 
 def words_of_plane(tensor: Tensor) -> Words:

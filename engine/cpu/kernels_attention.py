@@ -367,8 +367,8 @@ def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> Non
             read = [values.values(here, part) for part in parts]
             for row in range(rows):
                 weight = emit.spread(weights, emit.at(loop.index, row * TILE))
-                for numbers, part in zip(read, columns, strict=True):
-                    for v, vector in zip(part, numbers, strict=True):
+                for numbers, own in zip(read, columns, strict=True):
+                    for v, vector in zip(own, numbers, strict=True):
                         emit.add_product(totals[row, v], weight, vector)
         for part, total in totals.items():
             emit.store(builder.load(total), sums, at[part])

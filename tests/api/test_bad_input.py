@@ -474,7 +474,7 @@ def test_refusals_are_counted_and_nothing_reached_the_engine(http: httpx.Client)
 class Strict(ByteTokenizer):
     """A chat template that refuses, and a decoder and an encoder with a bug."""
 
-    def render(self, messages: Any, **options: Any) -> str:
+    def render(self, messages: Any, /, **options: Any) -> str:
         raise ChatTemplateError("roles must alternate")
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

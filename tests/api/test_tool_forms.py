@@ -20,14 +20,14 @@ CHAT = "/v1/chat/completions"
 class Deaf(ByteTokenizer):
     """A template that leaves tools out."""
 
-    def render(self, messages: Any, *, tools: Any = None, **options: Any) -> str:
+    def render(self, messages: Any, /, *, tools: Any = None, **options: Any) -> str:
         return super().render(messages, **options)
 
 
 class Foreign(ByteTokenizer):
     """A template whose calls are in no form that is known here."""
 
-    def render(self, messages: Any, **options: Any) -> str:
+    def render(self, messages: Any, /, **options: Any) -> str:
         return super().render(messages, **options).replace("<tool_call>", "[TOOL_CALLS]")
 
 
@@ -80,7 +80,7 @@ class Tagged(ByteTokenizer):
     def is_special(self, token: int) -> bool:
         return token == self.TAG or super().is_special(token)
 
-    def render(self, messages: Any, **options: Any) -> str:
+    def render(self, messages: Any, /, **options: Any) -> str:
         text = super().render(messages, **options)
         return text.replace('"arguments"', '"parameters"').replace("tool_call>", "call>")
 

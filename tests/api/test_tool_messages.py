@@ -47,7 +47,7 @@ def test_calls_and_results_reach_the_template() -> None:
     seen: list[Any] = []
 
     class Template(ByteTokenizer):
-        def render(self, messages: Any, **options: Any) -> str:
+        def render(self, messages: Any, /, **options: Any) -> str:
             seen.append(messages)
             return super().render(messages, **options)
 
