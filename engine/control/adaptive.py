@@ -22,6 +22,7 @@ _FEW = 12  # sequences, up to which single confidences decide on one more draft 
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
+_SETTLED = 6  # rounds without guesses until the caches hold what one reads
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
@@ -50,6 +51,7 @@ class AdaptiveK:
         self._chosen = self._turned = 0  # rounds since a choice; since another size, on or off
         self._probes_few = False  # a probe has to catch up, so it asks few
         self._caught_up = True  # the last round proposed for all
+        self._plain = 0  # rounds without guesses in a row
         self._trims = True  # leaving guesses out pays
         self._usual = 0.0  # seconds of a usual round
         self._learns, self._every = True, 1  # from this round; one round in so many
@@ -172,6 +174,7 @@ class AdaptiveK:
             outcomes = [outcomes[i] for i in asked]
             confidences = [confidences[i] for i in asked]
         self._guesses.add(seen.k, outcomes, confidences)
+        self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1
         if self._learns:
             self._learn(seen)
         if seen.outcomes:
@@ -182,7 +185,8 @@ class AdaptiveK:
         if explore.probes and seen.k:
             self._guesses.acceptance.doubt(_DOUBT)
         if seen.is_decode and seen.num_sequences:
-            self._costs.learn(seen, caught_up=self._caught_up)
+            settled = not 0 < self._plain <= _SETTLED
+            self._costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
             self._every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
         changed = self._learn_guesses()

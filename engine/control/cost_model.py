@@ -131,12 +131,17 @@ class TargetCost:
             found *= np.exp(np.interp(_places(rows, batch), at, factors))
         return found
 
-    def update(self, rows: int, batch: int, seconds: float, more: float) -> None:
-        """Share the error out between size and machine by how little each is known."""
+    def update(
+        self, rows: int, batch: int, seconds: float, more: float, *, settled: bool = True
+    ) -> bool:
+        """Share the error out between size and machine by how little each is known. What is dear
+        while the caches have not `settled` tells nothing; whether it was learnt from."""
         group, at = batch.bit_length(), np.array([float(rows)])
         own = self._sizes.setdefault(group, {})
         usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
         error = log(max(seconds, 1e-7) / max(usual, 1e-9)) + self.machine - self.now
+        if error > 0 and not settled:
+            return False
         nearest = own[min(own, key=lambda key: abs(key - place))][0] if own else 0.0
         factor, variance = own.get(place, (nearest, _NEW))
         machine = max(min(self._variance + _DRIFT, _MOST_DRIFT), self._variance)
@@ -152,6 +157,7 @@ class TargetCost:
         self.now += machine * share * error
         self._count += 1
         self.machine += (self.now - self.machine) / min(self._count, _MEMORY)
+        return True
 
 
 def _places(rows: Array, batch: int) -> Array:
@@ -252,12 +258,14 @@ class CostModel:
         start, token = self._plain[sequences]
         return max(start + token * context, 0.0)
 
-    def learn(self, seen: StepRecord, *, caught_up: bool) -> None:
-        """From a step of decoding; `caught_up`: the drafter had nothing to catch up with."""
+    def learn(self, seen: StepRecord, *, caught_up: bool, settled: bool = True) -> None:
+        """From a step of decoding; `caught_up`: the drafter had nothing to catch up with;
+        `settled`: steps like this one came before it."""
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         self._length = seen.context / sequences
-        self._target.update(seen.rows, sequences, seen.target_seconds, self._more(sequences, 0))
-        if not seen.prompt_rows:
+        more, seconds = self._more(sequences, 0), seen.target_seconds
+        learnt = self._target.update(seen.rows, sequences, seconds, more, settled=settled)
+        if learnt and not seen.prompt_rows:
             self._learn_host(seen, drafted=steps > 0 or seen.rows > sequences)
             drafting = seen.num_drafting
             if steps and caught_up and drafting:

@@ -22,7 +22,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment, Start
-from engine.step.profiling import LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
+from engine.step.profiling import ALIKE, LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
 ALONE = alone(8)  # guesses by default
@@ -249,9 +249,9 @@ def test_guesses_are_measured_behind_a_draft() -> None:
     found = _profile(200, timed=target, draft=target.sweeper, max_sequences=1)
     guessed = [(rows, 1.5 + 0.1 * rows) for rows in ALONE[1:]]
     assert found.batches == {1: [(1, pytest.approx(1.1)), *guessed]}
-    settled, twice = 2, 2 * TURNS  # a row is timed behind another one
+    settled, alone = 2, (1 + ALIKE) * TURNS  # a row is timed behind others alike
     behind = {(rows, rows - 1): TURNS for rows in ALONE[1:]}
-    assert target.drafted == {(1, 0): settled + twice} | behind
+    assert target.drafted == {(1, 0): settled + alone} | behind
 
 
 def test_sequences_are_far_apart() -> None:

@@ -14,7 +14,7 @@ BUDGETS = {
     "engine/control": 1_400,
     "engine/cpu": 3_000,
     "lab": 5_700,  # engine/lab and server/lab
-    "serving": 18_540,  # everything else but the script that trained the built-in pair
+    "serving": 18_600,  # everything else but the script that trained the built-in pair
     "all": 29_700,
 }
 TRAINING = "engine/demo"

@@ -383,3 +383,17 @@ def test_a_draft_step_reads_contexts_too() -> None:
         drafted(costs, 8, 2, 1e-3 + 2 * (5e-4 + 8e-4), context=CONTEXT + 100)
     costs.face(float(CONTEXT))
     assert costs.drafting(8) == pytest.approx((1e-3, 5e-4), rel=0.01)
+
+
+@pytest.mark.parametrize(("seconds", "learnt"), [(6e-3, False), (2.5e-3, True)])
+def test_caches_that_are_not_settled_make_nothing_dearer(seconds: float, learnt: bool) -> None:
+    """Bug: single rounds at K = 0 between rounds with guesses take a third longer than rounds at
+    K = 0 behind one another, since caches hold something else; so K = 0 looked dear where it made
+    1.4 of the tokens per second. What is cheaper than expected is learnt at once."""
+    costs = costs_of([(1, 2e-4)])
+    before = costs.by_rows(4, 4)[4]
+    for _ in range(4):
+        costs.learn(plain(4, seconds, CONTEXT), caught_up=False, settled=False)
+    assert (costs.by_rows(4, 4)[4] != before) == learnt
+    costs.learn(plain(4, seconds, CONTEXT), caught_up=False, settled=True)
+    assert costs.by_rows(4, 4)[4] != before
