@@ -36,4 +36,4 @@ def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
 
 
 def is_chain(parents: Sequence[int] | None) -> bool:
-    return parents is None or list(parents) == list(range(-1, len(parents) - 1))
+    return not parents or list(parents) == list(range(-1, len(parents) - 1))
