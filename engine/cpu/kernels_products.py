@@ -41,7 +41,7 @@ from engine.cpu.vectors import (
 VECTORS = PANEL // LANES  # of a panel
 ROWS_AT_ONCE = 10 if HAS_AVX512 else 2  # rows whose sums fit the registers
 BY_PAIRS = MULTIPLIES_PAIRS and not SLOW_PAIRS
-_FAR, _NEAR = 32, 8  # pairs of inputs that are asked for, to the second cache and the first
+_FAR, _NEAR = 64, 8  # pairs of inputs that are asked for, to the second cache and the first
 _BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
 
 
@@ -88,7 +88,7 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
     )
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in vectors] for _ in range(rows)]
     with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
-        far = builder.add(loop.index, ir.Constant(WIDE, _FAR))
+        far = builder.add(loop.index, ir.Constant(WIDE, _FAR // len(streams)))
         gap = builder.mul(pairs, ir.Constant(WIDE, len(streams) - 1))
         inside = builder.icmp_signed("<", far, pairs)
         far = builder.select(inside, far, builder.add(far, gap))
@@ -111,8 +111,7 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
             emit.store(builder.load(total), y, emit.at(first, vector * LANES))
 
 
-_FEW = ROWS_AT_ONCE // 2  # rows for which the sums of two panels fit the registers
-_two_panels, _panel = _panels(2, _FEW), _panels(1, ROWS_AT_ONCE)
+_two_panels, _panel = _panels(2, 1), _panels(1, ROWS_AT_ONCE)
 
 
 @fast
@@ -121,7 +120,7 @@ def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     `[rows, panels * PANEL]`. One row with one panel would wait for its sums."""
     rows, panels, sizes = x.shape[0], words.shape[0], (x.shape[1], pairs, y.shape[1])
     parts, done = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0
-    if 0 < rows <= _FEW:
+    if rows == 1:
         done = panels // 2 * 2
         for panel in range(0, done, 2):
             _two_panels(rows, x, 0, words, panel, y, sizes)
