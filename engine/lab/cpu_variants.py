@@ -75,12 +75,13 @@ def models() -> Iterator[tuple[str, Any]]:
 
 
 def forwards(name: str, model: Any) -> Iterator[Pair]:
-    """The ways of a float32 forward, and one layer's attention."""
+    """The ways of a float32 forward, and the attention of all layers."""
     config = model.config
     dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     layers = [LayerShape(i, kv_heads, dim, dim) for i in range(config.num_hidden_layers)]
-    blocks = list(range(-(-(CONTEXT + max(ROWS)) // BLOCK)))
-    plane = KVCache(len(blocks), BLOCK, "cpu").add_plane(name, layers, torch.float32)
+    each = -(-(CONTEXT + max(ROWS)) // BLOCK)
+    blocks = list(range(each))
+    plane = KVCache(max(ROWS) * each, BLOCK, "cpu").add_plane(name, layers, torch.float32)
     sdpa, compiled = SdpaBackend(torch.device("cpu")), CompiledBackend()
     loop, fused = front_door(model), FusedDecoder(model)
     packed, decoder = FusedDecoder(model, packed=True), CompiledDecoder(model, positions=512)
@@ -90,10 +91,20 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
         spans = [Span(0, rows, CONTEXT, blocks)]
         return lambda: way(ids, CONTEXT + ids, rows, sdpa.prepare(plane, spans))
 
-    def attend(backend: Any, rows: int) -> Run:
-        query, key = torch.randn(1, heads, rows, dim), torch.randn(1, kv_heads, rows, dim)
-        spans = [Span(0, rows, CONTEXT, blocks)]
-        return lambda: backend.prepare(plane, spans).run(0, query, key, key, Variation())
+    def attend(backend: Any, sequences: int, rows: int) -> Run:
+        shape = sequences * rows, dim
+        query, key = torch.randn(1, heads, *shape), torch.randn(1, kv_heads, *shape)
+        spans = [
+            Span(i * rows, rows, CONTEXT, list(range(i * each, (i + 1) * each)))
+            for i in range(sequences)
+        ]
+
+        def run() -> None:
+            prepared = backend.prepare(plane, spans)
+            for layer in range(len(layers)):
+                prepared.run(layer, query, key, key, Variation())
+
+        return run
 
     for rows in ROWS:
         cell, once = f"{name}, {rows} rows", call(fused, rows)
@@ -101,7 +112,9 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
         yield Pair("fused decoder", cell, once, call(loop, rows))
         yield Pair("packed weights", cell, call(packed, rows), once)
         yield Pair("compiled decoder", cell, partial(decoder, segments, plane), once)
-        yield Pair("compiled attention", cell, attend(compiled, rows), attend(sdpa, rows))
+        for shape in ((1, rows), (rows, 1))[: 1 + (rows > 1)]:
+            cell = f"{name}, {shape[0]} sequences, {shape[1]} rows"
+            yield Pair("compiled attention", cell, attend(compiled, *shape), attend(sdpa, *shape))
 
 
 def draws(vocab: int) -> Iterator[Pair]:
