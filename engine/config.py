@@ -58,7 +58,7 @@ class CacheConfig(Part):
 
     block_size: int = Field(16, ge=1, le=256, description="tokens per block")
     num_blocks: int | None = Field(
-        None, ge=1, description="blocks; default: as many as the memory below holds"
+        None, ge=2, description="blocks; default: as many as the memory below holds"
     )
     memory_fraction: float = Field(
         0.85, gt=0, le=1, description="of the GPU's memory, weights included"

@@ -112,15 +112,13 @@ def plan_blocks(
     of `max_model_len` tokens could ever use. `token_bytes` is the sum over all planes.
 
     Demanded is room for one sequence of `max_model_len` tokens; an explicit `num_blocks` is taken
-    as it is if it fits the memory and is at least 2 (longer sequences then end early).
+    as it is if it fits the memory (longer sequences then end early).
     Raises MemoryPlanError with the numbers.
     """
     block_bytes = token_bytes * config.block_size
     affordable = max(granted, 0) // block_bytes
     may_use = gib(max(granted, 0))
     if config.num_blocks is not None:
-        if config.num_blocks < 2:
-            raise MemoryPlanError(f"cache.num_blocks is {config.num_blocks}; at least 2 are needed")
         if config.num_blocks > affordable:
             raise MemoryPlanError(
                 f"cache.num_blocks is {config.num_blocks}, which takes "

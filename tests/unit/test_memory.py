@@ -77,8 +77,8 @@ def test_an_explicit_number_is_taken_as_it_is() -> None:
     assert blocks(CacheConfig(block_size=16, num_blocks=40), 1 << 40) == 40
     with pytest.raises(MemoryPlanError, match=r"num_blocks is 40.*enough for 3 blocks"):
         blocks(CacheConfig(block_size=16, num_blocks=40), 3 * 1600)
-    with pytest.raises(MemoryPlanError, match="at least 2"):
-        blocks(CacheConfig(block_size=16, num_blocks=1), 1 << 40)
+    with pytest.raises(ValueError, match="greater than or equal to 2"):
+        CacheConfig(block_size=16, num_blocks=1)
 
 
 def test_the_plan_adds_up() -> None:

@@ -28,9 +28,9 @@ requests at a time; whether every mode says the same; the wait for a first token
 
 Offline (the default) on engines in this process, and beside them the modes transformers, assisted
 and assisted-4: transformers' own generation. With --url on a running server: a Foredraft is
-switched while it serves (needs its admin key), any other is measured as it is. `bench suite` (code,
-with transformers) and `bench machine` say what forwards cost, too; `bench record` and `bench front`
-have a --help of their own.
+switched while it serves (needs its admin key), any other is measured as it is; `bench --url URL
+--help` tells of --model, --against and the keys. `bench suite` (code, with transformers) and `bench
+machine` say what forwards cost, too; `bench record` and `bench front` have a --help of their own.
 
 Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
 """
