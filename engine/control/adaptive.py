@@ -168,17 +168,23 @@ class AdaptiveK:
         """Learn from the step that the last choice led to: of the outcomes of all, once several are
         known; of the rest, from one step in so many."""
         seen, probe = record, self._explore.round == "probe"
+        if seen.k:
+            self._add(seen, probe=probe)
+        else:  # of steps without guesses, which may be short, only their number counts
+            self._guesses.add(0, (), ())
+        self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1
+        if self._learns:
+            self._learn(seen)
+        if (seen.k or self._caught_up) and seen.outcomes:
+            self._caught_up = seen.k > 0 and not probe
+
+    def _add(self, seen: StepRecord, *, probe: bool) -> None:
         outcomes, confidences = seen.outcomes, seen.confidences
         if probe and self._probes_few:
             asked = [i for i, outcome in enumerate(outcomes) if outcome.offered]
             outcomes = [outcomes[i] for i in asked]
             confidences = [confidences[i] for i in asked]
         self._guesses.add(seen.k, outcomes, confidences)
-        self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1
-        if self._learns:
-            self._learn(seen)
-        if seen.outcomes:
-            self._caught_up = seen.k > 0 and not probe
 
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
