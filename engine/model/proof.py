@@ -25,6 +25,7 @@ from engine.scheduling.segment import Segment
 
 # Largest difference of logits, in units of the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+NEARLY = {**TOLERANCE, torch.float32: 1e-4}  # the same of our own code, which only adds otherwise
 LENGTH, CUT = 12, 7
 BLOCK_SIZE = 4
 
@@ -122,7 +123,7 @@ def is_proven(
     """Whether another way to run the model passes the same comparison."""
     with torch.inference_mode():
         found = _paged(forward, layers, model)
-    return _difference(found, expected) <= TOLERANCE[model.dtype]
+    return _difference(found, expected) <= NEARLY[model.dtype]
 
 
 def _backend(

@@ -356,7 +356,7 @@ class ChatPrompt(RequestBody):
 
     @property
     def tells_tools(self) -> bool:
-        """Whether the model is told of tools."""
+        """Whether the prompt describes tools to the model."""
         return bool(self.tools) and self.choice.mode != "none"
 
     @cached_property
