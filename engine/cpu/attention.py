@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.attention.interface import KVPlane, LayerShape, PreparedAttention, Span, Variation
 from engine.attention.sdpa import SdpaBackend, SdpaForward
-from engine.cpu.kernels_attention import SPAN_ROWS, attend, places_of
+from engine.cpu.kernels_attention import SPAN_ROWS, attend, buffers_for, places_of
 from engine.cpu.vectors import LANES
 
 MOST_THREADS = 2  # with more, torch's attention reads faster together than ours alone
@@ -82,7 +82,8 @@ class CompiledForward(PreparedAttention):
         attend(
             parts, packed.numpy(), heads, self._facts, self._seen,
             places_of(self._facts, self._tables, size, keys.shape[-1]),
-            np.float32(dim**-0.5 if how.scaling is None else how.scaling), keys, values, array,
+            np.float32(dim**-0.5 if how.scaling is None else how.scaling), keys, values,
+            buffers_for(self._facts, heads // keys.shape[0], dim), array,
         )  # fmt: skip
         return torch.from_numpy(array).view(1, rows, heads, dim).to(query.dtype)
 

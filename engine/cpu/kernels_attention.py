@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
 from engine.cpu.kernels_products import BY_PAIRS, keep
-from engine.cpu.vectors import FLOATS, HAS_AVX512, INTS, LANES, WIDE, Emit, each_count, pointers
+from engine.cpu.vectors import FLOATS, HAS_AVX512, INTS, LANES, WIDE, Emit, each_count, over_lanes, pointers
 
 SPAN_ROWS = 64  # bits in a mask
 TILE = 16 * LANES  # keys
@@ -38,93 +38,108 @@ LOWEST = np.float32(-3e38)  # below every score; finite, so that lowest - lowest
 @fast
 def attend(
     parts: Any, packed: Any, heads: Any, facts: Any, seen: Any, places: Any, scaling: Any,
-    keys: Any, values: Any, out: Any,
+    keys: Any, values: Any, buffers: Any, out: Any,
 ) -> None:  # fmt: skip
     """Write the keys and values of all rows to their slots of `keys` and `values`
     `[kv_heads, slots, words]`, then attend. `packed` float32 `[rows, at least (heads + 2 *
     kv_heads) * dim]`: query, key and value heads; `out` `[rows, heads * dim]`. `facts` `[spans,
-    3]`: first row, rows, KV index of the first. `places`: see `places_of`. Bit i of `seen[row]`:
-    whether it sees the key of its span's i-th row; earlier keys it does. `parts` is a tuple of
-    `words / LANES` numbers, so that each size of a head has code of its own."""
-    kv_heads, _, words = keys.shape
+    3]`: first row, rows, KV index of the first. `places`: see `places_of`; `buffers`: see
+    `buffers_for`. Bit i of `seen[row]`: whether it sees the key of its span's i-th row; earlier keys
+    it does. `parts` is a tuple of `words / LANES` numbers, so that each size of a head has code of
+    its own. (Slices as arguments would be counted: places in arrays are numbers.)"""
+    kv_heads, slots, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
     _write(packed, heads, facts, places, dim, keys)
     _write(packed, heads + kv_heads, facts, places, dim, values)
-    most = facts[:, 1].max() * group  # queries of a head of keys
-    asked, sums = np.empty((most, dim), np.uint32), np.empty((most, dim), np.float32)
-    scores = np.empty((most, TILE), np.float32)
-    lanes = (most, LANES)
-    state = np.empty(lanes, np.float32), np.empty(lanes, np.float32), np.empty(lanes, np.float32)
+    asked, _, sums, _, totals, _ = buffers
     for span in range(facts.shape[0]):
-        first, rows, _ = facts[span]
+        first, rows = facts[span, 0], facts[span, 1]
         for head in range(kv_heads):
-            for i in range(group * rows):
-                at = (head * group + i // rows) * dim
-                _ask(packed, first + i % rows, at, dim, keys, asked, i)
-            _attend(
-                parts, asked, facts, seen, places, span, head, scaling, keys, values, scores,
-                state, sums[: group * rows],
-            )  # fmt: skip
-            for i in range(group * rows):
-                at = (head * group + i // rows) * dim
-                mine = out[first + i % rows, at : at + dim]
-                _answer(sums[i], state[1][i], words != dim, mine)
+            for i in range(rows):
+                for j in range(group):
+                    at = (head * group + j) * dim
+                    _ask(packed, first + i, at, dim, keys, asked, i * group + j)
+            _attend(parts, group, facts, seen, places, span, head, scaling, keys, values, buffers)
+            for i in range(rows):
+                at = ((first + i) * heads + head * group) * dim
+                for j in range(group):
+                    _answer(parts, i * group + j, totals, sums, values, out, at + j * dim)
+
+
+@fast
+def buffers_for(facts: Any, group: Any, dim: Any) -> Any:
+    """Queries as keys are read, their scores with a tile, sums, and `state`."""
+    most = 0
+    for span in range(facts.shape[0]):
+        most = max(most, facts[span, 1] * group)
+    return (
+        np.empty((most, dim), np.uint32), np.empty((most, TILE), np.float32),
+        np.empty((most, dim), np.float32), np.empty((most, LANES), np.float32),
+        np.empty((most, LANES), np.float32), np.empty((most, LANES), np.float32),
+    )  # fmt: skip
 
 
 @fast
 def _attend(
-    parts: Any, asked: Any, facts: Any, seen: Any, places: Any, span: Any, head: Any, scaling: Any,
-    keys: Any, values: Any, scores: Any, state: Any, sums: Any,
+    parts: Any, group: Any, facts: Any, seen: Any, places: Any, span: Any, head: Any, scaling: Any,
+    keys: Any, values: Any, buffers: Any,
 ) -> None:  # fmt: skip
-    """The queries of one head of keys: sums of weighted values, and of weights in `state`."""
-    (first, rows, start), (peaks, totals, fades) = facts[span], state
-    count, end, then = len(sums), start + rows, _following(facts, places, keys, span, head)
-    flat_keys, flat_values = keys[head].reshape(-1), values[head].reshape(-1)
-    sums[:] = 0
-    peaks[:count] = LOWEST
-    totals[:count] = 0
+    """The queries of one head of keys, row after row: sums of weighted values, and of weights."""
+    asked, scores, sums, peaks, totals, fades = buffers
+    first, rows, start = facts[span, 0], facts[span, 1], facts[span, 2]
+    count, end, plane = rows * group, start + rows, keys.shape[1] * keys.shape[2]
+    for i in range(count):
+        sums[i] = 0
+        peaks[i], totals[i] = LOWEST, 0
     for tile in range(0, end, TILE):
-        here, some = places[span, tile:], min(TILE, end - tile)
+        some, at = min(TILE, end - tile), span * places.shape[1] + tile
         chunks = (some + LANES - 1) // LANES
-        _score(parts, asked, count, flat_keys, flat_values, here, chunks, scores)
+        _score(parts, asked, count, keys, values, head * plane, places, at, chunks, scores)
         if tile + TILE > start:
-            for i in range(count):
-                _hide(scores[i], seen[first + i % rows], tile, start, end)
+            for i in range(rows):
+                for j in range(group):
+                    _hide(scores, i * group + j, seen[first + i], tile, start, end)
         _soften(count, scores, chunks, scaling, peaks, totals, fades)
-        inside = flat_keys, here[TILE:], end - tile - TILE
-        later = inside if tile + TILE < end else then
-        _add_all(parts, scores, fades, some, flat_values, here, later, sums)
+        after, ahead, then = head, end - tile - TILE, at + TILE
+        if ahead <= 0:  # what is read behind this head
+            after, ahead, then = _following(facts, places, keys, span, head)
+        _add_all(
+            parts, count, scores, fades, some, values, places, keys,
+            (head * plane, at, after * plane, then, ahead), sums,
+        )  # fmt: skip
 
 
 @fast
 def _following(facts: Any, places: Any, keys: Any, span: Any, head: Any) -> Any:
-    """What is read behind a head: keys, their places and their number."""
-    span, head = (span + (head + 1) // len(keys)) % len(facts), (head + 1) % len(keys)
-    return keys[head].reshape(-1), places[span], facts[span, 1] + facts[span, 2]
+    """What is read behind a head: the next one, the number of its keys, and their first place."""
+    if head + 1 < keys.shape[0]:
+        head += 1
+    else:
+        head, span = 0, span + 1 if span + 1 < facts.shape[0] else 0
+    return head, facts[span, 1] + facts[span, 2], span * places.shape[1]
 
 
 @fast
 def _write(packed: Any, before: Any, facts: Any, places: Any, dim: Any, plane: Any) -> None:
     """The heads of all rows that stand behind so many, to their places in `plane`."""
-    for head in range(plane.shape[0]):
-        flat, first = plane[head].reshape(-1), (before + head) * dim
-        for span in range(facts.shape[0]):
-            for row in range(facts[span, 1]):
-                at = (facts[span, 0] + row) * packed.shape[1] + first
-                there = places[span, facts[span, 2] + row]
-                keep(packed, at, flat, there, plane.shape[2], plane)
+    heads, slots, words = plane.shape
+    for span in range(facts.shape[0]):
+        for row in range(facts[span, 1]):
+            at = (facts[span, 0] + row) * packed.shape[1] + before * dim
+            there = places[span, facts[span, 2] + row]
+            for head in range(heads):
+                keep(packed, at + head * dim, plane, there + head * slots * words, words, plane)
 
 
 @fast
 def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, asked: Any, i: Any) -> None:
     """A query as keys are read: of words taken apart the even columns, then the odd ones."""
-    words, half = keys.shape[2], dim // 2
-    if words == dim or BY_PAIRS:
-        keep(packed, row * packed.shape[1] + at, asked, i * dim, words, keys)
+    if keys.shape[2] == dim or BY_PAIRS:
+        keep(packed, row * packed.shape[1] + at, asked, i * dim, keys.shape[2], keys)
         return
-    bits, out = packed[row, at : at + dim].view(np.uint32), asked[i]
+    out, half = asked.view(np.float32), dim // 2
     for j in range(half):
-        out[j], out[half + j] = bits[2 * j], bits[2 * j + 1]
+        out[i, j], out[i, half + j] = packed[row, at + 2 * j], packed[row, at + 2 * j + 1]
 
 
 @fast
@@ -144,27 +159,30 @@ def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
 
 
 @fast
-def _hide(scores: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
+def _hide(scores: Any, row: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
     """Keys that a row may not see, and those that fill up."""
     for i in range(max(0, start - tile), min(TILE, end + LANES - tile)):
         at = tile + i
         if at >= end or not (seen >> np.uint64(at - start)) & np.uint64(1):
-            scores[i] = -np.inf
+            scores[row, i] = -np.inf
 
 
-@fast
-def _answer(sums: Any, totals: Any, pairs: Any, out: Any) -> None:
-    """The weighted mean, columns in their order."""
-    total, half = np.float32(0), len(out) // 2
-    for lane in range(LANES):
-        total += totals[lane]
-    scale = np.float32(1) / total
-    if not pairs:
-        for i in range(len(out)):
-            out[i] = sums[i] * scale
-        return
-    for i in range(half):
-        out[2 * i], out[2 * i + 1] = sums[i] * scale, sums[half + i] * scale
+def _mask(places: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
+
+
+# Of two vectors of 32 numbers, those of one and of the other alternately: quarters' lower halves,
+# then their upper ones, as one instruction does. Then of two vectors of sums, one for each number,
+# what brings them in order, where that was done, and where they are the even and the odd ones.
+_PAIRED = [
+    _mask([8 * part + by + i + 32 * j for part in range(4) for i in range(4) for j in (0, 1)])
+    for by in (0, 4)
+]
+_UNPAIRED = [
+    _mask([4 * part + i + LANES * j for part in parts for j in (0, 1) for i in range(4)])
+    for parts in ((0, 1), (2, 3))
+]
+_ALTERNATE = [_mask([i // 2 + LANES * (i % 2) for i in range(by, by + LANES)]) for by in (0, LANES)]
 
 
 class _Plane:
@@ -195,11 +213,20 @@ class _Plane:
         read = [self.load(place, part) for place in places]
         if not self.by_pairs:
             return self.emit.halves(read[0]) if self.words else read
-        (one, other), b = read, self.emit.builder
-        by, low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF, 0xFFFF0000))
+        wide = ir.VectorType(ir.IntType(16), 2 * LANES)
+        two, b = [self.emit.builder.bitcast(vector, wide) for vector in read], self.emit.builder
+        return [b.bitcast(b.shuffle_vector(*two, mask), INTS) for mask in _PAIRED]
+
+    def in_order(self, sums: list[Any]) -> list[Any]:
+        """Vectors of columns as memory has them."""
+        if not self.words:
+            return sums
+        parts = len(self.parts)
+        masks = _UNPAIRED if self.by_pairs else _ALTERNATE
         return [
-            b.or_(b.and_(one, low), b.shl(other, by)),
-            b.or_(b.lshr(one, by), b.and_(other, high)),
+            self.emit.builder.shuffle_vector(sums[v], sums[parts + v], mask)
+            for v in self.parts
+            for mask in masks
         ]
 
     def fetch(self, place: Any) -> None:
@@ -209,16 +236,21 @@ class _Plane:
 
 @intrinsic  # type: ignore[misc]
 def _score(
-    typing: Any, parts: Any, queries: Any, rows: Any, keys: Any, values: Any, places: Any,
-    chunks: Any, out: Any,
+    typing: Any, parts: Any, queries: Any, rows: Any, keys: Any, values: Any, base: Any,
+    places: Any, at: Any, chunks: Any, out: Any,
 ) -> Any:  # fmt: skip
-    """The products of `queries` `[rows, dim]` with the keys at the first sixteen times `chunks`
-    places: `out` float32 `[rows, TILE]`. Their values are asked for."""
+    """The products of `queries` `[rows, dim]` with the keys of the head at `base`, at sixteen times
+    `chunks` places from `at` on: `out` float32 `[rows, TILE]`. Their values are asked for."""
     whole = types.int64
-    signature = types.void(parts, queries, whole, keys, values, places, whole, out)
+    signature = types.void(
+        parts, queries, whole, keys, values, whole, places, whole, whole, out
+    )
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, queries, rows, *both, places, chunks, out = pointers(context, builder, signature, args)
+        _, queries, rows, *both, base, places, at, chunks, out = pointers(
+            context, builder, signature, args
+        )
+        both, places = [builder.gep(plane, [base]) for plane in both], builder.gep(places, [at])
         plane, other = (_Plane(builder, pointer, keys, len(parts)) for pointer in both)
         emit, apart = plane.emit, plane.columns * LANES
         with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
@@ -298,42 +330,75 @@ def _soften(
     return signature, generate
 
 
+@intrinsic  # type: ignore[misc]
+def _answer(
+    typing: Any, parts: Any, i: Any, totals: Any, sums: Any, kind: Any, out: Any, at: Any
+) -> Any:
+    """The weighted mean that is the i-th query's, columns in their order, to `at` in `out`."""
+    whole = types.int64
+    signature = types.void(parts, whole, totals, sums, kind, out, whole)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, i, totals, sums, plane, out, at = pointers(context, builder, signature, args)
+        emit, plane = Emit(builder), _Plane(builder, plane, kind, len(parts))
+        width = ir.Constant(WIDE, plane.columns * LANES)
+        sums, out = builder.gep(sums, [builder.mul(i, width)]), builder.gep(out, [at])
+        total = emit.load(totals, builder.mul(i, ir.Constant(WIDE, LANES)))
+        total = over_lanes(builder, total, lambda b, *two: b.fadd(*two))
+        scale = builder.fdiv(emit.number(1.0), total)
+        given = [emit.load(sums, ir.Constant(WIDE, v * LANES)) for v in range(plane.columns)]
+        for v, vector in enumerate(plane.in_order(given)):
+            emit.store(builder.fmul(vector, scale), out, ir.Constant(WIDE, v * LANES))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 @fast
 def _add_all(
-    parts: Any, scores: Any, fades: Any, some: Any, values: Any, here: Any, later: Any, sums: Any
-) -> None:
+    parts: Any, count: Any, scores: Any, fades: Any, some: Any, values: Any, places: Any,
+    keys: Any, where: Any, sums: Any,
+) -> None:  # fmt: skip
     """A tile's weighted values to the sums of all queries, equal parts of them at a time. As pairs
     weights are rounded, in their places."""
-    (keys, places, ahead), weights, i = later, scores.view(np.uint32), 0
+    row = 0
     if BY_PAIRS and len(parts) * LANES != sums.shape[1]:
         words = (some + 2 * LANES - 1) // (2 * LANES) * LANES
-        for row in range(len(sums)):
-            keep(scores, row * TILE, weights, row * TILE, words, weights)
-    for left in range((len(sums) + GROUP - 1) // GROUP, 0, -1):
-        more = (len(sums) - i) // left
-        _add(parts, more, weights[i:], fades[i:], some, values, here, keys, places, ahead, sums[i:])
-        i += more
+        for i in range(count):
+            keep(scores, i * TILE, scores, i * TILE, words, values)
+    for left in range((count + GROUP - 1) // GROUP, 0, -1):
+        more = (count - row) // left
+        _add(parts, row, more, scores, fades, some, values, places, keys, where, sums)
+        row += more
 
 
 @intrinsic  # type: ignore[misc]
 def _add(
-    typing: Any, parts: Any, rows: Any, weights: Any, fades: Any, count: Any, values: Any,
-    places: Any, keys: Any, later: Any, ahead: Any, sums: Any,
+    typing: Any, parts: Any, row: Any, rows: Any, weights: Any, fades: Any, count: Any,
+    values: Any, places: Any, keys: Any, where: Any, sums: Any,
 ) -> Any:  # fmt: skip
     """`sums` `[rows, dim]`, faded, plus `weights` `[rows, TILE]` times the values at the first
-    `count` places, of up to GROUP rows. The keys that come `later` are asked for, as far as there
-    are so many `ahead`."""
+    `count` places, of up to GROUP rows from `row` on. `where`: the head in `values`, the first
+    place, the head in `keys` that comes next, its first place, and the number of its keys, which
+    are asked for."""
     whole, kind = types.int64, values
     signature = types.void(
-        parts, whole, weights, fades, whole, values, places, keys, later, whole, sums
+        parts, whole, whole, weights, fades, whole, values, places, keys, where, sums
     )
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, rows, weights, fades, count, values, places, keys, later, ahead, sums = pointers(
+        _, row, rows, weights, fades, count, values, places, keys, where, sums = pointers(
             context, builder, signature, args
         )
-        arrays = weights, fades, sums, places, later
-        planes = [_Plane(builder, pointer, kind, len(parts)) for pointer in (values, keys)]
+        base, at, after, then, ahead = cgutils.unpack_tuple(builder, where)
+        width = len(parts) * LANES * (1 if kind.dtype == types.float32 else 2)
+        weights, fades, sums = (
+            builder.gep(array, [builder.mul(row, ir.Constant(WIDE, apart))])
+            for array, apart in ((weights, TILE), (fades, LANES), (sums, width))
+        )
+        arrays = weights, fades, sums, builder.gep(places, [at]), builder.gep(places, [then])
+        both = builder.gep(values, [base]), builder.gep(keys, [after])
+        planes = [_Plane(builder, pointer, kind, len(parts)) for pointer in both]
         each_count(builder, rows, GROUP, lambda n: _emit_sums(n, planes, arrays, (count, ahead)))
         return context.get_dummy_value()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.jit import fast
-from engine.cpu.kernels_attention import attend, places_of
+from engine.cpu.kernels_attention import attend, buffers_for, places_of
 from engine.cpu.kernels_draws import guess, space_for
 from engine.cpu.kernels_products import product
 from engine.cpu.kernels_rows import add, gate, normalise, rotate
@@ -39,6 +39,7 @@ def forward(
     attended, narrow = room(count, heads * dim), room(count, inner)
     wide, added = room(count, padded(2 * inner)), room(count, padded(width))
     seen, places = _causal(facts, count), places_of(facts, tables, block_size, keys.shape[3])
+    buffers = buffers_for(facts, heads // kv_heads, dim)
     for row in range(count):
         _embed(embed[tokens[row]], hidden[row])
     for layer in range(norm.shape[0]):
@@ -47,7 +48,7 @@ def forward(
         rotate(packed, angles[0], angles[1], positions, heads + kv_heads)
         attend(
             parts, packed, heads, facts, seen, places, scaling, keys[layer], values[layer],
-            attended,
+            buffers, attended,
         )  # fmt: skip
         product(attended, output[layer], rounded, added)
         add(added, hidden)

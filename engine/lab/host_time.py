@@ -1,0 +1,105 @@
+"""What the host adds to the forwards of a step: `python -m engine.lab.host_time`.
+
+Engines of several modes decode the same texts in turns, in one thread. For each batch size and mode
+a line holds CPU microseconds of a step in which all sequences decode, by part of the step
+(`messages.StepSeconds`; a part's forwards are counted apart). Means over the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+from statistics import mean
+from time import process_time
+
+from engine.arguments import Parser, exit_code, whole
+from engine.lab.bench.offline import Encode, Offline
+from engine.lab.bench.options import add_pair, load, set_threads
+from engine.lab.comparison.report import table
+from engine.lab.comparison.workload import POOL, Arm, parse_arms, pool
+from engine.messages import SamplingParams, StepSeconds, Submit
+
+TOKENS = 48  # of a text
+HEADS = (
+    *("", "mode", "forwards", "host"),
+    *("schedule", "propose", "verify", "accept", "commit", "emit", "around"),
+)
+
+
+def parts_of(seconds: StepSeconds) -> list[float]:
+    """Under HEADS: forwards, the host in all, and its parts."""
+    s = seconds
+    host = [s.schedule, s.propose - s.propose_forward, s.verify - s.verify_forward]
+    host += [s.accept, s.commit, s.emit, s.around]
+    return [s.propose_forward + s.verify_forward, sum(host), *host]
+
+
+def batches(encode: Encode, size: int) -> Iterator[list[Submit]]:
+    """Of so many texts each, no two with one id."""
+    texts, number = [encode(text) for text in pool("code")], count()
+    while True:
+        places = [next(number) for _ in range(size)]
+        yield [
+            Submit(
+                f"{size}-{at}",
+                list(texts[at % len(texts)]),
+                SamplingParams(seed=at, max_tokens=TOKENS, temperature=1.0, ignore_eos=True),
+                0.0,
+            )
+            for at in places
+        ]
+
+
+def decode(player: Offline, arm: Arm, submits: Sequence[Submit]) -> list[list[float]]:
+    """The parts of each step in which all of them decode."""
+    engine, clock = player.engines[arm]
+    found = list[list[float]]()
+    clock.start()
+    for submit in submits:
+        engine.add(submit)
+    while engine.has_work:
+        metrics = engine.step().metrics
+        if metrics.num_sampling == len(submits) and not metrics.num_prompt_tokens:
+            found.append(parts_of(metrics.seconds))
+    clock.stop()
+    return found
+
+
+def show(parsed: argparse.Namespace) -> int:
+    """Measure and print. Raises EngineError."""
+    set_threads(1)
+    config, pair, encode = load(parsed)
+    most = max(parsed.sequences)
+    player = Offline(
+        config, pair, encode, parsed.modes,
+        concurrency=most, prompts=POOL, reply=TOKENS, clock=process_time,
+    )  # fmt: skip
+    rows = [list(HEADS)]
+    for size in parsed.sequences:
+        steps: dict[Arm, list[list[float]]] = {arm: [] for arm in parsed.modes}
+        for round_, submits in zip(range(parsed.rounds + 1), batches(encode, size), strict=False):
+            for arm in parsed.modes:
+                found = decode(player, arm, submits)
+                steps[arm] += found if round_ else []  # the first one warms up
+        for arm, each in steps.items():
+            means = [f"{1e6 * mean(part):.0f}" for part in zip(*each, strict=True)]
+            rows.append([f"x{size}", arm.name, *means])
+    print("\n".join(table(rows, left=2)))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser("python -m engine.lab.host_time", __doc__)
+    add_pair(parser)
+    add = parser.add_argument
+    add("--sequences", type=whole(1, 256), nargs="+", default=[1, 4, 16], help="of a batch")
+    add("--modes", type=parse_arms, default="off,4,auto", help="off, auto, or K itself")
+    add("--rounds", type=whole(1, 1000), default=8, help="texts of each sequence")
+    parsed = parser.parse_args(arguments)
+    return exit_code(parser.prog, lambda: show(parsed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
