@@ -216,7 +216,7 @@ class ProposalModel:
         self.chances = np.zeros((1, k_max))
         self._k_max = k_max
         self._calibration = Calibration()
-        self._k = self.num_added = 0  # of the steps that were added, and these
+        self._k = self.num_added = self._rounds = 0  # of added steps; these, and those with guesses
         self._outcomes: list[Outcome] = []
         self._confidences: list[Sequence[float]] = []
         self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN behind a proposal's end
@@ -260,24 +260,26 @@ class ProposalModel:
             self._num_sampled = min(self._num_sampled + 1, _SAMPLE)
 
     def add(self, k: int, outcomes: Sequence[Outcome], confidences: Confidences) -> None:
-        """What became of a step's guesses at `k`, to be learnt from by the next `learn`."""
-        if k != self._k:
+        """What became of a step's guesses at `k`, to be learnt from by the next `learn`; at 0 only
+        the number of steps counts."""
+        if k and k != self._k:
             self.learn()
-        self._k = k
+            self._k = k
         self.num_added += 1
+        self._rounds += k > 0
         self._outcomes += outcomes
         self._confidences += confidences
 
     def learn(self) -> None:
         """From all steps that were added since the last time."""
-        self.acceptance.update(self._k, self._outcomes, max(self.num_added, 1))
+        self.acceptance.update(self._k, self._outcomes, max(self._rounds, 1))
         guesses = (
             (odds, sure, depth < outcome.right)
             for outcome, found in zip(self._outcomes, self._confidences, strict=False)
             for depth, (odds, sure) in enumerate(zip(self._odds, found[: outcome.tried]))  # noqa: B905
         )
         self._calibration.learn(islice(guesses, _MOST_AT_ONCE))
-        self._outcomes, self._confidences, self.num_added = [], [], 0
+        self._outcomes, self._confidences, self.num_added, self._rounds = [], [], 0, 0
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
         """From guesses that were compared with what was generated while K was 0. Each position

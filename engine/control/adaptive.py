@@ -27,7 +27,7 @@ _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
 # time, so that of short steps one in `_RAREST` is learnt from, at least.
-_LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 16
+_LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
 
 
 class AdaptiveK:

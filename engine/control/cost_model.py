@@ -221,6 +221,9 @@ class CostModel:
         target = self._target.seconds(rows, sequences, self._more(sequences, 0))
         plain, guessing = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
         found: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, guessing))
+        token = self._of_context(sequences)[0]
+        known = float(found[sequences])
+        self._plain[sequences] = known - token * sequences * self._length, token
         return found
 
     def _host_seconds(self, rows: Array, sequences: int, *, drafted: bool) -> Array:
@@ -252,9 +255,7 @@ class CostModel:
         """Of a step of so many sequences without guesses, with so many tokens of context, at the
         costs as of the last `face`."""
         if sequences not in self._plain:
-            token = self._of_context(sequences)[0]
-            known = float(self.by_rows(sequences, sequences)[-1])
-            self._plain[sequences] = known - token * sequences * self._length, token
+            self.by_rows(sequences, sequences)
         start, token = self._plain[sequences]
         return max(start + token * context, 0.0)
 

@@ -68,27 +68,18 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     bounded = False
     if seq.sources is not None:
         k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
+    # By place: names would take most of a step's time in here.
+    begin = len(seq.tokens) - seq.num_prompt - num_tokens
+    prompt, finish = _of_prompt(chunk), item.finish or ""
+    if not made.tokens:
+        return Part(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0, finish,
+            source, bounded)  # fmt: skip
     tried, right = _compare(made, item)
-    return Part(
-        request=seq.number,
-        position=len(seq.tokens) - seq.num_prompt - num_tokens,
-        context=start,
-        rows=length,
-        prompt=_of_prompt(chunk),
-        k=k,
-        drafted=len(made.tokens),
-        proposed=len(proposal),
-        accepted=item.num_accepted,
-        tokens=num_tokens,
-        tried=tried,
-        right=right,
-        finish=item.finish or "",
-        source=source,
-        bounded=bounded,
-        confidences=made.confidences[:tried],
-        forced=_forced(item) if proposal.forced else (0, 0),
-        depths=[] if proposal.is_chain else proposal.depths(),
-    )
+    forced = _forced(item) if proposal.forced else (0, 0)
+    depths = [] if proposal.is_chain else proposal.depths()
+    return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
+        item.num_accepted, num_tokens, tried, right, finish, source, bounded,
+        made.confidences[:tried], forced, depths)  # fmt: skip
 
 
 def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
