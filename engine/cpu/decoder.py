@@ -1,16 +1,10 @@
 """A plain decoder (Llama and its like) as one compiled function, on a CPU: drafts, and in bfloat16
-targets.
+targets. A forward is one call, reads half the bytes, and has all sums in float32.
 
-What a draft of one layer costs through torch is the time between its operations, and the reading of
-its weights from memory, since a larger target has swept the caches in between. Here a forward is
-one call and reads half the bytes, with all sums in float32.
-
-In bfloat16 it runs every row, whose bits depend on no other row: large targets too, whose steps are
-the reading of their weights, on the few threads on which torch is no faster with prompts.
-
-Only for what is plainly Llama-shaped and exact in bfloat16; everything else, every forward of a
-tree, and in float32 or on more threads those of many rows, go the other way
-(`engine.model.loaded`). Both write the same KV.
+In bfloat16 it runs every row, whose bits depend on no other row, on the few threads on which torch
+is no faster with prompts. Only for what is plainly Llama-shaped and exact in bfloat16; everything
+else, every forward of a tree, and in float32 or on more threads those of many rows, go the other
+way (`engine.model.loaded`). Both write the same KV.
 """
 
 from __future__ import annotations
@@ -56,8 +50,7 @@ Integers = npt.NDArray[np.int64]
 
 class BlockTables:
     """Which blocks hold which sequence, as compiled code reads it. Kept from one forward to the
-    next, in most of which the same sequences have the same blocks: a list of Python's takes
-    long to hand over."""
+    next: a list of Python's takes long to hand over."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -4,15 +4,11 @@ A small model's forward is the time between its operations, so query, key and va
 gate and up another, and what stands between products is compiled. A forward of few rows is the
 reading of its weights: where `packed_decoder` says so they are held once more, packed, half as
 large, and multiplied by our own code, which gives a row the same bits whatever rows share the
-product. All products of the built-in target on one thread of a Zen 3, CPU ms:
+product.
 
-    rows                       1     2     4     8    16    32
-    torch, better of its two  3.8   3.4   3.7   6.4   8.6  11.7
-    packed                    1.2   1.1   1.4   2.3   4.0   7.5
-
-Whether a decoder computes what the
-model computes is not assumed: the loader compares, and the proof at load runs on what was chosen.
-What is chosen depends on sizes alone, so that last bits are the same after a restart.
+Whether a decoder computes what the model computes is not assumed: the loader compares, and the
+proof at load runs on what was chosen. What is chosen depends on sizes alone, so that last bits are
+the same after a restart.
 """
 
 from __future__ import annotations

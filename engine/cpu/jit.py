@@ -38,7 +38,7 @@ def _date() -> tuple[tuple[float, int], ...]:
     """Of all files with compiled code or with numbers that it holds, and this one. numba's own is
     that of one file, whoever it calls. And whether there are tiles: what was kept where they were
     granted may run only there."""
-    names = ("kernels*.py", "vectors.py", "confidence.py", "jit.py")
+    names = ("kernels*.py", "vectors.py", "jit.py")
     files = [file for name in names for at in (name, f"*/{name}") for file in _ENGINE.glob(at)]
     stats = [file.stat() for file in sorted(files)]
     return (*((stat.st_mtime, stat.st_size) for stat in stats), (0.0, int(HAS_TILES)))

@@ -9,9 +9,8 @@ A row's sums run over its own sequence's keys in order, in tiles counted from ke
 may not see has weight zero, which changes no bit. So its result is the same to the bit whatever
 rows and sequences share the call. A key that is not a number spoils its own sequence only.
 
-Keys and values are float32, or words of two bfloat16. Where that pays (`kernels_products`), words
-are multiplied as pairs, queries and weights being rounded; else they are taken apart as they are
-read. Columns of sums then stand in another order: the even ones, then the odd ones.
+Keys and values are float32, or words of two bfloat16, of which sums have the even columns first.
+Where that pays (`kernels_products`), words are multiplied as pairs, else taken apart as floats.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
 from engine.cpu.kernels_products import BY_PAIRS, keep
-from engine.cpu.vectors import FLOATS, HAS_AVX512, INTS, LANES, WIDE, Emit, each_count, over_lanes, pointers
+from engine.cpu.vectors import FLOATS, HAS_AVX512, INTS, LANES, WIDE, Emit, each_count, pointers
 
 SPAN_ROWS = 64  # bits in a mask
 TILE = 16 * LANES  # keys
@@ -44,9 +43,9 @@ def attend(
     `[kv_heads, slots, words]`, then attend. `packed` float32 `[rows, at least (heads + 2 *
     kv_heads) * dim]`: query, key and value heads; `out` `[rows, heads * dim]`. `facts` `[spans,
     3]`: first row, rows, KV index of the first. `places`: see `places_of`; `buffers`: see
-    `buffers_for`. Bit i of `seen[row]`: whether it sees the key of its span's i-th row; earlier keys
-    it does. `parts` is a tuple of `words / LANES` numbers, so that each size of a head has code of
-    its own. (Slices as arguments would be counted: places in arrays are numbers.)"""
+    `buffers_for`. Bit i of `seen[row]`: whether it sees the key of its span's i-th row;
+    earlier keys it does. `parts` is a tuple of `words / LANES` numbers, so that each size of a head
+    has code of its own. (Slices as arguments would be counted: places in arrays are numbers.)"""
     kv_heads, slots, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
     _write(packed, heads, facts, places, dim, keys)
@@ -57,8 +56,9 @@ def attend(
         for head in range(kv_heads):
             for i in range(rows):
                 for j in range(group):
-                    at = (head * group + j) * dim
-                    _ask(packed, first + i, at, dim, keys, asked, i * group + j)
+                    _ask(
+                        packed, first + i, (head * group + j) * dim, dim, keys, asked, i * group + j
+                    )
             _attend(parts, group, facts, seen, places, span, head, scaling, keys, values, buffers)
             for i in range(rows):
                 at = ((first + i) * heads + head * group) * dim
@@ -68,10 +68,9 @@ def attend(
 
 @fast
 def buffers_for(facts: Any, group: Any, dim: Any) -> Any:
-    """Queries as keys are read, their scores with a tile, sums, and `state`."""
-    most = 0
-    for span in range(facts.shape[0]):
-        most = max(most, facts[span, 1] * group)
+    """Of one head of keys: queries, scores of a tile, sums, then by lane largest scores, sums of
+    weights, and what earlier sums are multiplied by."""
+    most = facts[:, 1].max() * group
     return (
         np.empty((most, dim), np.uint32), np.empty((most, TILE), np.float32),
         np.empty((most, dim), np.float32), np.empty((most, LANES), np.float32),
@@ -96,27 +95,22 @@ def _attend(
         chunks = (some + LANES - 1) // LANES
         _score(parts, asked, count, keys, values, head * plane, places, at, chunks, scores)
         if tile + TILE > start:
-            for i in range(rows):
-                for j in range(group):
-                    _hide(scores, i * group + j, seen[first + i], tile, start, end)
+            for i in range(count):
+                _hide(scores, i, seen[first + i // group], tile, start, end)
         _soften(count, scores, chunks, scaling, peaks, totals, fades)
         after, ahead, then = head, end - tile - TILE, at + TILE
-        if ahead <= 0:  # what is read behind this head
-            after, ahead, then = _following(facts, places, keys, span, head)
-        _add_all(
-            parts, count, scores, fades, some, values, places, keys,
-            (head * plane, at, after * plane, then, ahead), sums,
-        )  # fmt: skip
-
-
-@fast
-def _following(facts: Any, places: Any, keys: Any, span: Any, head: Any) -> Any:
-    """What is read behind a head: the next one, the number of its keys, and their first place."""
-    if head + 1 < keys.shape[0]:
-        head += 1
-    else:
-        head, span = 0, span + 1 if span + 1 < facts.shape[0] else 0
-    return head, facts[span, 1] + facts[span, 2], span * places.shape[1]
+        if ahead <= 0:  # the next head's, or the next span's
+            after = head + 1 if head + 1 < keys.shape[0] else 0
+            later = span if after else min(span + 1, facts.shape[0] - 1)
+            ahead, then = facts[later, 1] + facts[later, 2], later * places.shape[1]
+        if BY_PAIRS and keys.shape[2] != sums.shape[1]:  # weights are rounded, in their places
+            for i in range(count):
+                words = (some + 2 * LANES - 1) // (2 * LANES) * LANES
+                keep(scores, i * TILE, scores, i * TILE, words, values)
+        where = head * plane, at, after * plane, then, ahead
+        for i in range(0, count, GROUP):
+            more = min(GROUP, count - i)
+            _add(parts, i, more, scores, fades, some, values, places, keys, where, sums)
 
 
 @fast
@@ -162,27 +156,15 @@ def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
 def _hide(scores: Any, row: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
     """Keys that a row may not see, and those that fill up."""
     for i in range(max(0, start - tile), min(TILE, end + LANES - tile)):
-        at = tile + i
-        if at >= end or not (seen >> np.uint64(at - start)) & np.uint64(1):
+        if tile + i >= end or not (seen >> np.uint64(tile + i - start)) & np.uint64(1):
             scores[row, i] = -np.inf
 
 
-def _mask(places: list[int]) -> Any:
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
-
-
-# Of two vectors of 32 numbers, those of one and of the other alternately: quarters' lower halves,
-# then their upper ones, as one instruction does. Then of two vectors of sums, one for each number,
-# what brings them in order, where that was done, and where they are the even and the odd ones.
-_PAIRED = [
-    _mask([8 * part + by + i + 32 * j for part in range(4) for i in range(4) for j in (0, 1)])
-    for by in (0, 4)
+# Of two vectors, lanes of one and of the other alternately.
+_ALTERNATE = [
+    ir.Constant(INTS, [i // 2 + LANES * (i % 2) for i in range(by, by + LANES)])
+    for by in (0, LANES)
 ]
-_UNPAIRED = [
-    _mask([4 * part + i + LANES * j for part in parts for j in (0, 1) for i in range(4)])
-    for parts in ((0, 1), (2, 3))
-]
-_ALTERNATE = [_mask([i // 2 + LANES * (i % 2) for i in range(by, by + LANES)]) for by in (0, LANES)]
 
 
 class _Plane:
@@ -213,21 +195,20 @@ class _Plane:
         read = [self.load(place, part) for place in places]
         if not self.by_pairs:
             return self.emit.halves(read[0]) if self.words else read
-        wide = ir.VectorType(ir.IntType(16), 2 * LANES)
-        two, b = [self.emit.builder.bitcast(vector, wide) for vector in read], self.emit.builder
-        return [b.bitcast(b.shuffle_vector(*two, mask), INTS) for mask in _PAIRED]
+        (one, other), b = read, self.emit.builder
+        by, low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF, 0xFFFF0000))
+        return [
+            b.or_(b.and_(one, low), b.shl(other, by)),
+            b.or_(b.lshr(one, by), b.and_(other, high)),
+        ]
 
     def in_order(self, sums: list[Any]) -> list[Any]:
-        """Vectors of columns as memory has them."""
+        """Vectors of columns: of words the even ones come first."""
         if not self.words:
             return sums
-        parts = len(self.parts)
-        masks = _UNPAIRED if self.by_pairs else _ALTERNATE
-        return [
-            self.emit.builder.shuffle_vector(sums[v], sums[parts + v], mask)
-            for v in self.parts
-            for mask in masks
-        ]
+        half, join = len(self.parts), self.emit.builder.shuffle_vector
+        pairs = zip(sums[:half], sums[half:], strict=True)
+        return [join(*two, mask) for two in pairs for mask in _ALTERNATE]
 
     def fetch(self, place: Any) -> None:
         for part in self.parts:
@@ -242,9 +223,7 @@ def _score(
     """The products of `queries` `[rows, dim]` with the keys of the head at `base`, at sixteen times
     `chunks` places from `at` on: `out` float32 `[rows, TILE]`. Their values are asked for."""
     whole = types.int64
-    signature = types.void(
-        parts, queries, whole, keys, values, whole, places, whole, whole, out
-    )
+    signature = types.void(parts, queries, whole, keys, values, whole, places, whole, whole, out)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, queries, rows, *both, base, places, at, chunks, out = pointers(
@@ -335,8 +314,7 @@ def _answer(
     typing: Any, parts: Any, i: Any, totals: Any, sums: Any, kind: Any, out: Any, at: Any
 ) -> Any:
     """The weighted mean that is the i-th query's, columns in their order, to `at` in `out`."""
-    whole = types.int64
-    signature = types.void(parts, whole, totals, sums, kind, out, whole)
+    signature = types.void(parts, types.int64, totals, sums, kind, out, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, i, totals, sums, plane, out, at = pointers(context, builder, signature, args)
@@ -344,32 +322,13 @@ def _answer(
         width = ir.Constant(WIDE, plane.columns * LANES)
         sums, out = builder.gep(sums, [builder.mul(i, width)]), builder.gep(out, [at])
         total = emit.load(totals, builder.mul(i, ir.Constant(WIDE, LANES)))
-        total = over_lanes(builder, total, lambda b, *two: b.fadd(*two))
-        scale = builder.fdiv(emit.number(1.0), total)
+        scale = builder.fdiv(emit.number(1.0), emit.total(total))
         given = [emit.load(sums, ir.Constant(WIDE, v * LANES)) for v in range(plane.columns)]
         for v, vector in enumerate(plane.in_order(given)):
             emit.store(builder.fmul(vector, scale), out, ir.Constant(WIDE, v * LANES))
         return context.get_dummy_value()
 
     return signature, generate
-
-
-@fast
-def _add_all(
-    parts: Any, count: Any, scores: Any, fades: Any, some: Any, values: Any, places: Any,
-    keys: Any, where: Any, sums: Any,
-) -> None:  # fmt: skip
-    """A tile's weighted values to the sums of all queries, equal parts of them at a time. As pairs
-    weights are rounded, in their places."""
-    row = 0
-    if BY_PAIRS and len(parts) * LANES != sums.shape[1]:
-        words = (some + 2 * LANES - 1) // (2 * LANES) * LANES
-        for i in range(count):
-            keep(scores, i * TILE, scores, i * TILE, words, values)
-    for left in range((count + GROUP - 1) // GROUP, 0, -1):
-        more = (count - row) // left
-        _add(parts, row, more, scores, fades, some, values, places, keys, where, sums)
-        row += more
 
 
 @intrinsic  # type: ignore[misc]

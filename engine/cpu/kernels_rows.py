@@ -11,7 +11,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from engine.cpu.jit import fast
-from engine.cpu.vectors import FLOAT, FLOATS, INT, LANES, WIDE, Emit, over_lanes, pointers
+from engine.cpu.vectors import FLOAT, FLOATS, INT, LANES, WIDE, Emit, pointers
 
 
 @fast
@@ -92,7 +92,7 @@ def dot(typing: Any, one: Any, other: Any, count: Any) -> Any:
         sums = cgutils.alloca_once_value(builder, ir.Constant(FLOATS, None))
         with cgutils.for_range_slice(builder, ir.Constant(WIDE, 0), whole, step, WIDE) as (i, _):
             emit.add_product(sums, emit.load(one, i), emit.load(other, i))
-        lanes = over_lanes(builder, builder.load(sums), lambda b, *two: b.fadd(*two))
+        lanes = emit.total(builder.load(sums))
         first = builder.extract_element(lanes, ir.Constant(INT, 0))
         total = cgutils.alloca_once_value(builder, first)
         fused = emit.function("llvm.fmuladd.f32", FLOAT, [FLOAT] * 3)

@@ -167,6 +167,10 @@ class Emit:
     def number(self, value: float) -> Any:
         return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
 
+    def total(self, vector: Any) -> Any:
+        """The sum of the lanes, in every lane."""
+        return over_lanes(self.builder, vector, lambda b, *two: b.fadd(*two))
+
     def largest(self, vector: Any) -> Any:
         """The largest lane, in every lane."""
         return over_lanes(self.builder, vector, lambda _, *two: self.larger(*two))
@@ -192,21 +196,3 @@ class Emit:
         bits = b.shl(b.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
         scale = b.bitcast(b.add(bits, ir.Constant(INTS, [127 << 23] * LANES)), FLOATS)
         return b.select(far, self.number(0.0), b.fmul(p, scale))
-
-
-def transposed(builder: Any, vectors: list[Any]) -> list[Any]:
-    """Sixteen vectors of sixteen, exchanged at distances 8, 4, 2, 1."""
-    vectors = list(vectors)
-    step = LANES // 2
-    while step:
-        high = [bool(lane & step) for lane in range(LANES)]
-        upper = [LANES + lane - step if h else lane for lane, h in enumerate(high)]
-        lower = [LANES + lane if h else lane + step for lane, h in enumerate(high)]
-        for i in range(LANES):
-            if i & step:
-                continue
-            a, b = vectors[i], vectors[i + step]
-            vectors[i] = builder.shuffle_vector(a, b, ir.Constant(INTS, upper))
-            vectors[i + step] = builder.shuffle_vector(a, b, ir.Constant(INTS, lower))
-        step //= 2
-    return vectors

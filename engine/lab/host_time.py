@@ -1,8 +1,8 @@
 """What the host adds to the forwards of a step: `python -m engine.lab.host_time`.
 
-Engines of several modes decode the same texts in turns, in one thread. For each batch size and mode
-a line holds CPU microseconds of a step in which all sequences decode, by part of the step
-(`messages.StepSeconds`; a part's forwards are counted apart). Means over the steps.
+Engines of several modes decode the same texts in turns. For each batch size and mode a line holds
+the microseconds of a step in which all sequences decode: in forwards, outside of them, and that by
+part of the step (`messages.StepSeconds`). Means over the steps.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 from statistics import mean
-from time import process_time
 
 from engine.arguments import Parser, exit_code, whole
 from engine.lab.bench.offline import Encode, Offline
-from engine.lab.bench.options import add_pair, load, set_threads
+from engine.lab.bench.options import add_pair, clock_of, load, set_threads
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import POOL, Arm, parse_arms, pool
 from engine.messages import SamplingParams, StepSeconds, Submit
@@ -69,18 +68,18 @@ def decode(player: Offline, arm: Arm, submits: Sequence[Submit]) -> list[list[fl
 
 def show(parsed: argparse.Namespace) -> int:
     """Measure and print. Raises EngineError."""
-    set_threads(1)
+    arms, clock = parse_arms(parsed.modes), clock_of(parsed)
+    set_threads(parsed.threads)
     config, pair, encode = load(parsed)
-    most = max(parsed.sequences)
     player = Offline(
-        config, pair, encode, parsed.modes,
-        concurrency=most, prompts=POOL, reply=TOKENS, clock=process_time,
+        config, pair, encode, arms,
+        concurrency=max(parsed.sequences), prompts=POOL, reply=TOKENS, clock=clock,
     )  # fmt: skip
     rows = [list(HEADS)]
     for size in parsed.sequences:
-        steps: dict[Arm, list[list[float]]] = {arm: [] for arm in parsed.modes}
+        steps: dict[Arm, list[list[float]]] = {arm: [] for arm in arms}
         for round_, submits in zip(range(parsed.rounds + 1), batches(encode, size), strict=False):
-            for arm in parsed.modes:
+            for arm in arms:
                 found = decode(player, arm, submits)
                 steps[arm] += found if round_ else []  # the first one warms up
         for arm, each in steps.items():
@@ -94,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("python -m engine.lab.host_time", __doc__)
     add_pair(parser)
     add = parser.add_argument
-    add("--sequences", type=whole(1, 256), nargs="+", default=[1, 4, 16], help="of a batch")
-    add("--modes", type=parse_arms, default="off,4,auto", help="off, auto, or K itself")
+    add("--sequences", type=whole(1, 256), nargs="+", default=[1, 4, 16], help="at a time")
+    add("--modes", default="off,4,auto", help="off, auto, or K itself")
     add("--rounds", type=whole(1, 1000), default=8, help="texts of each sequence")
     parsed = parser.parse_args(arguments)
     return exit_code(parser.prog, lambda: show(parsed))
