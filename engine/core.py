@@ -278,8 +278,7 @@ class Engine:
         self._controller.update(record)
         if self._trace is not None:
             self._trace.write(record)
-        usual = self._controller.reason in ("pays", "off", "fixed")
-        self._overhead.end(lap, usual=usual, more=self.has_work)
+        self._overhead.end(lap, self._controller.reason, more=self.has_work)
 
     def _leave(self, seq: Sequence) -> None:
         self._proposer.forget(seq)

@@ -22,7 +22,6 @@ from engine.cpu import kernels_decoder
 from engine.cpu.attention import fits, parts_of, words_of_plane
 from engine.cpu.fused import FAMILIES, angle_table, is_plain
 from engine.cpu.jit import HAS_TILES
-from engine.cpu.kernels_attention import SPAN_ROWS
 from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.cpu.weights import (
     SMALL,
@@ -43,6 +42,7 @@ from engine.scheduling.segment import Segment, Start, is_chain
 MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
 MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model's prompts faster
 LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyond, torch is as fast
+TOGETHER = 16  # rows of a prompt that attend together: more look at keys that few of them may see
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
 Integers = npt.NDArray[np.int64]
@@ -138,8 +138,8 @@ class CompiledDecoder:
         needed: list[tuple[Sequence[int], int]] = []
         for some, start, blocks, num_logits, _ in segments:
             row, end = len(tokens), start + len(some)
-            for first in range(0, len(some), SPAN_ROWS):
-                count = min(len(some) - first, SPAN_ROWS)
+            for first in range(0, len(some), TOGETHER):
+                count = min(len(some) - first, TOGETHER)
                 facts += (row + first, count, start + first)
                 needed.append((blocks, end))
             tokens += some

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_SHARE = 1 / 16  # of a step in what is usual
+from engine.messages import Reason
+
+_MEMORY = 64  # steps: what is usual is their mean, about
 
 
 class Stopwatch:
@@ -29,9 +31,9 @@ class Overhead:
     def __init__(self) -> None:
         self._ended: float | None = None  # the step before, if this one followed at once
         self._between = self._choosing = self._after = 0.0  # of this step, or of the last
-        # What choosing and updating usually take, by whether there are guesses and by batch size
-        # (its bit length).
-        self._usual: dict[tuple[bool, int], float] = {}
+        # What choosing and updating usually take, and in how many steps it was seen, by whether
+        # there are guesses and by batch size (its bit length).
+        self._usual: dict[tuple[bool, int], tuple[float, int]] = {}
         self._kind = (False, 0)
 
     def begin(self, lap: Stopwatch) -> float:
@@ -50,13 +52,15 @@ class Overhead:
     def seconds(self, sequences: int, *, speculates: bool) -> float:
         """Of this step, to be added to those of its verbs."""
         self._kind = speculates, sequences.bit_length()
-        return self._between + self._usual.get(self._kind, 0.0) - self._choosing
+        return self._between + self._usual.get(self._kind, (0.0, 0))[0] - self._choosing
 
-    def end(self, lap: Stopwatch, *, usual: bool, more: bool) -> None:
-        """After everything. `usual`: the step was no experiment; `more`: there is work left."""
+    def end(self, lap: Stopwatch, reason: Reason, *, more: bool) -> None:
+        """After everything. `reason`: of the choice (messages.Estimates); `more`: there is work
+        left. Usual are neither experiments nor, where guesses pay, steps without any."""
         self._after = lap()
-        if usual:
+        if reason in ("pays" if self._kind[0] else "off", "fixed"):
             took = self._choosing + self._after
-            known = self._usual.get(self._kind, took)
-            self._usual[self._kind] = known + (took - known) * _SHARE
+            known, count = self._usual.get(self._kind, (0.0, 0))
+            count = min(count + 1, _MEMORY)
+            self._usual[self._kind] = known + (took - known) / count, count
         self._ended = lap.last if more else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.messages import Reason
 from engine.step.clock import Overhead, Stopwatch
 
 
@@ -13,10 +14,11 @@ class Clock:
 
 
 def step(
-    overhead: Overhead, clock: Clock, *, after: float, speculates: bool, usual: bool = True,
-    more: bool = True, sequences: int = 1,
+    overhead: Overhead, clock: Clock, *, after: float, speculates: bool,
+    reason: Reason | None = None, more: bool = True, sequences: int = 1,
 ) -> float:  # fmt: skip
-    """A step of four seconds, one of them the choice, and so many after its verbs."""
+    """A step of four seconds, one of them the choice, and so many after its verbs. `reason`: by
+    default that of usual steps of this kind."""
     lap = Stopwatch(clock)
     overhead.begin(lap)
     clock.now += 1.0
@@ -25,7 +27,7 @@ def step(
     lap()
     told = overhead.seconds(sequences, speculates=speculates)
     clock.now += after
-    overhead.end(lap, usual=usual, more=more)
+    overhead.end(lap, reason or ("pays" if speculates else "off"), more=more)
     return told
 
 
@@ -47,9 +49,19 @@ def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
     for _ in range(2):
         told = step(overhead, clock, after=0.25, speculates=True)
     assert told == 0.25
-    assert step(overhead, clock, after=0.25, speculates=False, usual=False) == -1.0
+    assert step(overhead, clock, after=0.25, speculates=False, reason="baseline") == -1.0
     step(overhead, clock, after=0.125, speculates=False)
-    assert step(overhead, clock, after=0.25, speculates=False, usual=False) == 0.125
+    assert step(overhead, clock, after=0.25, speculates=False, reason="baseline") == 0.125
+
+
+def test_a_step_without_guesses_where_they_pay_is_no_step_of_k_0() -> None:
+    """Bug: while K > 0, the controller's work in steps that had nothing to guess from (prompts) was
+    taken for what K = 0 costs. With four streams of the built-in pair baselines were charged half a
+    millisecond too much, and speculation stayed on at 0.75 of the tokens per second of K = 0."""
+    overhead, clock = Overhead(), Clock()
+    for _ in range(8):
+        step(overhead, clock, after=5.0, speculates=False, reason="pays")
+    assert step(overhead, clock, after=0.25, speculates=False, reason="baseline") == -1.0
 
 
 def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
@@ -58,7 +70,7 @@ def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
     for _ in range(200):
         step(overhead, clock, after=0.25, speculates=True)
     for _ in range(3):
-        told = step(overhead, clock, after=9.0, speculates=True, usual=False)
+        told = step(overhead, clock, after=9.0, speculates=True, reason="trial")
         assert abs(told - 0.25) < 0.01
 
 
@@ -68,7 +80,7 @@ def test_what_a_large_batch_takes_is_not_charged_to_one_alone() -> None:
     overhead, clock = Overhead(), Clock()
     step(overhead, clock, after=5.0, speculates=True, sequences=32)
     assert step(overhead, clock, after=5.0, speculates=True, sequences=32) > 3.0
-    assert step(overhead, clock, after=0.1, speculates=True, usual=False) == -1.0
+    assert step(overhead, clock, after=0.1, speculates=True, reason="trial") == -1.0
 
 
 def test_all_that_passes_between_the_verbs_of_two_steps_is_told() -> None:
@@ -82,6 +94,6 @@ def test_all_that_passes_between_the_verbs_of_two_steps_is_told() -> None:
         clock.now += 4.0
         lap()
         clock.now += 0.25
-        overhead.end(lap, usual=False, more=more)
+        overhead.end(lap, "trial", more=more)
         clock.now += 0.5
     assert told == [0.0, 0.75, 0.75, 0.0]
