@@ -98,7 +98,7 @@ class TransformersSession(Session):
         reply = self.run.replies[-1]
         if not reply.arrivals and not self.whole:
             self.clock.rewind(self._asked)
-        self.deliver(reply, ids.numel())
+        self.deliver(reply, ids.numel(), self.seconds)
 
     def end(self) -> None:
         """Of a streamer."""

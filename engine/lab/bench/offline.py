@@ -96,9 +96,10 @@ class Session(ABC):
         self.run.replies.append(Reply(lane, submit.params.seed, self.seconds))
         return submit, self.run.replies[-1]
 
-    def deliver(self, reply: Reply, tokens: int) -> None:
+    def deliver(self, reply: Reply, tokens: int, now: float) -> None:
+        """`now`: seconds since the begin."""
         self.tokens += tokens
-        reply.arrivals.append((self.seconds, tokens))
+        reply.arrivals.append((now, tokens))
 
 
 class EngineSession(Session):
@@ -125,6 +126,7 @@ class EngineSession(Session):
     def step(self) -> None:
         """Raises ConfigError for a request that the engine refuses."""
         outputs = self._engine.step()
+        now = self.seconds
         self.run.steps.add(outputs.metrics)
         for output in outputs.items:
             if output.error is not None:
@@ -132,7 +134,7 @@ class EngineSession(Session):
             reply = self._open[output.id]
             assert isinstance(reply.text, list)
             if output.tokens:
-                self.deliver(reply, len(output.tokens))
+                self.deliver(reply, len(output.tokens), now)
                 reply.text += output.tokens
             if output.finish is not None:
                 del self._open[output.id]
