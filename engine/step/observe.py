@@ -133,6 +133,9 @@ def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None
     """Every sequence that sampled is counted at the number of its guesses that were verified: what
     was planned is only the most there could be."""
     most = max([part.proposed for part in sampling], default=0)
+    if not most:
+        gauges.k_counts = [len(sampling)]
+        return
     proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
     by_proposer: dict[str, tuple[int, int]] = {}
     for part in sampling:
