@@ -39,9 +39,10 @@ from engine.cpu.vectors import (
 )
 
 VECTORS = PANEL // LANES  # of a panel
-ROWS_AT_ONCE = 10 if HAS_AVX512 else 2  # rows whose sums fit the registers
+ROWS_AT_ONCE, FEW = (10, 5) if HAS_AVX512 else (2, 1)  # whose sums of a panel, of two are registers
 BY_PAIRS = MULTIPLIES_PAIRS and not SLOW_PAIRS
-_FAR, _NEAR = 64, 8  # pairs of inputs that are asked for, to the second cache and the first
+# Pairs asked for: to the second cache by a panel, each of two, each of two long ones; to the first.
+_FAR, _NEAR, _LONG = (64, 32, 16), 8, 320
 _BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
 
 
@@ -82,13 +83,14 @@ def _panels(count: int, most: int) -> Any:
 
 def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
     (x, streams, y), (apart, pairs, stride), builder = arrays, sizes, emit.builder
-    zero, vectors = (
-        ir.Constant(FLOATS, None),
-        [(s, v * LANES) for s in streams for v in range(VECTORS)],
-    )
+    zero = ir.Constant(FLOATS, None)
+    vectors = [(s, v * LANES) for s in streams for v in range(VECTORS)]
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in vectors] for _ in range(rows)]
+    one, two, long = (ir.Constant(WIDE, far) for far in _FAR)
+    is_long = builder.icmp_signed(">", pairs, ir.Constant(WIDE, _LONG))
+    ahead = one if len(streams) == 1 else builder.select(is_long, long, two)
     with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
-        far = builder.add(loop.index, ir.Constant(WIDE, _FAR // len(streams)))
+        far = builder.add(loop.index, ahead)
         gap = builder.mul(pairs, ir.Constant(WIDE, len(streams) - 1))
         inside = builder.icmp_signed("<", far, pairs)
         far = builder.select(inside, far, builder.add(far, gap))
@@ -111,16 +113,16 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
             emit.store(builder.load(total), y, emit.at(first, vector * LANES))
 
 
-_two_panels, _panel = _panels(2, 1), _panels(1, ROWS_AT_ONCE)
+_two_panels, _panel = _panels(2, FEW), _panels(1, ROWS_AT_ONCE)
 
 
 @fast
 def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     """`x` rows of so many pairs of float32 or words of two bfloat16; `y` float32
-    `[rows, panels * PANEL]`. One row with one panel would wait for its sums."""
+    `[rows, panels * PANEL]`. Few rows with one panel would wait for sums, or for memory."""
     rows, panels, sizes = x.shape[0], words.shape[0], (x.shape[1], pairs, y.shape[1])
     parts, done = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0
-    if rows == 1:
+    if rows <= FEW:
         done = panels // 2 * 2
         for panel in range(0, done, 2):
             _two_panels(rows, x, 0, words, panel, y, sizes)
