@@ -122,7 +122,7 @@ def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     `[rows, panels * PANEL]`. Few rows with one panel would wait for sums, or for memory."""
     rows, panels, sizes = x.shape[0], words.shape[0], (x.shape[1], pairs, y.shape[1])
     parts, done = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0
-    if rows <= FEW:
+    if 0 < rows <= FEW:
         done = panels // 2 * 2
         for panel in range(0, done, 2):
             _two_panels(rows, x, 0, words, panel, y, sizes)
