@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from engine.config import EngineConfig
-from engine.control.controller import Load
+from engine.control.controller import KController, Load
 from engine.control.modes import Modes, build_controller
 from engine.grammar.compiler import Compiling
 from engine.messages import (
@@ -57,8 +57,9 @@ from engine.step.trace import open_trace
 class Engine:
     """`add` and `abort` at any time between steps; `step` while `has_work`.
 
-    `pair`, `proposer`, `cache`: for benchmarks and tests. Models already loaded, a drafter in place
-    of the configured one, a part of a cache. Raises ConfigError, ModelError or MemoryPlanError.
+    `pair`, `proposer`, `cache`, `controller`: for benchmarks and tests. Models already loaded, a
+    drafter in place of the configured one, a part of a cache, what builds the controller. Raises
+    ConfigError, ModelError or MemoryPlanError.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Engine:
         pair: Pair | None = None,
         proposer: Proposer | None = None,
         cache: KVCache | None = None,
+        controller: Callable[..., KController] = build_controller,
     ) -> None:
         self._clock = clock
         pair = pair or load_pair(config)
@@ -79,7 +81,7 @@ class Engine:
         self._processor = LogitsProcessor(target.eos_ids)
         draws = build_draws(self._processor, target.vocab_size, target.device)
         stops = draft is not None and not draft.chains
-        self._controller = Modes(build_controller(config.speculation, stops=stops))
+        self._controller = Modes(controller(config.speculation, stops=stops))
         main = proposer or self._main_proposer(config, draft, draws, target.vocab_size)
         self._pool = _pool_of(config, self._cache)
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)

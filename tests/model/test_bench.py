@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,19 @@ def encode(text: str) -> list[int]:
 @pytest.fixture(scope="module")
 def player(config: EngineConfig, pair: Pair) -> Offline:
     return Offline(config, pair, encode, ARMS, concurrency=4, prompts=4)
+
+
+def test_a_variant_of_auto_is_played_live(config: EngineConfig, pair: Pair) -> None:
+    """Law: its texts are auto's; what it leaves out it leaves out: without exploration nothing is
+    ever played that is not believed to pay."""
+    arms = parse_arms("off,auto,no exploration", variants=["no exploration"])
+    player = Offline(config, pair, encode, arms, concurrency=2, prompts=4)
+    comparison = Race(arms, [Workload("code", 1.0, 2, 48)], POOLS, rounds=1).run(player)
+    assert comparison.texts_equal == comparison.texts_compared > 0
+    played: list[Any] = [player.engines[arm][0]._controller._configured for arm in arms[1:]]
+    explored = [each._explore.while_off(1.0, alone=True) for each in played for _ in range(64)]
+    assert "trial" in explored[:64]
+    assert set(explored[64:]) == {"usual"}
 
 
 def test_every_arm_does_the_same_work(player: Offline) -> None:

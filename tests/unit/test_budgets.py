@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "engine/control": 1_400,
     "engine/cpu": 3_000,
-    "lab": 5_800,  # engine/lab and server/lab
+    "lab": 5_900,  # engine/lab and server/lab
     "serving": 18_600,  # everything else but the script that trained the built-in pair
-    "all": 29_800,
+    "all": 29_900,
 }
 TRAINING = "engine/demo"
 

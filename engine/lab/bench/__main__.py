@@ -24,6 +24,7 @@ from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, set
 from engine.lab.comparison.race import LONGEST
 from engine.lab.comparison.report import show
 from engine.lab.comparison.workload import RANDOM, Arm
+from engine.lab.replay.variants import VARIANTS, WHOLE
 
 SUITE = Preset(
     f"off,1,2,3,4,6,8,auto,{','.join(NAMES)}", ("code",), (0.0, 0.8), (1,), rounds=3, minutes=4.0
@@ -58,7 +59,8 @@ def _parser(name: str) -> Parser:
 
 def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
-    race, clock = settings(parsed, *PRESETS[name], NAMES), clock_of(parsed)
+    variants = [each for each in VARIANTS if each != WHOLE]
+    race, clock = settings(parsed, *PRESETS[name], NAMES, variants), clock_of(parsed)
     most = max(workload.concurrency for workload in race.workloads)
     _check(race.arms, most)
     set_threads(parsed.threads)

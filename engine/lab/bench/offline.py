@@ -19,11 +19,14 @@ from itertools import count
 from random import Random
 
 from engine.config import EngineConfig
+from engine.control.controller import KController
+from engine.control.modes import build_controller
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Reply, Run
 from engine.lab.comparison.race import LONGEST
 from engine.lab.comparison.workload import Arm, Lane, Request
+from engine.lab.replay.variants import VARIANTS
 from engine.messages import SamplingParams, Submit
 from engine.model.pair import Pair, shared_cache
 
@@ -190,7 +193,9 @@ class Offline:
             watch = TurnClock(clock)
             said = _config(config, arm, len(own), concurrency)
             watch.start()  # by which it profiles its steps
-            engine = Engine(said, pair=pair, cache=cache.part(own), clock=watch)
+            engine = Engine(
+                said, pair=pair, cache=cache.part(own), clock=watch, controller=_controller(arm)
+            )
             watch.stop()
             self.engines[arm] = engine, watch
             _set_mode(engine, arm)
@@ -247,6 +252,14 @@ class Offline:
             cache_salt=salt,
         )
         return Submit(f"bench-{next(self._names)}", list(ids), params, 0.0)
+
+
+def _controller(arm: Arm) -> Callable[..., KController]:
+    """As Engine takes it."""
+    variant = VARIANTS.get(arm.label)
+    if variant is None:
+        return build_controller
+    return lambda config, *, stops=True: variant(config.k_max, stops=stops)
 
 
 def _set_mode(engine: Engine, arm: Arm) -> None:

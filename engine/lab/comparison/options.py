@@ -76,9 +76,10 @@ def settings(
     usual: Preset = GRID,
     quick: Preset = QUICK,
     others: Sequence[str] = (),
+    variants: Sequence[str] = (),
 ) -> Race:
-    """`others`: names that --modes may have, too. Raises ConfigError naming the option, what was
-    given and what is allowed."""
+    """`others`, `variants`: names that --modes may have, too. Raises ConfigError naming the option,
+    what was given and what is allowed."""
     writable({"--json": parsed.json}, reads=[parsed.prompts] if parsed.prompts else [])
     if parsed.tokens is not None and parsed.minutes is not None:
         raise ConfigError("--minutes says how long replies may be, and --tokens how long they are")
@@ -94,7 +95,7 @@ def settings(
         dict.fromkeys(parsed.concurrency or preset.concurrency),
     )
     return Race(
-        arms=parse_arms(preset.modes if parsed.modes is None else parsed.modes, others),
+        arms=parse_arms(preset.modes if parsed.modes is None else parsed.modes, others, variants),
         workloads=[Workload(*cell, tokens=parsed.tokens or 0) for cell in grid],
         pools=given or {kind: pool(kind) for kind in kinds},
         rounds=parsed.rounds or preset.rounds,

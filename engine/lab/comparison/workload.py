@@ -31,8 +31,8 @@ Pools = Mapping[str, Sequence[str]]  # prompts by kind of text
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to choose K (`k` is that of `fixed`), a server `served` as it is, or with mode
-    `other` another system, named by `label`."""
+    """One way to choose K (`k` is that of `fixed`; `auto` with a `label` is a variant of it), a
+    server `served` as it is, or with mode `other` another system, named by `label`."""
 
     mode: Literal["off", "fixed", "auto", "served", "other"]
     k: int = 0
@@ -51,16 +51,21 @@ class Arm:
 OFF, AUTO, SERVED = Arm("off"), Arm("auto"), Arm("served")
 
 
-def parse_arms(text: str, others: Sequence[str] = ()) -> tuple[Arm, ...]:
-    """`off,1,2,4,auto`, each at most once, or the names of `others`. Raises ConfigError."""
+def parse_arms(
+    text: str, others: Sequence[str] = (), variants: Sequence[str] = ()
+) -> tuple[Arm, ...]:
+    """`off,1,2,4,auto`, each at most once, or the names of `others` and of `variants` of auto.
+    Raises ConfigError."""
     known = {arm.name: arm for arm in (OFF, AUTO, *(Arm("other", label=name) for name in others))}
+    known |= {name: Arm("auto", label=name) for name in variants}
     known |= {str(k): Arm("fixed", k) for k in range(1, MAX_K + 1)}
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in known:
             raise ConfigError(
                 f"--modes has the unknown mode {word!r}; allowed are"
-                f" {', '.join(('off', 'auto', *others))}, and K itself, from 1 to {MAX_K}"
+                f" {', '.join(('off', 'auto', *others, *variants))},"
+                f" and K itself, from 1 to {MAX_K}"
             )
     if len(set(words)) < len(words):
         raise ConfigError(f"--modes {text!r} names a mode twice")
