@@ -21,20 +21,18 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
-from engine.attention.interface import NAME
 from engine.config import EngineConfig, Role
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
-from engine.model import loader
 from engine.model.graphs import CudaRecorder, Recorded
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.pair import runner_of
-from engine.model.proof import LENGTH
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.limits import SEQUENCES, STEPS
+from tests.cuda_host.valueless import without_values
 
 K = 4
 PROMPT = 1000
@@ -56,28 +54,6 @@ COMMON = {
     "vocab_size": 128256, "max_position_embeddings": 131072, "bos_token_id": None,
     "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
-
-
-def without_values() -> None:
-    """From here on weights are made on the device instead of read, and the proof compares with
-    zeros."""
-
-    def read_weights(source: str, name: str, arguments: dict[str, Any]) -> Any:
-        build: Any = LlamaForCausalLM
-        config, dtype = arguments["config"], arguments["dtype"]
-        with torch.device("cuda"):
-            made = build._from_config(config, dtype=dtype, attn_implementation=NAME)
-        return made.eval()
-
-    def reference(model: Any, name: str) -> Tensor:
-        return torch.zeros(LENGTH, model.config.vocab_size, device="cuda")
-
-    mock.patch.object(loader, "read_weights", read_weights).start()
-    mock.patch.object(loader, "reference", reference).start()
-    # These run libraries' own kernels, of which the stand-in knows nothing.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 
 class Nodes:
