@@ -34,6 +34,15 @@ class StandIn:
     def counts(self) -> Counter[str]:
         return Counter(json.loads(self._library.standin_report()))
 
+    @property
+    def captured(self) -> Counter[str]:
+        """Kernels of the last capture, by mangled name; its copies are not among them."""
+        found: Counter[str] = Counter()
+        for line in self._library.standin_kernels(1).decode().splitlines():
+            number, name = line.split(" ", 1)
+            found[name] = int(number)
+        return found
+
     def lap(self) -> Counter[str]:
         counts = self.counts
         self.violations += self._library.standin_violations().decode().splitlines()

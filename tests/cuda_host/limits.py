@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+WIDEST = 150  # characters of a kernel's name that are shown
 SEQUENCES = (1, 32)  # in a step, the columns of each pair below
 TO_DEVICE = ("copy to the device, pinned", "copy to the device, pageable")
 ALLOTTED = ("device allocation", "pinned allocation", "device free", "capture")
@@ -97,8 +98,10 @@ def _text(number: float | None) -> str:
 
 
 def place_lines(found: dict[str, Any]) -> list[str]:
-    """Which functions ask for what, in the mean of steps: the largest first."""
-    text = []
+    """Kernels of a layer, and which functions ask for what, in the mean of steps, the largest
+    first."""
+    text = ["", "kernels of a target layer: times, mangled name"]
+    text += [f"{times:8.2f}  {name[:WIDEST]}" for name, times in found["kernels"].items()]
     for number, there in found["steps"].items():
         text += ["", f"{number} sequences: times a step, bytes a step, what, where"]
         for what, where, times, size in there["places"]:

@@ -39,6 +39,7 @@ PROMPT = 1000
 WARM = 8  # steps after all prompts are done, that are not counted
 CYCLE = 16  # steps of five tokens after which all blocks of 16 tokens have been entered alike
 TIMED = 40
+ROWS = 8  # of the forwards whose nodes are told: five, filled up
 FEW = 2  # layers of the model that is compared with the whole one, for the nodes of a layer
 
 EIGHT_B = {
@@ -57,11 +58,12 @@ COMMON = {
 
 
 class Nodes:
-    """Nodes of each graph that is captured while this is there, by recorder: its number, and the
-    shape of the graph's result."""
+    """Nodes and kernels of each graph that is captured while this is there, by recorder: its
+    number, and the shape of the graph's result."""
 
     def __init__(self, standin: StandIn) -> None:
         self.found: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.kernels: dict[tuple[int, tuple[int, ...]], Counter[str]] = {}
         recorders: list[CudaRecorder] = []
         record = CudaRecorder.record
 
@@ -71,6 +73,7 @@ class Nodes:
                 recorders.append(recorder)
             key = recorders.index(recorder), tuple(done.output.shape)
             self.found[key] = standin.counts["last graph nodes"]
+            self.kernels[key] = standin.captured
             return done
 
         mock.patch.object(CudaRecorder, "record", recorded).start()
@@ -79,6 +82,15 @@ class Nodes:
         return next(
             n for (r, shape), n in self.found.items() if r == recorder and shape[:-1] == (rows,)
         )
+
+    def layer(self, whole: int, few: int, layers: int) -> dict[str, float]:
+        """Kernels of one layer, by two recorders whose models have so many layers more or less."""
+        kernels = [
+            next(k for (r, shape), k in self.kernels.items() if r == one and shape[:-1] == (ROWS,))
+            for one in (whole, few)
+        ]
+        kernels[0].subtract(kernels[1])
+        return {name: number / layers for name, number in kernels[0].most_common() if number}
 
     def chain(self, recorder: int, sequences: int) -> int:
         return self.found[recorder, (2, K, sequences)]
@@ -111,7 +123,7 @@ def nodes_of_few_layers(
     path = config_in(folder, f"few-{role}", sizes | {"num_hidden_layers": FEW})
     model = load_model(path, role=role, dtype="bfloat16", device="cuda")
     few = config.model_copy(
-        update={"schedule": config.schedule.model_copy(update={"max_step_tokens": 8})}
+        update={"schedule": config.schedule.model_copy(update={"max_step_tokens": ROWS})}
     )
     cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
     runner_of(few, model, cache)
@@ -163,8 +175,8 @@ def measured(engine: Engine, standin: StandIn, number: int) -> dict[str, Any]:
 def nodes_found(nodes: Nodes) -> dict[str, float]:
     """Recorders: of the target, of the draft, and of the two with few layers. A layer's are the
     same in all forwards of at most eight rows."""
-    target, draft = nodes.forward(0, 8), nodes.forward(1, 8)
-    few_target, few_draft = nodes.forward(2, 8), nodes.forward(3, 8)
+    target, draft = nodes.forward(0, ROWS), nodes.forward(1, ROWS)
+    few_target, few_draft = nodes.forward(2, ROWS), nodes.forward(3, ROWS)
     return {
         "target layer": (target - few_target) / (EIGHT_B["num_hidden_layers"] - FEW),
         "target forward": target,
@@ -188,7 +200,12 @@ def main() -> None:
         nodes_of_few_layers(folder, config, "draft", ONE_B)
         steps = {number: measured(engine, standin, number) for number in SEQUENCES}
     standin.lap()
-    found = {"violations": standin.violations, "nodes": nodes_found(nodes), "steps": steps}
+    found = {
+        "violations": standin.violations,
+        "nodes": nodes_found(nodes),
+        "kernels": nodes.layer(0, 2, EIGHT_B["num_hidden_layers"] - FEW),
+        "steps": steps,
+    }
     sys.stdout.write(json.dumps(found) + "\n")
 
 
