@@ -8,10 +8,10 @@ JOBS   ?= $(if $(filter 1,$(shell nproc 2>/dev/null)),1,2)
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench lock clean
+.PHONY: help serve test cuda-host check bench lock clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # requirements.lock constrains versions; pyproject.toml says what is needed. The marker is written
 # last, so an install that broke off is taken up again.
@@ -31,6 +31,10 @@ serve: $(VENV)/.serve  ## serve the built-in pair on HOST:PORT (ARGS="..." for m
 # A file's tests share their models, so a file stays with one worker.
 test: $(VENV)/.dev  ## every test that needs no GPU, in JOBS processes
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses=$(JOBS) --dist=loadfile $(ARGS)
+
+# Where FOREDRAFT_CUDA_TORCH names no folder with a CUDA build of torch, all of it is skipped.
+cuda-host: $(VENV)/.dev  ## what a step asks of a GPU, counted without one (tests/cuda_host/README.md)
+	$(BIN)/python -m pytest tests/cuda_host -rs $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types, import rule, line budgets
 	$(BIN)/ruff format --check .

@@ -1,0 +1,109 @@
+"""What a step may ask of the device: measured, ceiling, wanted.
+
+A ceiling is what the code reached when it was last lowered; it falls with every commit that makes a
+figure smaller, and rises in none. `wanted` is where it is to end. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+WIDEST = 150  # characters of a kernel's name that are shown
+SEQUENCES = (1, 32)  # in a step, the columns of each pair below
+TO_DEVICE = ("copy to the device, pinned", "copy to the device, pageable")
+ALLOTTED = ("device allocation", "pinned allocation", "device free", "capture")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The most of the sum of these counters of the stand-in in any step."""
+
+    name: str
+    counters: tuple[str, ...]
+    ceilings: tuple[int, int]
+    wanted: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Of a captured graph, or of a part of one."""
+
+    name: str
+    ceiling: int
+    wanted: int | None
+
+
+def in_bytes(counters: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"bytes of {name}" for name in counters)
+
+
+STEPS = (
+    Step("waits for the device", ("wait",), (1, 1), (1, 1)),
+    Step("copies to the device", TO_DEVICE, (50, 54), (3, 3)),
+    Step("of these from pageable memory", TO_DEVICE[1:], (50, 54), (0, 0)),
+    Step("bytes to the device", in_bytes(TO_DEVICE), (3_700_000, 55_300_000), (64_000, 64_000)),
+    Step("bytes copied on the device", in_bytes(("copy on the device",)),
+         (6_200_000, 181_000_000), (1_000_000, 1_000_000)),
+    Step("launches outside graphs", ("launch", "memset"), (130, 179), (12, 12)),
+    Step("launches of graphs", ("graph launch",), (3, 3), None),
+    Step("allocations, frees and captures", ALLOTTED, (0, 0), (0, 0)),
+)  # fmt: skip
+NODES = (
+    Nodes("target layer", 40, 12),
+    Nodes("target forward", 1300, None),
+    Nodes("draft layer", 40, 12),
+    Nodes("draft forward", 660, None),
+    Nodes("chain of four", 2159, None),
+)
+WANTED_MILLISECONDS = (0.4, 1.2)  # of the host, for a step; printed only, since machines differ
+
+Row = tuple[str, float, float | None, float | None]  # name, measured, ceiling, wanted
+
+
+def rows(found: dict[str, Any]) -> list[Row]:
+    """Of what `measure` found."""
+    table: list[Row] = [("violations in captures", len(found["violations"]), 0, 0)]
+    for nodes in NODES:
+        measured = found["nodes"][nodes.name]
+        table.append((f"nodes of a {nodes.name}", measured, nodes.ceiling, nodes.wanted))
+    for column, number in enumerate(SEQUENCES):
+        there = found["steps"][str(number)]
+        for step in STEPS:
+            wanted = step.wanted[column] if step.wanted else None
+            name = f"{number}: {step.name}"
+            table.append((name, there["most"][step.name], step.ceilings[column], wanted))
+        for kind, milliseconds in there["milliseconds"].items():
+            name = f"{number}: host ms, {kind}"
+            table.append((name, milliseconds, None, WANTED_MILLISECONDS[column]))
+    return table
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The table as text; `<` where a ceiling can be lowered."""
+    heads = f"{'sequences: in a step':44}{'measured':>14}{'ceiling':>14}{'wanted':>12}"
+    return [heads, *(_line(*row) for row in rows(found))]
+
+
+def _line(name: str, measured: float, ceiling: float | None, wanted: float | None) -> str:
+    lower = "<" if ceiling is not None and measured < 0.99 * ceiling else ""
+    numbers = f"{_text(measured):>14}{lower + _text(ceiling):>14}{_text(wanted):>12}"
+    return f"{name:44}{numbers}"
+
+
+def _text(number: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
+
+
+def place_lines(found: dict[str, Any]) -> list[str]:
+    """Kernels of a layer, and which functions ask for what, in the mean of steps, the largest
+    first."""
+    text = ["", "kernels of a target layer: times, mangled name"]
+    text += [f"{times:8.2f}  {name[:WIDEST]}" for name, times in found["kernels"].items()]
+    for number, there in found["steps"].items():
+        text += ["", f"{number} sequences: times a step, bytes a step, what, where"]
+        for what, where, times, size in there["places"]:
+            text.append(f"{times:8.2f} {size:14,.0f}  {what:32} {where}")
+    return text

@@ -1,0 +1,213 @@
+"""`python -m tests.cuda_host.measure`, over the stand-in: what steps of an 8 B pair ask of the
+device, as one line of JSON, which `limits` makes a table of.
+
+The target has the shape of Llama 3.1 8B, the draft that of Llama 3.2 1B, both in bfloat16;
+attention is FlexAttention, K is 4, each sequence begins with 1000 tokens. What comes from the
+device is zeros, so every guess is right, and a step adds five tokens to each sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from engine.config import EngineConfig, Role
+from engine.core import Engine
+from engine.messages import SamplingParams, Submit
+from engine.model.graphs import CudaRecorder, Recorded
+from engine.model.kv_cache import KVCache
+from engine.model.loader import load_model
+from engine.model.pair import runner_of
+from tests.cuda_host.counts import StandIn
+from tests.cuda_host.limits import SEQUENCES, STEPS
+from tests.cuda_host.valueless import without_values
+
+K = 4
+PROMPT = 1000
+WARM = 8  # steps after all prompts are done, that are not counted
+CYCLE = 16  # steps of five tokens after which all blocks of 16 tokens have been entered alike
+TIMED = 40
+ROWS = 8  # of the forwards whose nodes are told: five, filled up
+FEW = 2  # layers of the model that is compared with the whole one, for the nodes of a layer
+
+EIGHT_B = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+ONE_B = {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+COMMON = {
+    "vocab_size": 128256, "max_position_embeddings": 131072, "bos_token_id": None,
+    "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+
+
+class Nodes:
+    """Nodes and kernels of each graph that is captured while this is there, by recorder: its
+    number, and the shape of the graph's result."""
+
+    def __init__(self, standin: StandIn) -> None:
+        self.found: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.kernels: dict[tuple[int, tuple[int, ...]], Counter[str]] = {}
+        recorders: list[CudaRecorder] = []
+        record = CudaRecorder.record
+
+        def recorded(recorder: CudaRecorder, run: Callable[[], Tensor]) -> Recorded:
+            done = record(recorder, run)
+            if recorder not in recorders:
+                recorders.append(recorder)
+            key = recorders.index(recorder), tuple(done.output.shape)
+            self.found[key] = standin.counts["last graph nodes"]
+            self.kernels[key] = standin.captured
+            return done
+
+        mock.patch.object(CudaRecorder, "record", recorded).start()
+
+    def forward(self, recorder: int, rows: int) -> int:
+        return next(
+            n for (r, shape), n in self.found.items() if r == recorder and shape[:-1] == (rows,)
+        )
+
+    def layer(self, whole: int, few: int, layers: int) -> dict[str, float]:
+        """Kernels of one layer, by two recorders whose models have so many layers more or less."""
+        kernels = [
+            next(k for (r, shape), k in self.kernels.items() if r == one and shape[:-1] == (ROWS,))
+            for one in (whole, few)
+        ]
+        kernels[0].subtract(kernels[1])
+        return {name: number / layers for name, number in kernels[0].most_common() if number}
+
+    def chain(self, recorder: int, sequences: int) -> int:
+        return self.found[recorder, (2, K, sequences)]
+
+
+def config_in(folder: Path, role: str, sizes: dict[str, Any]) -> str:
+    place = folder / role
+    LlamaConfig(**(COMMON | sizes)).save_pretrained(place)
+    return str(place)
+
+
+def config_of(folder: Path) -> EngineConfig:
+    draft = {"path": config_in(folder, "draft", ONE_B), "dtype": "bfloat16"}
+    return EngineConfig.model_validate(
+        {
+            "device": "cuda",
+            "attention": "flex",
+            "target": {"path": config_in(folder, "target", EIGHT_B), "dtype": "bfloat16"},
+            "speculation": {
+                "proposer": draft, "controller": {"kind": "fixed", "k": K}, "companions": [],
+            },
+        }
+    )  # fmt: skip
+
+
+def nodes_of_few_layers(
+    folder: Path, config: EngineConfig, role: Role, sizes: dict[str, Any]
+) -> None:
+    """Captures forwards of up to eight rows of a model with `FEW` layers."""
+    path = config_in(folder, f"few-{role}", sizes | {"num_hidden_layers": FEW})
+    model = load_model(path, role=role, dtype="bfloat16", device="cuda")
+    few = config.model_copy(
+        update={"schedule": config.schedule.model_copy(update={"max_step_tokens": ROWS})}
+    )
+    cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
+    runner_of(few, model, cache)
+
+
+def serve(engine: Engine, number: int) -> None:
+    """So many sequences, up to where all are past their prompts."""
+    for i in range(number):
+        params = SamplingParams(seed=i, max_tokens=4000, ignore_eos=True)
+        prompt = [(7 * i + j) % 1000 + 5 for j in range(PROMPT)]
+        engine.add(Submit(f"{number}-{i}", prompt, params, 0.0))
+    warm = 0
+    while warm < WARM:
+        items = engine.step().items
+        warm += len(items) == number and all(len(item.tokens) == K + 1 for item in items)
+
+
+def measured(engine: Engine, standin: StandIn, number: int) -> dict[str, Any]:
+    """The most of each of `STEPS` in any of `CYCLE` steps; milliseconds of the host's thread; and
+    who asks for what, as (what, where, times a step, bytes a step)."""
+    serve(engine, number)
+    most = Counter({step.name: 0 for step in STEPS})
+    for _ in range(CYCLE):
+        standin.lap()
+        engine.step()
+        counts = standin.lap()
+        for step in STEPS:
+            asked = sum(counts[name] for name in step.counters)
+            most[step.name] = max(most[step.name], asked)
+    with standin.watched() as found:
+        for _ in range(CYCLE):
+            engine.step()
+    places = [(*key, n / CYCLE, size / CYCLE) for key, (n, size) in found.items()]
+    times = []
+    for _ in range(TIMED):
+        began = time.thread_time()
+        engine.step()
+        times.append((time.thread_time() - began) * 1e3)
+    engine.abort([f"{number}-{i}" for i in range(number)])
+    engine.step()
+    times.sort()
+    return {
+        "most": most,
+        "milliseconds": {"least": times[0], "median": times[TIMED // 2]},
+        "places": sorted(places, key=lambda each: (each[0], -each[3], -each[2])),
+    }
+
+
+def nodes_found(nodes: Nodes) -> dict[str, float]:
+    """Recorders: of the target, of the draft, and of the two with few layers. A layer's are the
+    same in all forwards of at most eight rows."""
+    target, draft = nodes.forward(0, ROWS), nodes.forward(1, ROWS)
+    few_target, few_draft = nodes.forward(2, ROWS), nodes.forward(3, ROWS)
+    return {
+        "target layer": (target - few_target) / (EIGHT_B["num_hidden_layers"] - FEW),
+        "target forward": target,
+        "draft layer": (draft - few_draft) / (ONE_B["num_hidden_layers"] - FEW),
+        "draft forward": draft,
+        "chain of four": nodes.chain(1, 1),
+    }
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    without_values()
+    standin = StandIn()
+    nodes = Nodes(standin)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = config_of(folder)
+        engine = Engine(config)
+        nodes_of_few_layers(folder, config, "target", EIGHT_B)
+        nodes_of_few_layers(folder, config, "draft", ONE_B)
+        steps = {number: measured(engine, standin, number) for number in SEQUENCES}
+    standin.lap()
+    found = {
+        "violations": standin.violations,
+        "nodes": nodes_found(nodes),
+        "kernels": nodes.layer(0, 2, EIGHT_B["num_hidden_layers"] - FEW),
+        "steps": steps,
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+// What driver_types.h and vector_types.h ask of the compiler; the wheel with the runtime's headers
+// comes without it.
+#pragma once
+#define __device_builtin__
+#define __device_builtin_texture_type__
+#define __device_builtin_surface_type__
+#define __cudart_builtin__
+#define CUDARTAPI
+#define CUDARTAPI_CDECL
+#define __host__
+#define __device__
+#define __align__(n) __attribute__((aligned(n)))
+#define __builtin_align__(n) __attribute__((aligned(n)))
+#define __specialization_static static
+#define __no_return__ __attribute__((noreturn))
+#define __location__(a)
+#define __CUDA_ARCH_HAS_FEATURE__(f) 0

@@ -1,0 +1,35 @@
+"""What a step asks of the device stays under the ceilings of limits.py, at 1 and at 32 sequences of
+1000 tokens with K = 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cuda_host.build import LIMIT, missing
+from tests.cuda_host.limits import NODES, SEQUENCES, STEPS, Nodes, Step
+
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
+
+
+@pytest.mark.parametrize("column", range(len(SEQUENCES)), ids=map(str, SEQUENCES))
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_a_step_stays_under_its_ceiling(found: dict[str, Any], step: Step, column: int) -> None:
+    """Law: in every step of a cycle in which blocks are entered at each of their offsets."""
+    most = found["steps"][str(SEQUENCES[column])]["most"][step.name]
+    assert most <= step.ceilings[column]
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=lambda nodes: nodes.name)
+def test_a_graph_stays_under_its_ceiling(found: dict[str, Any], nodes: Nodes) -> None:
+    """Law: a node is a kernel or a copy, and costs the device a few microseconds at the least."""
+    assert found["nodes"][nodes.name] <= nodes.ceiling
+
+
+def test_captures_hold_nothing_that_cuda_forbids(found: dict[str, Any]) -> None:
+    """Law: no wait, no pageable copy, no other stream, no free, in all graphs of both models."""
+    assert found["violations"] == []

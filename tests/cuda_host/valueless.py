@@ -1,0 +1,35 @@
+"""Loading without weights, in the child process: over the stand-in no value means anything."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from engine.attention.interface import NAME
+from engine.model import loader
+from engine.model.proof import LENGTH
+
+
+def without_values() -> None:
+    """From here on weights are made on the device instead of read, and the proof compares with
+    zeros; a model's folder needs a config.json alone."""
+
+    def read_weights(source: str, name: str, arguments: dict[str, Any]) -> Any:
+        build: Any = AutoModelForCausalLM
+        config, dtype = arguments["config"], arguments["dtype"]
+        with torch.device("cuda"):
+            return build.from_config(config, dtype=dtype, attn_implementation=NAME)
+
+    def reference(model: Any, name: str) -> Tensor:
+        return torch.zeros(LENGTH, model.config.vocab_size, device="cuda")
+
+    mock.patch.object(loader, "read_weights", read_weights).start()
+    mock.patch.object(loader, "reference", reference).start()
+    # These run libraries' own kernels, of which the stand-in knows nothing.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
