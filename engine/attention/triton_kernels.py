@@ -116,7 +116,7 @@ def _scores(q, k, scale, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def attend_splits(
-    sums, tops, query, keys, values, rows, pieces, pages, scale,
+    sums, tops, query, keys, values, rows, pieces, pages, scale, heads,
     query_head, query_row, key_head, key_slot, value_head, value_slot,
     GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr,
@@ -152,7 +152,6 @@ def attend_splits(
         v = _rows(values + kv_head * value_head, slot * value_slot, there, VALUE_DIM, VALUE_WIDTH)
         parts = tl.dot(weights.to(v.dtype), v, parts * shrunk[:, None], input_precision="ieee")
         total, top = total * shrunk + tl.sum(weights, 1), higher
-    heads = tl.num_programs(1) // ((GROUP + SHARED - 1) // SHARED) * GROUP
     at = tl.load(rows + mine * 4 + 1, live, 0).to(tl.int64) * heads + head
     _store(sums, tops, at * SPLITS + tl.program_id(2), top, total, parts, live, VALUE_DIM)
 
@@ -180,13 +179,10 @@ def combine_splits(
     at = (place * heads + head) * SPLITS + tl.arange(0, SPLITS)
     top, total = tl.load(tops + at * 2), tl.load(tops + at * 2 + 1)
     most = tl.max(top, 0)
-    if SINKS:
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
-        most = tl.maximum(most, sink)
     share = tl.exp2(top - most)
     whole = tl.sum(share * total, 0)
     if SINKS:  # one more column of the softmax, which adds nothing
-        whole += tl.exp2(sink - most)
+        whole += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2E - most)
     written = (top > float("-inf"))[:, None] & (wide < VALUE_DIM)[None, :]
     parts = tl.load(sums + at[:, None] * VALUE_DIM + wide[None, :], written, 0.0)
     found = tl.sum(parts * share[:, None], 0) / whole
@@ -212,6 +208,7 @@ def attend(
         t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)
     )
     fixed = constants(query.shape[2], value_dim, heads // kv_heads, query.dtype.itemsize, how)
+    assert splitting.chunk % fixed["BLOCK"] == 0
     parts = triton.cdiv(fixed["GROUP"], fixed["SHARED"])
     sizes = (tables.places, heads, splitting.splits)
     sums, tops = (
@@ -219,17 +216,18 @@ def attend(
         for last in (value_dim, 2)
     )
     scale = query.shape[2] ** -0.5 if how.scaling is None else how.scaling
-    attend_splits[(len(tables.pieces), kv_heads * parts, splitting.splits)](
-        sums, tops, query, keys, values, *tables[:3], scale,
-        *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
-        **fixed, PAGE=page, CHUNK=splitting.chunk, SPLITS=splitting.splits,
-        num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
-    combine_splits[len(output), heads](
-        output, sums, tops, tables.rows, sums if how.sinks is None else how.sinks,
-        VALUE_DIM=value_dim, VALUE_WIDTH=fixed["VALUE_WIDTH"], SPLITS=splitting.splits,
-        SINKS=how.sinks is not None,
-    )  # fmt: skip
+    with torch.cuda.device_of(query):  # where it is, or Triton launches on the current one
+        attend_splits[(len(tables.pieces), kv_heads * parts, splitting.splits)](
+            sums, tops, query, keys, values, *tables[:3], scale, heads,
+            *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
+            **fixed, PAGE=page, CHUNK=splitting.chunk, SPLITS=splitting.splits,
+            num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+        combine_splits[len(output), heads](
+            output, sums, tops, tables.rows, sums if how.sinks is None else how.sinks,
+            VALUE_DIM=value_dim, VALUE_WIDTH=fixed["VALUE_WIDTH"], SPLITS=splitting.splits,
+            SINKS=how.sinks is not None,
+        )  # fmt: skip
 
 
 def constants(

@@ -34,17 +34,25 @@ def choose_backend(
     """Raises ConfigError when what was asked for cannot serve this model here."""
     reason = without_flashinfer(device, dtype, layers)
     name = wanted
-    fallback: AttentionName = "flex" if block_size in FLEX_BLOCKS else "sdpa"
     if wanted == "auto" and device.type != "cuda":
         name = "compiled" if suits(device, dtype, layers) else "sdpa"
     elif wanted == "auto":
-        name = fallback if reason else "flashinfer"
+        name = _without_packages(block_size) if reason else "flashinfer"
     elif wanted == "flashinfer" and reason:
         raise ConfigError(f"attention is 'flashinfer', but {reason}; use 'auto' or 'flex'")
     elif wanted == "compiled" and device.type != "cpu":
         raise ConfigError(f"attention is 'compiled', but the device is {device.type}; use 'auto'")
     elif wanted == "triton" and (lacking := without_triton(device, layers)):
         raise ConfigError(f"attention is 'triton', but {lacking}; use 'auto'")
+    return _made(name, device, block_size)
+
+
+def _without_packages(block_size: int) -> AttentionName:
+    """What serves on CUDA whatever is installed there."""
+    return "flex" if block_size in FLEX_BLOCKS else "sdpa"
+
+
+def _made(name: AttentionName, device: torch.device, block_size: int) -> AttentionBackend:
     if name == "compiled":
         return CompiledBackend()
     if name == "flashinfer":
@@ -60,10 +68,7 @@ def choose_backend(
     if name == "triton":
         from engine.attention.triton import TritonBackend
 
-        prompts = choose_backend(
-            fallback, device, dtype=dtype, layers=layers, block_size=block_size
-        )
-        return TritonBackend(device, prompts)
+        return TritonBackend(device, _made(_without_packages(block_size), device, block_size))
     return SdpaBackend(device)
 
 
