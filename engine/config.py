@@ -17,7 +17,7 @@ from engine.errors import ModelError
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "int8", "int4", "fp8"]
 DraftQuantizationName = Literal["auto", QuantizationName]
-AttentionName = Literal["auto", "sdpa", "compiled", "flex", "flashinfer"]
+AttentionName = Literal["auto", "sdpa", "compiled", "flex", "flashinfer", "triton"]
 
 Role = Literal["target", "draft"]
 
@@ -214,7 +214,8 @@ class EngineConfig(Part):
     attention: AttentionName = Field(
         "auto",
         description="attention backend; `auto`: `flashinfer` on CUDA where it is installed, else"
-        " `flex` there; on CPU `compiled` for plain layers on one or two threads, else `sdpa`",
+        " `flex` there; on CPU `compiled` for plain layers on one or two threads, else `sdpa`;"
+        " `triton` (CUDA): this engine's own kernel, not measured yet",
     )
     graphs: bool = Field(
         True, description="capture forwards as CUDA graphs, by number of rows; nothing on a CPU"

@@ -1,4 +1,4 @@
-"""FlexAttention compiled, and FlashInfer itself, against SDPA on the same device."""
+"""FlexAttention compiled, FlashInfer itself and our kernel against SDPA on the same device."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ NAMES = [
     pytest.param(
         "flashinfer",
         marks=pytest.mark.skipif(not find_spec("flashinfer"), reason="flashinfer-python is absent"),
+    ),
+    pytest.param(
+        "triton", marks=pytest.mark.skipif(not find_spec("triton"), reason="triton is absent")
     ),
 ]
 

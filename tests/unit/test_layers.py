@@ -58,6 +58,7 @@ DOORS = {
                      "engine.grammar.vocabulary",
                      "server.text.tokenizer"],
     "flashinfer": ["engine.model.attention_choice"],
+    "triton": ["engine.attention.triton_kernels"],
     "torchao": ["engine.model.precision"],
     "numba": ["engine.cpu"],
     "llvmlite": ["engine.cpu"],

@@ -1,0 +1,256 @@
+"""Attention of a few rows over many pages, in Triton: flash-decoding (Dao et al., 2023) over page
+tables, with the mask of the last keys given in bits.
+
+Rows of a span and heads that share a head of keys are lines of one tile, so a key that is read
+serves all of them. Keys are dealt out in chunks: chunk c of a sequence belongs to split c modulo
+`SPLITS`. `attend_splits` leaves sums of weighted values per split, `combine_splits` adds them up.
+
+The tile, the chunks and their order are the model's and the keys' own, not the call's, and a chunk
+that a row does not see leaves its sums as they are. So a row's bits depend on its query and on the
+keys that it sees, neither on the other spans of a call nor on how many rows its own span has.
+
+Tables are int32. A row is `[position, place in the scratch tensors or -1, bits, bits]`: bit i of
+the 64 says whether it sees key `root + i`; it sees every key before the root. A piece is rows of
+one span: `[first row, rows, end, root, row of the root, first entry of its pages, 0, 0]`, with
+`end` and `root` as KV indices. One of no rows is for nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.attention.interface import Variation
+
+PIECE_ROWS = 8  # at most
+SMALLEST = 16  # a side of a product
+WIDE = 128  # numbers of a head
+# Heads in a tile and keys read at once, few enough that registers do not spill to memory on sm_80
+# and sm_90: of heads up to `WIDE` and wider ones, and of any in float32.
+NARROW_TILE, WIDE_TILE, FLOAT32_TILE = (8, 64), (4, 32), (2, 16)
+WARPS, STAGES = 4, 2
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Tables(NamedTuple):
+    """Int32 `rows` `[rows, 4]`, `pieces` `[pieces, 8]` and `pages`, and how many `places` there are
+    in the scratch tensors at most."""
+
+    rows: Tensor
+    pieces: Tensor
+    pages: Tensor
+    places: int
+
+
+class Splitting(NamedTuple):
+    """Of keys: a fixed number of splits, a power of two, and so many keys a chunk."""
+
+    splits: int = 8
+    chunk: int = 128
+
+
+@triton.jit
+def _lines(piece, GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr):
+    """Their head of keys, and of each line the row, the head, and whether it is of use."""
+    PARTS: tl.constexpr = (GROUP + SHARED - 1) // SHARED
+    line = tl.arange(0, TILE)
+    member = tl.program_id(1) % PARTS * SHARED + line % SHARED
+    live = (line < tl.load(piece + 1) * SHARED) & (member < GROUP)
+    kv_head = (tl.program_id(1) // PARTS).to(tl.int64)
+    return kv_head, tl.load(piece) + line // SHARED, kv_head * GROUP + member, live
+
+
+@triton.jit
+def _chunks(root, end, CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr):
+    """The first chunk of this split that any row may see, and how many it has from there on."""
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(root - WINDOW + 1, 0) // CHUNK
+    first = low + (tl.program_id(2) + SPLITS - low % SPLITS) % SPLITS
+    return first, tl.maximum(tl.cdiv(end, CHUNK) - first + SPLITS - 1, 0) // SPLITS
+
+
+@triton.jit
+def _rows(start, step, there, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """`[rows, WIDTH]`: zeros beyond `DIM`, and where nothing is `there`."""
+    inside = tl.arange(0, WIDTH) < DIM
+    at = start + step[:, None] + tl.arange(0, WIDTH)[None, :]
+    return tl.load(at, there[:, None] & inside[None, :], 0.0)
+
+
+@triton.jit
+def _bits(rows, mine, live, WINDOW: tl.constexpr):
+    """Of each line: both halves of its mask, and its position if there is a window."""
+    position = mine
+    if WINDOW > 0:
+        position = tl.load(rows + mine * 4, live, 0)
+    return tl.load(rows + mine * 4 + 2, live, 0), tl.load(rows + mine * 4 + 3, live, 0), position
+
+
+@triton.jit
+def _seen(rows, origin, node, there, index, early, late, own, WINDOW: tl.constexpr):
+    """Whether lines see keys, `[lines, keys]`. Key `node` from the root on, which is of row
+    `origin`, stands where its row does."""
+    bits = tl.where((node < 32)[None, :], early[:, None], late[:, None])
+    seen = (node < 0)[None, :] | (((bits >> (node & 31)[None, :]) & 1) != 0)
+    if WINDOW > 0:
+        position = tl.load(rows + (origin + node) * 4, (node >= 0) & there, 0)
+        position = tl.where(node < 0, index, position)
+        seen = seen & (own[:, None] - position[None, :] < WINDOW)
+    return seen & there[None, :]
+
+
+@triton.jit
+def _scores(q, k, scale, SOFTCAP: tl.constexpr):
+    """To the base 2, float32 `[lines, keys]`."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores * (2 * LOG2E / SOFTCAP)) + 1)
+    return scores * LOG2E
+
+
+@triton.jit
+def attend_splits(
+    sums, tops, query, keys, values, rows, pieces, pages, scale, heads,
+    query_head, query_row, key_head, key_slot, value_head, value_slot,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """One piece, `SHARED` heads with one of keys, one split: `sums` `[places, heads, SPLITS,
+    VALUE_DIM]`, and `tops` `[places, heads, SPLITS, 2]`, the best score and the sum of weights."""
+    piece = pieces + tl.program_id(0) * 8
+    if tl.load(piece + 1) == 0:
+        return
+    end, root, origin = tl.load(piece + 2), tl.load(piece + 3), tl.load(piece + 4)
+    table = pages + tl.load(piece + 5)
+    kv_head, mine, head, live = _lines(piece, GROUP, SHARED, TILE)
+    early, late, own = _bits(rows, mine, live, WINDOW)
+    step = head * query_head + mine.to(tl.int64) * query_row
+    q = _rows(query, step, live, KEY_DIM, KEY_WIDTH)
+    top = tl.full([TILE], float("-inf"), tl.float32)
+    total, parts = tl.zeros([TILE], tl.float32), tl.zeros([TILE, VALUE_WIDTH], tl.float32)
+    first, chunks = _chunks(root, end, CHUNK, SPLITS, WINDOW)
+    for i in range(0, chunks * (CHUNK // BLOCK)):
+        chunk = first + i // (CHUNK // BLOCK) * SPLITS
+        index = chunk * CHUNK + i % (CHUNK // BLOCK) * BLOCK + tl.arange(0, BLOCK)
+        there = index < end  # what lies behind may be anything, and 0 x NaN is NaN
+        page = tl.load(table + index // PAGE, there, 0).to(tl.int64)
+        slot = page * PAGE + index % PAGE
+        k = _rows(keys + kv_head * key_head, slot * key_slot, there, KEY_DIM, KEY_WIDTH)
+        seen = _seen(rows, origin, index - root, there, index, early, late, own, WINDOW)
+        scores = tl.where(seen, _scores(q, k, scale, SOFTCAP), float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # of lines that saw no key yet
+        weights, shrunk = tl.exp2(scores - base[:, None]), tl.exp2(top - base)
+        v = _rows(values + kv_head * value_head, slot * value_slot, there, VALUE_DIM, VALUE_WIDTH)
+        parts = tl.dot(weights.to(v.dtype), v, parts * shrunk[:, None], input_precision="ieee")
+        total, top = total * shrunk + tl.sum(weights, 1), higher
+    at = tl.load(rows + mine * 4 + 1, live, 0).to(tl.int64) * heads + head
+    _store(sums, tops, at * SPLITS + tl.program_id(2), top, total, parts, live, VALUE_DIM)
+
+
+@triton.jit
+def _store(sums, tops, at, top, total, parts, live, VALUE_DIM: tl.constexpr):
+    tl.store(tops + at * 2, top, live)
+    tl.store(tops + at * 2 + 1, total, live)
+    wide = tl.arange(0, parts.shape[1])
+    written = (live & (top > float("-inf")))[:, None] & (wide < VALUE_DIM)[None, :]
+    tl.store(sums + at[:, None] * VALUE_DIM + wide[None, :], parts, written)
+
+
+@triton.jit
+def combine_splits(
+    output, sums, tops, rows, sinks,
+    VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """One row and head of `output` `[rows, heads, VALUE_DIM]`."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    place = tl.load(rows + row * 4 + 1).to(tl.int64)
+    if place < 0:
+        return
+    wide = tl.arange(0, VALUE_WIDTH)
+    at = (place * heads + head) * SPLITS + tl.arange(0, SPLITS)
+    top, total = tl.load(tops + at * 2), tl.load(tops + at * 2 + 1)
+    most = tl.max(top, 0)
+    share = tl.exp2(top - most)
+    whole = tl.sum(share * total, 0)
+    if SINKS:  # one more column of the softmax, which adds nothing
+        whole += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2E - most)
+    written = (top > float("-inf"))[:, None] & (wide < VALUE_DIM)[None, :]
+    parts = tl.load(sums + at[:, None] * VALUE_DIM + wide[None, :], written, 0.0)
+    found = tl.sum(parts * share[:, None], 0) / whole
+    at = output + (row.to(tl.int64) * heads + head) * VALUE_DIM + wide
+    tl.store(at, found.to(output.dtype.element_ty), wide < VALUE_DIM)
+
+
+def attend(
+    output: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tables,
+    page: int,
+    how: Variation,
+    splitting: Splitting,
+) -> None:
+    """`output` `[rows, heads, value_dim]`, of rows with a place, of `query` `[heads, rows, dim]`
+    on `keys` and `values` `[kv_heads, slots, dim]` in pages of `page` slots. All but the output in
+    one precision. Launches depend on shapes alone."""
+    heads, (kv_heads, _, value_dim) = query.shape[0], values.shape
+    query, keys, values = (
+        t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)
+    )
+    fixed = constants(query.shape[2], value_dim, heads // kv_heads, query.dtype.itemsize, how)
+    assert splitting.chunk % fixed["BLOCK"] == 0
+    parts = triton.cdiv(fixed["GROUP"], fixed["SHARED"])
+    sizes = (tables.places, heads, splitting.splits)
+    sums, tops = (
+        torch.empty(*sizes, last, dtype=torch.float32, device=query.device)
+        for last in (value_dim, 2)
+    )
+    scale = query.shape[2] ** -0.5 if how.scaling is None else how.scaling
+    with torch.cuda.device_of(query):  # where it is, or Triton launches on the current one
+        attend_splits[(len(tables.pieces), kv_heads * parts, splitting.splits)](
+            sums, tops, query, keys, values, *tables[:3], scale, heads,
+            *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
+            **fixed, PAGE=page, CHUNK=splitting.chunk, SPLITS=splitting.splits,
+            num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+        combine_splits[len(output), heads](
+            output, sums, tops, tables.rows, sums if how.sinks is None else how.sinks,
+            VALUE_DIM=value_dim, VALUE_WIDTH=fixed["VALUE_WIDTH"], SPLITS=splitting.splits,
+            SINKS=how.sinks is not None,
+        )  # fmt: skip
+
+
+def constants(
+    key_dim: int, value_dim: int, group: int, itemsize: int, how: Variation
+) -> dict[str, Any]:
+    """What `attend_splits` is compiled for, of a layer with `group` heads on one of keys. The size
+    of the tile does not depend on the call's rows."""
+    shared, block = NARROW_TILE if max(key_dim, value_dim) <= WIDE else WIDE_TILE
+    if itemsize == 4:
+        shared, block = FLOAT32_TILE
+    shared = min(group, shared)
+    key_width, value_width = (
+        max(SMALLEST, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)
+    )
+    return {
+        "GROUP": group,
+        "SHARED": shared,
+        "TILE": max(SMALLEST, triton.next_power_of_2(PIECE_ROWS * shared)),
+        "BLOCK": block,
+        "KEY_DIM": key_dim,
+        "KEY_WIDTH": key_width,
+        "VALUE_DIM": value_dim,
+        "VALUE_WIDTH": value_width,
+        "WINDOW": how.window or 0,
+        "SOFTCAP": how.softcap or 0.0,
+    }

@@ -1,0 +1,328 @@
+"""Our kernel in Triton, held to the reference backend through Triton's interpreter (float32 alone:
+its products in bfloat16 are wrong), and compiled for an H100 without one."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.interface import LayerShape, Span, Variation, scrap_span
+from engine.attention.sdpa import SdpaBackend
+from engine.attention.spans import visible
+from engine.errors import ConfigError
+from engine.model.attention_choice import choose_backend
+from engine.model.kv_cache import Plane
+from engine.scheduling.segment import ancestors_of
+
+triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later")
+
+from engine.attention import triton_kernels as kernels  # noqa: E402
+from engine.attention.triton import MOST_ROWS, Listed, TritonBackend  # noqa: E402
+from engine.attention.triton_kernels import PIECE_ROWS, Splitting  # noqa: E402
+
+CPU = torch.device("cpu")
+BLOCKS = 24
+TREE = ancestors_of([-1, 0, 0, 1, -1, 4])
+BROAD = ancestors_of([-1, *(i // 3 for i in range(39))])
+
+# A decode, a verification of K = 4, trees with and without committed rows before, a shared prefix.
+SPANS = [
+    Span(0, 1, 75, [5, 4, 9, 2, 11]),
+    Span(1, 5, 45, [6, 7, 8, 10]),
+    Span(6, 6, 33, [12, 20, 13], TREE),
+    Span(12, 8, 9, [16, 17], TREE),
+    Span(20, 1, 40, [6, 7, 19]),
+]
+
+
+class Setting(NamedTuple):
+    page: int = 16
+    heads: tuple[int, int] = (2, 1)
+    dims: tuple[int, int] = (16, 16)
+    splitting: Splitting = Splitting(4, 32)
+
+
+def plane(setting: Setting) -> Plane:
+    shape = LayerShape(0, setting.heads[1], *setting.dims)
+    made = Plane([shape], BLOCKS, block_size=setting.page, dtype=torch.float32, device=CPU)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in made.stacks[0]:
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return made
+
+
+def rows(setting: Setting, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    (heads, kv_heads), (key_dim, value_dim) = setting.heads, setting.dims
+    shapes = ((heads, key_dim), (kv_heads, key_dim), (kv_heads, value_dim))
+    query, key, value = (
+        torch.randn(1, count, number, dim, generator=generator).transpose(1, 2)
+        for number, dim in shapes
+    )
+    return query, key, value
+
+
+def attend(prepared: Any, setting: Setting, spans: list[Span], how: Variation) -> Tensor:
+    found: Tensor = prepared.run(0, *rows(setting, sum(s.length for s in spans)), how)
+    return found
+
+
+def backend(setting: Setting = Setting()) -> TritonBackend:  # noqa: B008
+    return TritonBackend(CPU, SdpaBackend(CPU), setting.splitting)
+
+
+def compare(setting: Setting, spans: list[Span], how: Variation) -> None:
+    ours, theirs = plane(setting), plane(setting)
+    found = attend(backend(setting).prepare(ours, spans), setting, spans, how)
+    expected = attend(SdpaBackend(CPU).prepare(theirs, spans), setting, spans, how)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(ours.stacks[0], theirs.stacks[0], strict=True):
+        assert torch.equal(one, other)
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Run]:
+    """Calls a function of this file in a process whose kernels are run by numpy: that is asked for
+    before they are imported."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            pool.submit(int).result()
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+SINKS = torch.tensor([0.3, 2.0])
+VARIATIONS = {
+    "plain": Variation(),
+    "window": Variation(window=6),
+    "softcap": Variation(softcap=2.0),
+    "sinks": Variation(sinks=SINKS),
+    "all": Variation(0.7, 37, 2.0, SINKS),
+}
+
+
+@pytest.mark.parametrize("how", VARIATIONS.values(), ids=VARIATIONS)
+def test_equals_the_reference(how: Variation, interpreted: Run) -> None:
+    """Law: decodes, verifications, trees and shared pages give what SDPA gives, whatever a family
+    asks for, and the same keys lie in the same slots."""
+    interpreted(compare, Setting(), SPANS, how)
+
+
+SETTINGS = {
+    "pages of 32": Setting(page=32),
+    "one split": Setting(splitting=Splitting(1, 32)),
+    "pages of 6, chunks of one block": Setting(page=6, splitting=Splitting(2, 16)),
+    "two heads of keys": Setting(heads=(4, 2)),
+    "a head each": Setting(heads=(2, 2)),
+    "five heads on one, two at a time": Setting(heads=(5, 1)),
+    "dims that are no powers of two": Setting(dims=(40, 24)),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_shapes(setting: Setting, interpreted: Run) -> None:
+    """Law: neither the page, nor the splits, nor the heads change what is computed."""
+    heads = setting.heads[0]
+    spans = [Span(0, 1, 24, [5, 4, 9, 2, 11]), Span(1, 5, 18, [6, 7, 8, 10])]
+    interpreted(compare, setting, spans, Variation(window=21, sinks=torch.linspace(-1, 1, heads)))
+
+
+@pytest.mark.parametrize("window", [2, 9])
+def test_a_tree_of_more_rows_than_a_tile(window: int, interpreted: Run) -> None:
+    """Law: all pieces of a tree see its first nodes, by bits of both halves of a mask; a node's
+    position is its depth."""
+    spans = [Span(0, 43, 20, [3, 1, 8, 9], BROAD)]
+    assert len(Listed(spans, 16).pieces) == 1 + 40 // PIECE_ROWS
+    interpreted(compare, Setting(), spans, Variation(window=window))
+
+
+def test_prompts_are_for_another_backend(interpreted: Run) -> None:
+    """Law: long spans go there and back, wherever they stand among short ones."""
+    long = MOST_ROWS + 1
+    blocks = ([1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12], [13, 14, 15, 16, 17, 18])
+    spans = [
+        Span(0, long, 0, blocks[0]),
+        Span(long, 2, 17, blocks[1]),
+        Span(long + 2, long, 3, blocks[2]),
+        Span(2 * long + 2, long, 20, blocks[3]),
+    ]
+    interpreted(compare, Setting(), spans, Variation(window=40))
+    assert backend().prepare(plane(Setting()), spans[:1]).__class__.__name__ == "SdpaForward"
+
+
+def check_staged() -> None:
+    setting, count = Setting(), 9
+    ours, theirs = plane(setting), plane(setting)
+    staged = backend(setting).stage(ours, count)
+    tensors = staged._packed.tables
+    attend(staged, setting, [Span(0, count, 0, [])], Variation())  # the forward before a capture
+    for spans in (
+        [Span(0, 1, 75, [5, 4, 9, 2, 11]), Span(1, 5, 45, [6, 7, 8, 10])],
+        [Span(0, 6, 33, [12, 20, 13], TREE)],
+        [Span(i, 1, i, [i]) for i in range(count)],
+    ):
+        used = sum(span.length for span in spans)
+        padded = [*spans, scrap_span(used, count - used, BLOCKS - 1, 16)] if used < count else spans
+        assert staged.suits(padded)
+        staged.fill(padded)
+        found = attend(staged, setting, padded, Variation())
+        expected = attend(SdpaBackend(CPU).prepare(theirs, padded), setting, padded, Variation())
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for one, other in zip(ours.stacks[0], theirs.stacks[0], strict=True):
+            assert torch.equal(one[:, :, :-16], other[:, :, :-16])  # all but the scrap block
+    assert all(a is b for a, b in zip(tensors, staged._packed.tables, strict=True))
+
+
+def test_staged_attention_is_filled_anew(interpreted: Run) -> None:
+    """Law: what was staged once serves any later spans of as many rows, trees too, from the same
+    tensors; rows that fill up a graph touch the scrap block alone."""
+    interpreted(check_staged)
+
+
+def test_graphs_are_for_few_rows_a_span() -> None:
+    """Law: a prompt is refused, what fills up a graph is not; nor are more pages taken than the
+    tensors hold."""
+    long, made = 2 * MOST_ROWS, plane(Setting())
+    staged = backend().stage(made, long)
+    assert staged.suits([Span(0, 1, 3, [6]), scrap_span(1, long - 1, BLOCKS - 1, 16)])
+    assert not staged.suits([Span(0, long, 0, list(range(8)))])
+    assert not staged.suits([Span(i, 1, 16 * 20 - 1, list(range(20))) for i in range(long)])
+
+
+def check_poison() -> None:
+    setting = Setting()
+    made = plane(setting)
+    spans = [Span(0, 1, 20, [3, 4]), Span(1, 5, 30, [6, 5, 7])]
+    held = {block * 16 + i for block in (3, 6, 5) for i in range(16)} | {64 + i for i in range(4)}
+    others = [slot for slot in range(BLOCKS * 16) if slot not in held]
+    for tensor in made.stacks[0]:
+        tensor[:, :, others] = math.nan
+    assert (
+        attend(backend(setting).prepare(made, spans), setting, spans, Variation()).isfinite().all()
+    )
+
+
+def test_a_poisoned_neighbour_does_no_harm(interpreted: Run) -> None:
+    """Bug: 0 x NaN is NaN, so what a page holds behind a span must not meet a visible row."""
+    interpreted(check_poison)
+
+
+def check_bits() -> None:
+    setting, start = Setting(splitting=Splitting(4, 16)), 96
+    inputs, blocks = rows(setting, 7), [8, 9, 3, 2, 4, 5, 10]
+
+    def run(spans: list[Span], chosen: list[int]) -> Tensor:
+        made = plane(setting)
+        for tensor, given in zip(made.stacks[0], inputs[1:], strict=True):  # its earlier rows
+            tensor[0, :, 160 : 160 + 5] = given[0, :, :5]
+        prepared = backend(setting).prepare(made, spans)
+        query, key, value = (tensor[:, :, chosen] for tensor in inputs)
+        # Of the rows but the first, one chunk less is seen.
+        return prepared.run(0, query, key, value, Variation(window=66))
+
+    verified = run([Span(0, 5, start, blocks)], [0, 1, 2, 3, 4])
+    among = run([Span(0, 2, 16, [11, 12]), Span(2, 5, start, blocks)], [5, 6, 0, 1, 2, 3, 4])
+    assert torch.equal(verified, among[:, 2:])
+    for i in range(5):
+        assert torch.equal(run([Span(0, 1, start + i, blocks)], [i]), verified[:, i : i + 1])
+
+
+def test_a_row_has_the_same_bits_in_any_company(interpreted: Run) -> None:
+    """Law: a row of a verification is, to the bit, that of the decode at its place, alone or among
+    other spans."""
+    interpreted(check_bits)
+
+
+def test_masks_say_what_is_visible() -> None:
+    """Law: keys before a piece's root and those of its bits are the visible ones."""
+    spans = [*SPANS, Span(21, 43, 20, [3, 1, 8, 9], BROAD), Span(64, 20, 7, [3, 1])]
+    listed = Listed(spans, 16)
+    seen: dict[int, list[bool]] = {}
+    for first, count, end, root, origin, *_ in listed.pieces:
+        for row in range(first, first + count):
+            bits = listed.rows[row][2]
+            assert bits >> (end - root) == 0
+            assert listed.rows[origin][0] == root
+            seen[row] = [key < root or bool(bits >> key - root & 1) for key in range(end)]
+    for span in spans:
+        for row, expected in enumerate(visible(span, None).tolist(), span.row):
+            assert seen[row] + [False] * (span.end - len(seen[row])) == expected
+    assert [place for _, place, _ in listed.rows] == list(range(84))
+
+
+def test_the_choice_says_why_not() -> None:
+    """Law: a device and heads that the kernel is not made for are refused in one sentence."""
+
+    def choose(device: str, dim: int) -> str:
+        layers = [LayerShape(0, 2, dim, dim)]
+        where = torch.device(device)
+        return choose_backend(
+            "triton", where, dtype=torch.bfloat16, layers=layers, block_size=16
+        ).name
+
+    assert choose("cuda", 128) == "triton"
+    with pytest.raises(ConfigError, match="'triton', but the device is cpu; use 'auto'"):
+        choose("cpu", 128)
+    with pytest.raises(ConfigError, match="heads of up to 256, and the model's are 512"):
+        choose("cuda", 512)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "group"),
+    [("bf16", 64, 4), ("bf16", 128, 8), ("fp16", 256, 4), ("fp32", 64, 2)],
+)
+def test_compiles_for_an_h100(
+    dtype: str, dim: int, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: the kernels compile without a device, and nothing spills from registers to memory."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    how = Variation(window=100, softcap=30.0)
+    size = 4 if dtype == "fp32" else 2
+    fixed = kernels.constants(dim, dim, group, size, how)
+    fixed |= {"PAGE": 16, "CHUNK": 128, "SPLITS": 8}
+    names = dict.fromkeys(("query", "keys", "values"), f"*{dtype}")
+    built = compiled(kernels.attend_splits, fixed, names, num_stages=kernels.STAGES)
+    (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])
+    program = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+    used = subprocess.run(
+        [program, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True
+    )
+    assert re.findall(r"STACK:(\d+)", used.stdout) == ["0"]
+    assert built.metadata.shared <= 99 << 10  # of one block on most GPUs
+    left = {"VALUE_DIM": dim, "VALUE_WIDTH": fixed["VALUE_WIDTH"], "SPLITS": 8, "SINKS": True}
+    compiled(kernels.combine_splits, left, {"output": f"*{dtype}", "sinks": f"*{dtype}"})
+
+
+def compiled(kernel: Any, fixed: dict[str, Any], pointers: dict[str, str], **options: Any) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    known = {"sums": "*fp32", "tops": "*fp32", "scale": "fp32"}
+    known |= dict.fromkeys(("rows", "pieces", "pages"), "*i32") | pointers
+    known |= dict.fromkeys(fixed, "constexpr")
+    types = {name: known.get(name, "i32") for name in kernel.arg_names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if types[name] not in ("fp32", "constexpr")
+    }
+    source = ASTSource(kernel, types, fixed, aligned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler's own
+        return triton.compile(
+            source, GPUTarget("cuda", 90, 32), {"num_warps": kernels.WARPS, **options}
+        )
