@@ -20,6 +20,7 @@ from engine.errors import ConfigError
 
 FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
 FLEX_BLOCKS = (16, 32, 64, 128, 256)  # tokens of a block that its kernels can read
+FLEX_HEAD = 16  # dimensions that they need on a GPU
 
 
 def choose_backend(
@@ -31,17 +32,17 @@ def choose_backend(
     block_size: int,
 ) -> AttentionBackend:
     """Raises ConfigError when what was asked for cannot serve this model here."""
-    reason = without_flashinfer(device, dtype, layers)
     name = wanted
-    if wanted == "auto" and device.type != "cuda":
+    if wanted != "auto":
+        if reason := _obstacle(wanted, device, dtype, layers):
+            raise ConfigError(f"attention is {wanted!r}, but {reason}; use 'auto'")
+    elif device.type != "cuda":
         name = "compiled" if suits(device, dtype, layers) else "sdpa"
-    elif wanted == "auto":
-        fallback: AttentionName = "flex" if block_size in FLEX_BLOCKS else "sdpa"
-        name = fallback if reason else "flashinfer"
-    elif wanted == "flashinfer" and reason:
-        raise ConfigError(f"attention is 'flashinfer', but {reason}; use 'auto' or 'flex'")
-    elif wanted == "compiled" and device.type != "cpu":
-        raise ConfigError(f"attention is 'compiled', but the device is {device.type}; use 'auto'")
+    elif not _obstacle("flashinfer", device, dtype, layers):
+        name = "flashinfer"
+    else:
+        known = block_size in FLEX_BLOCKS and not _obstacle("flex", device, dtype, layers)
+        name = "flex" if known else "sdpa"
     if name == "compiled":
         return CompiledBackend()
     if name == "flashinfer":
@@ -55,6 +56,21 @@ def choose_backend(
 
         return FlexBackend(device, block_size)
     return SdpaBackend(device)
+
+
+def _obstacle(
+    name: AttentionName, device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
+) -> str | None:
+    """Why this backend cannot serve the model there, or None."""
+    if name == "flashinfer":
+        return without_flashinfer(device, dtype, layers)
+    if name == "compiled":
+        return None if device.type == "cpu" else f"the device is {device.type}"
+    dims = [dim for layer in layers for dim in (layer.key_dim, layer.value_dim)]
+    narrowest = min(dims, default=FLEX_HEAD)
+    if name == "flex" and device.type == "cuda" and narrowest < FLEX_HEAD:
+        return f"its kernels are for heads of {FLEX_HEAD} and more, and the model's are {narrowest}"
+    return None
 
 
 def without_flashinfer(

@@ -18,11 +18,9 @@ from engine.lab.bench.__main__ import main
 from engine.lab.synthetic.__main__ import main as synthesise
 from engine.messages import SamplingParams, Submit
 from tests.support import tiny
+from tests.support.cuda import ON_CUDA
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_CUDA
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 
 

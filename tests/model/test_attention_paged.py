@@ -240,3 +240,18 @@ def test_flashinfer_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_flashinfer(cuda, torch.bfloat16, wide) is None
     assert "heads of 64" in str(without_flashinfer(cuda, torch.bfloat16, LAYER))
     assert "float16 and bfloat16" in str(without_flashinfer(cuda, torch.float32, wide))
+
+
+def test_narrow_heads_are_not_for_flex_attention_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: its kernels multiply matrices of at least 16 columns; heads of 12 died in the compiler
+    at the first forward, with `auto` too."""
+    cuda = torch.device("cuda")
+
+    def chosen(name: Any, dim: int) -> str:
+        layers = [LayerShape(0, 2, dim, dim)]
+        return choose_backend(name, cuda, dtype=torch.float32, layers=layers, block_size=16).name
+
+    monkeypatch.setattr("engine.attention.flex._fused", lambda: None)
+    assert [chosen("auto", dim) for dim in (12, 16)] == ["sdpa", "flex"]
+    with pytest.raises(ConfigError, match="heads of 16 and more, and the model's are 12"):
+        chosen("flex", 12)
