@@ -15,7 +15,7 @@ import torch
 from engine.attention.interface import AttentionBackend, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.config import AttentionName
-from engine.cpu.attention import CompiledBackend, suits
+from engine.cpu.attention import CompiledBackend, fits, suits
 from engine.errors import ConfigError
 
 FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
@@ -65,12 +65,26 @@ def _obstacle(
     if name == "flashinfer":
         return without_flashinfer(device, dtype, layers)
     if name == "compiled":
-        return None if device.type == "cpu" else f"the device is {device.type}"
+        return _without_compiled(device, dtype, layers)
     dims = [dim for layer in layers for dim in (layer.key_dim, layer.value_dim)]
     narrowest = min(dims, default=FLEX_HEAD)
     if name == "flex" and device.type == "cuda" and narrowest < FLEX_HEAD:
         return f"its kernels are for heads of {FLEX_HEAD} and more, and the model's are {narrowest}"
     return None
+
+
+def _without_compiled(
+    device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
+) -> str | None:
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    if any(fits(dtype, layer.key_dim, layer.value_dim) for layer in layers):
+        return None
+    heads = " and ".join(map(str, sorted({layer.key_dim for layer in layers})))
+    return (
+        "its code is for heads of a multiple of 16 in float32 and of 32 in bfloat16, and the model"
+        f" has heads of {heads} in {str(dtype).removeprefix('torch.')}"
+    )
 
 
 def without_flashinfer(
