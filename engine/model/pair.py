@@ -23,6 +23,7 @@ from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model, pick_device
 from engine.model.memory import device_limit, reserve_of, weights_of
 from engine.model.precision import named_dtype
+from engine.model.rope import host_rope
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
@@ -153,14 +154,23 @@ def runner_of(
 ) -> ModelRunner:
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
     Raises ConfigError where the configured attention cannot serve the model."""
-    graphs = None
-    if config.graphs and model.device.type == "cuda":
-        graphs = Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens)
+    graphs = _graphs_of(config, model)
     runner = ModelRunner(
         model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
     )
     runner.capture()
     return runner
+
+
+def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
+    """Logs why there are none where they were to be expected."""
+    if not config.graphs or model.device.type != "cuda":
+        return None
+    if kind := host_rope(getattr(model.config, "rope_parameters", None)):
+        what = "the %s model %r runs without graphs: its position embeddings (rope_type %r)"
+        logger.info(f"{what} have the host wait in every forward", model.role, model.path, kind)
+        return None
+    return Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens)
 
 
 def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) -> MemoryPlan:

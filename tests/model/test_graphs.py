@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
-from engine.model.pair import Pair
+from engine.model.pair import Pair, _graphs_of
 from engine.model.runner import DeviceTimer, Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, gumbel
@@ -255,6 +256,21 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     reference = Reference(target.path, tiny_eos)
     for i, asked in enumerate(params):
         assert found[str(i)] == reference.generate(PROMPT[: 5 + i], asked)[0]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "default", "longrope"])
+def test_a_rope_that_asks_the_host_is_not_captured(
+    kind: str, target: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: Llamas of dynamic NTK died in capture, with an error of CUDA's."""
+    rope = {"full_attention": {"rope_type": kind, "factor": 2.0}}
+    device = torch.device("cuda")
+    model = replace(target, config=SimpleNamespace(rope_parameters=rope), device=device)
+    config = EngineConfig.model_validate({"schedule": {"max_step_tokens": 77}})
+    with caplog.at_level("INFO"):
+        graphs = _graphs_of(config, model)
+    assert (graphs is None) == (kind == "dynamic") == ("rope_type 'dynamic'" in caplog.text)
+    assert graphs is None or graphs.most_rows == 77
 
 
 class Event:
