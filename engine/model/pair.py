@@ -159,6 +159,8 @@ def runner_of(
         model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
     )
     runner.capture()
+    if model.device.type == "cuda":
+        runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
     return runner
 
 
@@ -170,7 +172,8 @@ def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
         what = "the %s model %r runs without graphs: its position embeddings (rope_type %r)"
         logger.info(f"{what} have the host wait in every forward", model.role, model.path, kind)
         return None
-    return Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens)
+    most_steps = config.speculation.k_max if model.role == "draft" else 0
+    return Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens, most_steps)
 
 
 def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) -> MemoryPlan:

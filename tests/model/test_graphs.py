@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import FlexBackend
 from engine.attention.interface import AttentionBackend
-from engine.config import EngineConfig
+from engine.config import MAX_K, EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
 from engine.model.chain_graphs import read_chains
@@ -57,14 +57,16 @@ def eager(model: LoadedModel) -> ModelRunner:
     return ModelRunner(model, KVCache(BLOCKS, BLOCK, "cpu"), "eager", attention="sdpa")
 
 
-def captured(model: LoadedModel, recorder: Again, backend: str = "flex") -> ModelRunner:
+def captured(
+    model: LoadedModel, recorder: Again, backend: str = "flex", most_steps: int = 0
+) -> ModelRunner:
     """As on CUDA: by the model's own forward, without compiled code."""
     runner = ModelRunner(
         replace(model, logits=front_door(model.model)),
         KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
         model.role,
         backend=BACKENDS[backend](),
-        graphs=Graphs(recorder, 24),
+        graphs=Graphs(recorder, 24, most_steps),
     )
     runner._compiled = None
     return runner
@@ -166,6 +168,61 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
         found = read_chains(told.tolist())
         assert found[0] == stepwise(theirs, output.logits, starts, scales, keys, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
+
+
+def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
+    """Bug: each was recorded inside the request that needed it first, and sixteen of them kept,
+    where K up to 8 has 88. Law: what was recorded for one K is not disturbed by another."""
+    recorder = Again()
+    ours, theirs = captured(draft, recorder, most_steps=3), eager(draft)
+    theirs._compiled = None
+    ours.capture()
+    assert recorder.recorded == 6 + 4 * 3  # forwards of up to 24 rows; 1, 2, 4 and 8 sequences
+    prompt = [Segment(PROMPT, 0, [3, 1, 2, 4], 1)]
+    output = ours.forward(prompt)
+    theirs.forward(prompt)
+    starts = [Start([3, 1, 2, 4], len(PROMPT))]
+    for steps in (3, 2, 3, 1):
+        keys: list[Key | None] = [(77, len(PROMPT) + step) for step in range(steps)]
+        told = ours.unseen_chain(output, starts, steps=steps, scales=[1.0], keys=keys)
+        expected = stepwise(theirs, output.logits, starts, [1.0], keys, steps)
+        assert read_chains(told.tolist())[0] == expected
+    assert recorder.recorded == 6 + 4 * 3
+
+
+def test_all_chains_are_kept(draft: LoadedModel) -> None:
+    recorder = Again()
+    ours = captured(draft, recorder)
+    assert ours._chains is not None
+    pool, sizes = ours._chains._pool, ours._chains._sizes
+    assert pool._most == len(sizes) * MAX_K == 176
+
+
+def test_what_no_graph_holds_is_run_at_start(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the first long prompt had its attention compiled within the request, next to a watchdog
+    of 30 s. Law: in free blocks, as many rows as positions and blocks allow; no time is told."""
+    ours = captured(target, Again())
+    seen: list[list[tuple[int, int]]] = []
+    prepare = ours.backend.prepare
+
+    def spy(plane: Any, spans: Any) -> Any:
+        seen.append([(span.length, span.end) for span in spans])
+        assert all(len(span.blocks) * BLOCK >= span.end for span in spans)
+        assert {block for span in spans for block in span.blocks} <= set(range(10, 20))
+        return prepare(plane, spans)
+
+    monkeypatch.setattr(ours.backend, "prepare", spy)
+    for name in ("reached", "recorded"):
+        monkeypatch.setattr(Event, name, 0.0)
+    ours._timer = DeviceTimer(Event)
+    for asked, rows in ((30, 30), (512, 36), (1, 1)):
+        seen.clear()
+        ours.warm(asked, range(10, 20), BLOCK)
+        two = [(rows - 1, rows - 1), (1, 1)] if rows > 1 else [(1, 1)]
+        assert seen == [[(1, 1)], [(rows, rows)], two]
+    assert ours.seconds == 0.0
 
 
 @pytest.mark.parametrize("steps", [1, 3, 6])
