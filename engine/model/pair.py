@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from llguidance import LLTokenizer
 
 from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
@@ -48,6 +49,7 @@ def load_pair(config: EngineConfig) -> Pair:
     """Raises ModelError when a model is missing, corrupt or unsupported, or the two do not fit, and
     MemoryPlanError when their weights alone cannot fit the device."""
     _refuse_heavy_weights(config)
+    use_device(pick_device(config.device))
     said = config.target
     target = _load(config, said, "target", said.max_model_len)
     if not isinstance(config.speculation.proposer, DraftModelConfig):
@@ -55,6 +57,13 @@ def load_pair(config: EngineConfig) -> Pair:
     draft = _load(config, config.speculation.proposer, "draft")
     check_pair(target, draft)
     return Pair(target, draft)
+
+
+def use_device(device: torch.device) -> None:
+    """Events, streams and captures are of the current device, which is the first CUDA device unless
+    somebody says so."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def _load(

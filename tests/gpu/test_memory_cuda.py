@@ -43,6 +43,7 @@ def test_the_plan_holds(tiny_target: str, tiny_draft: str) -> None:
     """Law: what is in use after start and some steps is within what was planned, but for what the
     driver itself takes."""
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()  # else it is that of the tests before
     before = torch.cuda.memory_allocated()
     made = build(tiny_target, tiny_draft, cache={"num_blocks": 256})
     made.add(Submit("a", PROMPT, SamplingParams(seed=0, max_tokens=8, ignore_eos=True), 0.0))

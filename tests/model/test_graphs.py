@@ -23,7 +23,7 @@ from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
-from engine.model.pair import Pair, _graphs_of
+from engine.model.pair import Pair, _graphs_of, use_device
 from engine.model.runner import DeviceTimer, Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, gumbel
@@ -313,6 +313,15 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     reference = Reference(target.path, tiny_eos)
     for i, asked in enumerate(params):
         assert found[str(i)] == reference.generate(PROMPT[: 5 + i], asked)[0]
+
+
+def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: `device = "cuda:1"` timed and captured on the streams of the first device."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        use_device(torch.device(name))
+    assert asked == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "default", "longrope"])
