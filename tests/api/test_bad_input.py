@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from server.api.errors import ApiError
+from server.api.schema import CompletionRequest
 from server.errors import ChatTemplateError
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.serving import MODEL, Served, serve
@@ -513,3 +515,11 @@ def test_a_bug_of_ours_is_a_500_without_details(strict: httpx.Client) -> None:
     assert '"code":"internal"' in text
     assert SECRET not in text
     assert "[DONE]" not in text
+
+
+def test_an_unknown_field_that_is_null_is_left_out() -> None:
+    """Law: as docs/api.md says; with any other value it is refused."""
+    body: dict[str, Any] = {"model": MODEL, "prompt": "x", "nonsense": None}
+    assert CompletionRequest.read(body).prompt == ("x",)
+    with pytest.raises(ApiError, match="unknown field `nonsense`"):
+        CompletionRequest.read(body | {"nonsense": False})
