@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.errors import ModelError
 
@@ -195,6 +195,14 @@ class SpeculationConfig(Part):
         return {
             name: with_kind(name, table, DEFAULT_KIND.get(name)) for name, table in data.items()
         }
+
+    @field_validator("companions")
+    @classmethod
+    def _each_once(cls, names: tuple[Companion, ...]) -> tuple[Companion, ...]:
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is named twice")
+        return names
 
     @property
     def k_max(self) -> int:

@@ -297,6 +297,7 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 def _fused() -> Callable[..., Any]:
     """Compiled for sizes that change; windows, soft caps and trees are further versions."""
     settings: Any = torch._dynamo.config
+    settings.specialize_float = True  # a soft cap as an input of the kernel is not compiled
     settings.recompile_limit = max(settings.recompile_limit, VERSIONS)
     return torch.compile(flex.flex_attention, fullgraph=True, dynamic=True)
 

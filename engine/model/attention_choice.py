@@ -15,12 +15,13 @@ import torch
 from engine.attention.interface import AttentionBackend, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.config import AttentionName
-from engine.cpu.attention import CompiledBackend, suits
+from engine.cpu.attention import CompiledBackend, fits, suits
 from engine.errors import ConfigError
 
 FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
 TRITON_HEAD = 256  # dimensions, at most
 FLEX_BLOCKS = (16, 32, 64, 128, 256)  # tokens of a block that its kernels can read
+FLEX_HEAD = 16  # dimensions that they need on a GPU
 
 
 def choose_backend(
@@ -32,24 +33,30 @@ def choose_backend(
     block_size: int,
 ) -> AttentionBackend:
     """Raises ConfigError when what was asked for cannot serve this model here."""
-    reason = without_flashinfer(device, dtype, layers)
     name = wanted
-    if wanted == "auto" and device.type != "cuda":
+    if wanted != "auto":
+        if reason := _obstacle(wanted, device, dtype, layers):
+            raise ConfigError(f"attention is {wanted!r}, but {reason}; use 'auto'")
+    elif device.type != "cuda":
         name = "compiled" if suits(device, dtype, layers) else "sdpa"
-    elif wanted == "auto":
-        name = _without_packages(block_size) if reason else "flashinfer"
-    elif wanted == "flashinfer" and reason:
-        raise ConfigError(f"attention is 'flashinfer', but {reason}; use 'auto' or 'flex'")
-    elif wanted == "compiled" and device.type != "cpu":
-        raise ConfigError(f"attention is 'compiled', but the device is {device.type}; use 'auto'")
-    elif wanted == "triton" and (lacking := without_triton(device, layers)):
-        raise ConfigError(f"attention is 'triton', but {lacking}; use 'auto'")
+    elif not _obstacle("flashinfer", device, dtype, layers):
+        name = "flashinfer"
+    else:
+        name = _without_packages(device, dtype, layers, block_size)
+    if name == "triton":
+        from engine.attention.triton import TritonBackend
+
+        prompts = _without_packages(device, dtype, layers, block_size)
+        return TritonBackend(device, _made(prompts, device, block_size))
     return _made(name, device, block_size)
 
 
-def _without_packages(block_size: int) -> AttentionName:
+def _without_packages(
+    device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape], block_size: int
+) -> AttentionName:
     """What serves on CUDA whatever is installed there."""
-    return "flex" if block_size in FLEX_BLOCKS else "sdpa"
+    known = block_size in FLEX_BLOCKS and not _obstacle("flex", device, dtype, layers)
+    return "flex" if known else "sdpa"
 
 
 def _made(name: AttentionName, device: torch.device, block_size: int) -> AttentionBackend:
@@ -65,11 +72,38 @@ def _made(name: AttentionName, device: torch.device, block_size: int) -> Attenti
         from engine.attention.flex import FlexBackend
 
         return FlexBackend(device, block_size)
-    if name == "triton":
-        from engine.attention.triton import TritonBackend
-
-        return TritonBackend(device, _made(_without_packages(block_size), device, block_size))
     return SdpaBackend(device)
+
+
+def _obstacle(
+    name: AttentionName, device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
+) -> str | None:
+    """Why this backend cannot serve the model there, or None."""
+    if name == "flashinfer":
+        return without_flashinfer(device, dtype, layers)
+    if name == "triton":
+        return without_triton(device, layers)
+    if name == "compiled":
+        return _without_compiled(device, dtype, layers)
+    dims = [dim for layer in layers for dim in (layer.key_dim, layer.value_dim)]
+    narrowest = min(dims, default=FLEX_HEAD)
+    if name == "flex" and device.type == "cuda" and narrowest < FLEX_HEAD:
+        return f"its kernels are for heads of {FLEX_HEAD} and more, and the model's are {narrowest}"
+    return None
+
+
+def _without_compiled(
+    device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
+) -> str | None:
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    if any(fits(dtype, layer.key_dim, layer.value_dim) for layer in layers):
+        return None
+    heads = " and ".join(map(str, sorted({layer.key_dim for layer in layers})))
+    return (
+        "its code is for heads of a multiple of 16 in float32 and of 32 in bfloat16, and the model"
+        f" has heads of {heads} in {str(dtype).removeprefix('torch.')}"
+    )
 
 
 def without_flashinfer(

@@ -9,12 +9,14 @@ tokens and their leads come back in one copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import Span
+from engine.attention.interface import Span, StagedAttention
+from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
 from engine.sampling.device_draws import best_and_lead
@@ -22,25 +24,33 @@ from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_wor
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
-MOST_CHAINS = 16  # graphs of chains; the one that was used longest ago makes room
 MOST_SEQUENCES = 64
+USUAL_SEQUENCES = 8  # of the chains that are recorded at start; of others when they are needed
 
 Found = tuple[list[list[int]], list[list[float]]]
 
 
 class _Chain:
-    """The inputs of one (sequences, steps), and the loop over them."""
+    """The inputs of one (sequences, steps), and the loop over them. `logits` and `attentions` are
+    those of other chains, too: each is filled right before it is replayed."""
 
-    def __init__(self, call: Call, site: Site, words: Tensor, *, rows: int, steps: int) -> None:
-        device = words.device
+    def __init__(
+        self,
+        call: Call,
+        site: Site,
+        words: Tensor,
+        *,
+        logits: Tensor,
+        attentions: list[StagedAttention],
+    ) -> None:
+        device, rows, steps = words.device, len(logits), 1 + len(attentions)
         self._call, self._site, self._words = call, site, words
         self.rows, self.steps = rows, steps
-        self.logits = torch.zeros(rows, len(words), device=device)
+        self.logits, self.attentions = logits, attentions
         self.scales = torch.ones(rows, 1, device=device)
         self.keys = torch.zeros(2, steps, rows, 1, dtype=torch.int32, device=device)
         self.loud = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         self.positions = torch.zeros(1, rows, dtype=torch.int64, device=device)
-        self.attentions = [site.stage(rows) for _ in range(steps - 1)]
 
     def fill(
         self,
@@ -50,7 +60,7 @@ class _Chain:
         keys: Sequence[Key | None],
     ) -> None:
         """`keys`: sequence by sequence, `steps` of each. Rows beyond the sequences draw greedily
-        from zeros, in the scrap block."""
+        from whatever is there, in the scrap block."""
         used, more = len(starts), self.rows - len(starts)
         self.logits[:used].copy_(logits)
         _send(self.scales[:used, 0], torch.tensor(scales, dtype=torch.float32))
@@ -95,13 +105,26 @@ class ChainGraphs:
 
     def __init__(self, call: Call, site: Site, recorder: Recorder, vocab_size: int) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
+        self._site = site
+        self._staged: dict[tuple[int, int], StagedAttention] = {}
         words = token_words_of(vocab_size, site.device)
+        logits = torch.zeros(self._sizes[-1], vocab_size, device=site.device)
 
         def make(key: tuple[int, int]) -> _Chain:
             rows, steps = key
-            return _Chain(call, site, words, rows=rows, steps=steps)
+            attentions = [self._attention(rows, step) for step in range(steps - 1)]
+            return _Chain(call, site, words, logits=logits[:rows], attentions=attentions)
 
-        self._pool = GraphPool[tuple[int, int], _Chain](recorder, make, MOST_CHAINS)
+        most = len(self._sizes) * MAX_K  # all that there can be
+        self._pool = GraphPool[tuple[int, int], _Chain](recorder, make, most)
+
+    def capture(self, most_steps: int) -> None:
+        """Those of up to `USUAL_SEQUENCES` sequences, the largest first."""
+        usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
+        for rows, steps in product(reversed(usual), range(most_steps, 0, -1)):
+            for attention in self._pool.inputs((rows, steps)).attentions:
+                attention.fill(self._site.scrap_spans(0, rows))
+            self._pool.replay((rows, steps))
 
     def fits(self, starts: Sequence[Start], steps: int) -> bool:
         """Not too many sequences, nor too long ones."""
@@ -124,6 +147,12 @@ class ChainGraphs:
         key = (self._rows(starts), steps)
         self._pool.inputs(key).fill(logits, starts, scales, keys)
         return self._pool.replay(key)[:, :, : len(starts)]
+
+    def _attention(self, rows: int, step: int) -> StagedAttention:
+        """One for all chains of so many rows: they hold tables of the whole pool."""
+        if (rows, step) not in self._staged:
+            self._staged[rows, step] = self._site.stage(rows)
+        return self._staged[rows, step]
 
     def _rows(self, starts: Sequence[Start]) -> int:
         return next(size for size in self._sizes if size >= len(starts))

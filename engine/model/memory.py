@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.config import CacheConfig
 from engine.cpu.fused import FusedDecoder
+from engine.model.chain_graphs import MOST_SEQUENCES
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
 from engine.scheduling.memory import Part, activation_bytes, available_bytes, buckets
@@ -77,5 +78,8 @@ def reserve_of(
         sizes = buckets(rows)
         held = sum(sum(sizes) * model.vocab_size * 4 for model in models)
         pools = sum(_activations(model, sizes[-1], sizes[-1]) for model in models)
-        parts.append(Part("graphs", held + pools, f"about, {len(sizes)} sizes for each model"))
+        draws = 4 * MOST_SEQUENCES * 4 * sum(m.vocab_size for m in models if m.role == "draft")
+        parts.append(
+            Part("graphs", held + pools + draws, f"about, {len(sizes)} sizes for each model")
+        )
     return tuple(parts)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from llguidance import LLTokenizer
 
 from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
@@ -23,6 +24,7 @@ from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model, pick_device
 from engine.model.memory import device_limit, reserve_of, weights_of
 from engine.model.precision import named_dtype
+from engine.model.rope import host_rope
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
@@ -47,6 +49,7 @@ def load_pair(config: EngineConfig) -> Pair:
     """Raises ModelError when a model is missing, corrupt or unsupported, or the two do not fit, and
     MemoryPlanError when their weights alone cannot fit the device."""
     _refuse_heavy_weights(config)
+    use_device(pick_device(config.device))
     said = config.target
     target = _load(config, said, "target", said.max_model_len)
     if not isinstance(config.speculation.proposer, DraftModelConfig):
@@ -54,6 +57,13 @@ def load_pair(config: EngineConfig) -> Pair:
     draft = _load(config, config.speculation.proposer, "draft")
     check_pair(target, draft)
     return Pair(target, draft)
+
+
+def use_device(device: torch.device) -> None:
+    """Events, streams and captures are of the current device, which is the first CUDA device unless
+    somebody says so."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def _load(
@@ -153,14 +163,26 @@ def runner_of(
 ) -> ModelRunner:
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
     Raises ConfigError where the configured attention cannot serve the model."""
-    graphs = None
-    if config.graphs and model.device.type == "cuda":
-        graphs = Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens)
+    graphs = _graphs_of(config, model)
     runner = ModelRunner(
         model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
     )
     runner.capture()
+    if model.device.type == "cuda":
+        runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
     return runner
+
+
+def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
+    """Logs why there are none where they were to be expected."""
+    if not config.graphs or model.device.type != "cuda":
+        return None
+    if kind := host_rope(getattr(model.config, "rope_parameters", None)):
+        what = "the %s model %r runs without graphs: its position embeddings (rope_type %r)"
+        logger.info(f"{what} have the host wait in every forward", model.role, model.path, kind)
+        return None
+    most_steps = config.speculation.k_max if model.role == "draft" else 0
+    return Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens, most_steps)
 
 
 def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) -> MemoryPlan:

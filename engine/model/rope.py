@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
+HOST_ROPES = {"dynamic"}  # the host asks the device how long that is: no graph can hold it
 
 
 def served_positions(own: int | None, rope: object) -> int | None:
     """Of a model with `own` positions; `rope` is one, or one per layer type. Ropes that change with
     the length keep to the length they start from, the shortest one where there are several."""
-    if not isinstance(rope, Mapping):
-        return own
-    ropes = [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
-    growing = [each for each in ropes if each.get("rope_type", each.get("type")) in GROWING_ROPES]
+    growing = [each for each in _ropes(rope) if _kind(each) in GROWING_ROPES]
     starts = (each.get("original_max_position_embeddings") for each in growing)
     known = [own] if own is not None else []
     return min([*known, *(start for start in starts if start)], default=None)
+
+
+def host_rope(rope: object) -> str | None:
+    """The kind of rope in it, if any, with which every forward waits for the device."""
+    return next((_kind(each) for each in _ropes(rope) if _kind(each) in HOST_ROPES), None)
+
+
+def _ropes(rope: object) -> list[Mapping[str, Any]]:
+    if not isinstance(rope, Mapping):
+        return []
+    return [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
+
+
+def _kind(rope: Mapping[str, Any]) -> str | None:
+    kind = rope.get("rope_type", rope.get("type"))
+    return kind if isinstance(kind, str) else None

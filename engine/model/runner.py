@@ -120,10 +120,12 @@ class DeviceTimer:
 
 
 class Graphs(NamedTuple):
-    """That forwards are to be captured: who records, and the most rows of a forward."""
+    """That forwards are to be captured: who records, the most rows of a forward, and the most steps
+    of a chain that is recorded at start."""
 
     recorder: Recorder
     most_rows: int
+    most_steps: int = 0
 
 
 class ModelRunner:
@@ -159,6 +161,7 @@ class ModelRunner:
             self._compiled.warm(self._memory, chains=model.role == "draft")
         self._forwards: ForwardGraphs | None = None
         self._chains: ChainGraphs | None = None
+        self._most_steps = graphs.most_steps if graphs is not None else 0
         if graphs is not None and isinstance(self.backend, StagingBackend):
             assert cache.scrap is not None
             site = Site(self.backend, self._plane, cache.scrap, model.device)
@@ -188,9 +191,25 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record the graphs of forwards now, so that nobody waits for it later."""
+        """Record the graphs of forwards and usual chains now, so that nobody waits for it later."""
         if self._forwards is not None:
             self._forwards.capture()
+        if self._chains is not None:
+            self._chains.capture(self._most_steps)
+
+    @torch.inference_mode()
+    def warm(self, rows: int, blocks: Sequence[int], block_size: int) -> None:
+        """Run what no graph holds, which is compiled at its first use: a row, so many of one
+        sequence and as many of two, or what the model's positions and these `blocks` allow. Those
+        must be free, and two at least."""
+        rows = min(rows, self.model.max_model_len, (len(blocks) - 1) * block_size)
+        first = list(blocks[: -(-rows // block_size)])
+        one, two = Segment([0], 0, list(blocks[-1:]), 1), Segment([0] * rows, 0, first, 1)
+        rest = [two._replace(tokens=[0] * (rows - 1)), one] if rows > 1 else [one]
+        for batch in ([one], [two], rest):
+            self._eager(Batch.pack(batch, self.model.device))
+        self._timer.wait()
+        self._timer.read()  # it is no time of a forward that is asked for
 
     def forward(self, segments: Sequence[Segment], unseen: Unseen | None = None) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
@@ -209,6 +228,9 @@ class ModelRunner:
                 replayed = self._forwards(batch)
             if replayed is not None:
                 return replayed
+        return self._eager(batch)
+
+    def _eager(self, batch: Batch) -> Tensor:
         prepared = self.backend.prepare(self._plane, batch.spans)
         with self._timer:  # packing is host work, and counted as such
             logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)

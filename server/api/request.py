@@ -173,6 +173,9 @@ def explain(
     steps, error = min(places, key=lambda place: (-len(place[0]), _order(place[1])))
     path, kind, about = path_of(steps), error["type"], error.get("ctx", {})
     row = rows.get(path)
+    if error["loc"][-1] == "[key]" and kind == "string_too_long":
+        said = f"has a name of {len(error['input'])} characters, and at most"
+        return invalid(path, f"{said} {about['max_length']} are allowed")
     match kind:
         case "fault":
             return invalid(path, about["said"], about["code"])

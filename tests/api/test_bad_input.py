@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from server.api.errors import ApiError
+from server.api.schema import CompletionRequest
 from server.errors import ChatTemplateError
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.serving import MODEL, Served, serve
@@ -352,6 +354,7 @@ def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
         ({"logprobs": 21}, "`logprobs` must be true or false, but 21 was given"),
         ({"stop": [""]}, "`stop[0]` must be a string that is not empty, but an empty string was"),
         ({"user": "x" * 513}, "of at most 512 characters, but a string of 513 characters was"),
+        ({"metadata": {"k" * 65: "x"}}, "has a name of 65 characters, and at most 64 are allowed"),
         ({"metadata": {str(i): "" for i in range(17)}}, "but an object of 17 members was given"),
         (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
@@ -512,3 +515,11 @@ def test_a_bug_of_ours_is_a_500_without_details(strict: httpx.Client) -> None:
     assert '"code":"internal"' in text
     assert SECRET not in text
     assert "[DONE]" not in text
+
+
+def test_an_unknown_field_that_is_null_is_left_out() -> None:
+    """Law: as docs/api.md says; with any other value it is refused."""
+    body: dict[str, Any] = {"model": MODEL, "prompt": "x", "nonsense": None}
+    assert CompletionRequest.read(body).prompt == ("x",)
+    with pytest.raises(ApiError, match="unknown field `nonsense`"):
+        CompletionRequest.read(body | {"nonsense": False})

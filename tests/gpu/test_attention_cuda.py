@@ -13,11 +13,9 @@ from engine.attention.sdpa import SdpaBackend
 from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
 from engine.scheduling.segment import ancestors_of
+from tests.support.cuda import ON_CUDA
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_CUDA
 SIZE, BLOCKS, DIM = 16, 60, 128
 LAYER = [LayerShape(0, 2, DIM, DIM)]
 TREE = ancestors_of([-1, 0, 0, 1, -1, 4])

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
+from tests.support.cuda import ON_CUDA
 from tests.support.reference import Reference
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_CUDA
 
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 

@@ -17,12 +17,10 @@ from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.segment import Segment
+from tests.support.cuda import ON_CUDA
 from tests.support.reference import Reference
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_CUDA
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 STEPS = [
     [Segment(PROMPT, 0, [3, 1], 1)],

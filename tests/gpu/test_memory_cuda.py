@@ -18,11 +18,9 @@ from engine.lab.bench.__main__ import main
 from engine.lab.synthetic.__main__ import main as synthesise
 from engine.messages import SamplingParams, Submit
 from tests.support import tiny
+from tests.support.cuda import ON_CUDA
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_CUDA
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 
 
@@ -45,6 +43,7 @@ def test_the_plan_holds(tiny_target: str, tiny_draft: str) -> None:
     """Law: what is in use after start and some steps is within what was planned, but for what the
     driver itself takes."""
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()  # else it is that of the tests before
     before = torch.cuda.memory_allocated()
     made = build(tiny_target, tiny_draft, cache={"num_blocks": 256})
     made.add(Submit("a", PROMPT, SamplingParams(seed=0, max_tokens=8, ignore_eos=True), 0.0))

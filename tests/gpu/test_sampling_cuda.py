@@ -14,12 +14,10 @@ from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import Key, gumbel
 from engine.sampling.plain import NOT_FINITE, Rows
 from engine.scheduling.sequence import Sequence
+from tests.support.cuda import ON_CUDA
 from tests.support.long_way import finalize, sample
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_CUDA
 VOCAB = 5000
 
 FIELDS: list[dict[str, Any]] = [

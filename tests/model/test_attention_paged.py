@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.flashinfer import FlashInferBackend
-from engine.attention.flex import TILE, FlexBackend, Pages
+from engine.attention.flex import TILE, FlexBackend, Pages, _capped, _fused, _unfused
 from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import fresh_slots, visible
@@ -240,3 +241,43 @@ def test_flashinfer_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_flashinfer(cuda, torch.bfloat16, wide) is None
     assert "heads of 64" in str(without_flashinfer(cuda, torch.bfloat16, LAYER))
     assert "float16 and bfloat16" in str(without_flashinfer(cuda, torch.float32, wide))
+
+
+def test_narrow_heads_are_not_for_flex_attention_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: its kernels multiply matrices of at least 16 columns; heads of 12 died in the compiler
+    at the first forward, with `auto` too."""
+    cuda = torch.device("cuda")
+
+    def chosen(name: Any, dim: int) -> str:
+        layers = [LayerShape(0, 2, dim, dim)]
+        return choose_backend(name, cuda, dtype=torch.float32, layers=layers, block_size=16).name
+
+    monkeypatch.setattr("engine.attention.flex._fused", lambda: None)
+    assert [chosen("auto", dim) for dim in (12, 16)] == ["sdpa", "flex"]
+    with pytest.raises(ConfigError, match="heads of 16 and more, and the model's are 12"):
+        chosen("flex", 12)
+
+
+def test_a_soft_cap_is_a_constant_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: with sizes that change torch makes an input of a Python number, too, which FlexAttention
+    does not compile: no Gemma 2 started on CUDA. Law: another cap is another version."""
+    settings: Any = torch._dynamo.config
+    monkeypatch.setattr(settings, "specialize_float", False)
+    monkeypatch.setattr(settings, "recompile_limit", settings.recompile_limit)
+    given: list[tuple[Any, ...]] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            given.append(inputs)
+            return graph(*inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    run, made = _fused(), rows(CHAINS)
+    for cap in (2.0, 3.0):
+        asked = {"score_mod": _capped(cap), "enable_gqa": True}
+        torch.testing.assert_close(run(*made, **asked), _unfused(*made, **asked))
+    assert len(given) == 2
+    tensors = [each for inputs in given for each in inputs if isinstance(each, Tensor)]
+    assert all(each.dim() for each in tensors if each.is_floating_point())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import FlexBackend
 from engine.attention.interface import AttentionBackend
-from engine.config import EngineConfig
+from engine.config import MAX_K, EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
 from engine.model.chain_graphs import read_chains
@@ -22,7 +23,7 @@ from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
-from engine.model.pair import Pair
+from engine.model.pair import Pair, _graphs_of, use_device
 from engine.model.runner import DeviceTimer, Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, gumbel
@@ -56,14 +57,16 @@ def eager(model: LoadedModel) -> ModelRunner:
     return ModelRunner(model, KVCache(BLOCKS, BLOCK, "cpu"), "eager", attention="sdpa")
 
 
-def captured(model: LoadedModel, recorder: Again, backend: str = "flex") -> ModelRunner:
+def captured(
+    model: LoadedModel, recorder: Again, backend: str = "flex", most_steps: int = 0
+) -> ModelRunner:
     """As on CUDA: by the model's own forward, without compiled code."""
     runner = ModelRunner(
         replace(model, logits=front_door(model.model)),
         KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
         model.role,
         backend=BACKENDS[backend](),
-        graphs=Graphs(recorder, 24),
+        graphs=Graphs(recorder, 24, most_steps),
     )
     runner._compiled = None
     return runner
@@ -167,6 +170,61 @@ def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int
         assert all(lead >= 0 for leads in found[1] for lead in leads)
 
 
+def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
+    """Bug: each was recorded inside the request that needed it first, and sixteen of them kept,
+    where K up to 8 has 88. Law: what was recorded for one K is not disturbed by another."""
+    recorder = Again()
+    ours, theirs = captured(draft, recorder, most_steps=3), eager(draft)
+    theirs._compiled = None
+    ours.capture()
+    assert recorder.recorded == 6 + 4 * 3  # forwards of up to 24 rows; 1, 2, 4 and 8 sequences
+    prompt = [Segment(PROMPT, 0, [3, 1, 2, 4], 1)]
+    output = ours.forward(prompt)
+    theirs.forward(prompt)
+    starts = [Start([3, 1, 2, 4], len(PROMPT))]
+    for steps in (3, 2, 3, 1):
+        keys: list[Key | None] = [(77, len(PROMPT) + step) for step in range(steps)]
+        told = ours.unseen_chain(output, starts, steps=steps, scales=[1.0], keys=keys)
+        expected = stepwise(theirs, output.logits, starts, [1.0], keys, steps)
+        assert read_chains(told.tolist())[0] == expected
+    assert recorder.recorded == 6 + 4 * 3
+
+
+def test_all_chains_are_kept(draft: LoadedModel) -> None:
+    recorder = Again()
+    ours = captured(draft, recorder)
+    assert ours._chains is not None
+    pool, sizes = ours._chains._pool, ours._chains._sizes
+    assert pool._most == len(sizes) * MAX_K == 176
+
+
+def test_what_no_graph_holds_is_run_at_start(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the first long prompt had its attention compiled within the request, next to a watchdog
+    of 30 s. Law: in free blocks, as many rows as positions and blocks allow; no time is told."""
+    ours = captured(target, Again())
+    seen: list[list[tuple[int, int]]] = []
+    prepare = ours.backend.prepare
+
+    def spy(plane: Any, spans: Any) -> Any:
+        seen.append([(span.length, span.end) for span in spans])
+        assert all(len(span.blocks) * BLOCK >= span.end for span in spans)
+        assert {block for span in spans for block in span.blocks} <= set(range(10, 20))
+        return prepare(plane, spans)
+
+    monkeypatch.setattr(ours.backend, "prepare", spy)
+    for name in ("reached", "recorded"):
+        monkeypatch.setattr(Event, name, 0.0)
+    ours._timer = DeviceTimer(Event)
+    for asked, rows in ((30, 30), (512, 36), (1, 1)):
+        seen.clear()
+        ours.warm(asked, range(10, 20), BLOCK)
+        two = [(rows - 1, rows - 1), (1, 1)] if rows > 1 else [(1, 1)]
+        assert seen == [[(1, 1)], [(rows, rows)], two]
+    assert ours.seconds == 0.0
+
+
 @pytest.mark.parametrize("steps", [1, 3, 6])
 def test_a_proposal_is_told_once(draft: LoadedModel, steps: int) -> None:
     """Law: the host hears of a proposal in one copy, whatever K is."""
@@ -255,6 +313,30 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     reference = Reference(target.path, tiny_eos)
     for i, asked in enumerate(params):
         assert found[str(i)] == reference.generate(PROMPT[: 5 + i], asked)[0]
+
+
+def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: `device = "cuda:1"` timed and captured on the streams of the first device."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        use_device(torch.device(name))
+    assert asked == [torch.device("cuda:1")]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "default", "longrope"])
+def test_a_rope_that_asks_the_host_is_not_captured(
+    kind: str, target: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: Llamas of dynamic NTK died in capture, with an error of CUDA's."""
+    rope = {"full_attention": {"rope_type": kind, "factor": 2.0}}
+    device = torch.device("cuda")
+    model = replace(target, config=SimpleNamespace(rope_parameters=rope), device=device)
+    config = EngineConfig.model_validate({"schedule": {"max_step_tokens": 77}})
+    with caplog.at_level("INFO"):
+        graphs = _graphs_of(config, model)
+    assert (graphs is None) == (kind == "dynamic") == ("rope_type 'dynamic'" in caplog.text)
+    assert graphs is None or graphs.most_rows == 77
 
 
 class Event:

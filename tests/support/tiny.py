@@ -45,11 +45,12 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GROUPED: dict[str, Any] = {**SHAPE, "num_key_value_heads": 2, "head_dim": 12}
+ON_CUDA: dict[str, Any] = {**GROUPED, "head_dim": 16}  # FlexAttention there knows none below
 
 
-def llama() -> PreTrainedModel:
+def llama(shape: dict[str, Any] = GROUPED) -> PreTrainedModel:
     """Later layers whisper and the head is loud, so that `draft_of` agrees now and then."""
-    model = build(LlamaForCausalLM, LlamaConfig(**GROUPED))
+    model = build(LlamaForCausalLM, LlamaConfig(**shape))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lm_head" in name:

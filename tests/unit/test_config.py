@@ -99,3 +99,10 @@ def test_a_config_survives_its_own_json() -> None:
         {"speculation": {"proposer": {"kind": "ngram", "n_min": 3}, "controller": {"k": 2}}}
     )
     assert EngineConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_a_companion_is_named_once() -> None:
+    """Bug: one that was named twice was taken, and shown twice."""
+    said = {"speculation": {"companions": ["ngram", "grammar", "ngram"]}}
+    with pytest.raises(ValidationError, match="'ngram' is named twice"):
+        EngineConfig.model_validate(said)

@@ -27,7 +27,7 @@ from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.memory import held_bytes
 from engine.model.pair import Pair, runner_of
-from engine.model.runner import ModelRunner
+from engine.model.runner import DeviceTimer, HostTimer, ModelRunner
 from engine.scheduling.segment import Segment
 
 CONTEXT = 256  # tokens before the timed rows
@@ -93,12 +93,12 @@ def _forward(runner: ModelRunner, start: int, blocks: list[int], rows: int) -> f
 
 
 def _copy(source: Tensor, sink: Tensor, clock: Clock) -> float:
-    """Bytes per second, read and written."""
-    started = clock()
-    sink.copy_(source)
-    if source.is_cuda:
-        torch.cuda.synchronize(source.device)
-    return 2 * source.nbytes / (clock() - started)
+    """Bytes per second, read and written; on CUDA by the device's own clock."""
+    timer = DeviceTimer() if source.is_cuda else HostTimer(clock)
+    with timer:
+        sink.copy_(source)
+    timer.wait()
+    return 2 * source.nbytes / timer.read()
 
 
 def weight_bytes(model: LoadedModel) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.attention.interface import LayerShape, Span, Variation
 from engine.attention.sdpa import SdpaBackend
 from engine.cpu.attention import MOST_THREADS, CompiledBackend
+from engine.cpu.vectors import LANES
 from engine.errors import ConfigError
 from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
@@ -220,3 +221,18 @@ def test_it_is_chosen_by_device_threads_and_layers() -> None:
         choose_backend(
             "compiled", torch.device("cuda"), dtype=torch.float32, layers=[], block_size=16
         )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads"), [(torch.float16, 32), (torch.float32, 24), (torch.bfloat16, 16)]
+)
+def test_what_it_does_not_know_is_refused_where_it_is_asked_for(
+    dtype: torch.dtype, heads: int
+) -> None:
+    """Bug: `attention = "compiled"` with such numbers or heads served by SDPA, and called it
+    compiled."""
+    layers = [LayerShape(0, 2, heads, heads)]
+    known = f"a multiple of {LANES} in float32 and of {2 * LANES} in bfloat16"
+    said = f"{known}, .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"
+    with pytest.raises(ConfigError, match=said):
+        choose_backend("compiled", CPU, dtype=dtype, layers=layers, block_size=16)
