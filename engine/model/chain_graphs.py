@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import Span
+from engine.attention.packed_copy import PackedCopy
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
 from engine.sampling.device_draws import best_and_lead
@@ -32,14 +33,14 @@ class _Chain:
     """The inputs of one (sequences, steps), and the loop over them."""
 
     def __init__(self, call: Call, site: Site, words: Tensor, *, rows: int, steps: int) -> None:
-        device = words.device
         self._call, self._site, self._words = call, site, words
         self.rows, self.steps = rows, steps
-        self.logits = torch.zeros(rows, len(words), device=device)
-        self.scales = torch.ones(rows, 1, device=device)
-        self.keys = torch.zeros(2, steps, rows, 1, dtype=torch.int32, device=device)
-        self.loud = torch.zeros(rows, 1, dtype=torch.bool, device=device)
-        self.positions = torch.zeros(1, rows, dtype=torch.int64, device=device)
+        self.logits = torch.zeros(rows, len(words), device=words.device)
+        self._sent = sent = PackedCopy(words.device)
+        self._scales = sent.part(rows, 1, dtype=torch.float32)
+        self._keys = sent.part(2, steps, rows, 1)
+        self._loud, self._positions = sent.part(rows, 1), sent.part(1, rows)
+        sent.build()
         self.attentions = [site.stage(rows) for _ in range(steps - 1)]
 
     def fill(
@@ -53,13 +54,13 @@ class _Chain:
         from zeros, in the scrap block."""
         used, more = len(starts), self.rows - len(starts)
         self.logits[:used].copy_(logits)
-        _send(self.scales[:used, 0], torch.tensor(scales, dtype=torch.float32))
-        halves = np.stack(key_columns(keys))
-        shaped = halves.view(np.int32).reshape(2, used, self.steps, 1).swapaxes(1, 2)
-        _send(self.keys[:, :, :used], torch.from_numpy(np.ascontiguousarray(shaped)))
-        loud = [key is not None for key in keys[:: self.steps]] + [False] * more
-        _send(self.loud[:, 0], torch.tensor(loud))
-        _send(self.positions[0], torch.tensor([s.position for s in starts] + [0] * more))
+        self._scales.host[:used, 0] = scales
+        halves = np.stack(key_columns(keys)).view(np.int32)
+        self._keys.host[:, :, :used] = halves.reshape(2, used, self.steps, 1).swapaxes(1, 2)
+        self._loud.host[:used, 0] = [key is not None for key in keys[:: self.steps]]
+        self._positions.host[0, :used] = [start.position for start in starts]
+        self._loud.host[used:], self._positions.host[0, used:] = 0, 0
+        self._sent.send()
         for step, attention in enumerate(self.attentions):
             spans = [Span(i, 1, s.position + step, s.blocks) for i, s in enumerate(starts)]
             attention.fill([*spans, *self._site.scrap_spans(used, more)])
@@ -76,18 +77,14 @@ class _Chain:
             if step < self.steps - 1:
                 ids = tokens.clamp(min=0)[None]
                 attention = self.attentions[step]
-                logits = self._call(ids, self.positions + step, self.rows, attention).float()
+                positions = self._positions.there.long() + step
+                logits = self._call(ids, positions, self.rows, attention).float()
         return torch.stack(found, dim=1)
 
     def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """As `engine.sampling.device_draws` draws without filters."""
-        noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
-        return best_and_lead(logits * self.scales + torch.where(self.loud, noise, 0.0))
-
-
-def _send(place: Tensor, numbers: Tensor) -> None:
-    """Copy numbers to the device; the host does not wait for it."""
-    place.copy_(numbers.to(place.device, non_blocking=True))
+        noise = gumbel_of(hashed(self._words, *self._keys.there[:, step]))
+        return best_and_lead(logits * self._scales.there + noise.where(self._loud.there > 0, 0.0))
 
 
 class ChainGraphs:
