@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,24 +27,26 @@ class Unseen:
     ids: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
-    """`input_ids` and `positions` are int64 `[1, rows]`. `keep`: the `num_logits` rows that meet
-    the LM head, as transformers takes them: a count of trailing rows, or int64 row numbers."""
+    """`tokens` and `places` (positions) of all rows, and the `rows` that meet the LM head, on the
+    host. Their tensors are made, and sent to the device, when they are asked for: graphs have some
+    of their own."""
 
-    input_ids: Tensor
-    positions: Tensor
+    tokens: list[int]
+    places: list[int]
+    rows: list[int]
     spans: list[Span]
-    num_logits: int
-    keep: int | Tensor
+    device: torch.device
+    unseen: Unseen | None = None
 
     @classmethod
     def pack(
         cls, segments: Sequence[Segment], device: torch.device, unseen: Unseen | None = None
     ) -> Batch:
-        """One tensor each from plain lists; rows stand in segment order."""
+        """Rows stand in segment order."""
         tokens: list[int] = []
-        positions: list[int] = []
+        places: list[int] = []
         rows: list[int] = []
         spans: list[Span] = []
         for segment in segments:
@@ -54,24 +57,46 @@ class Batch:
             parents = segment.tail_parents
             if parents is None or is_chain(parents):
                 ancestors = None
-                positions += range(start, start + length)
+                places += range(start, start + length)
             else:
                 ancestors = ancestors_of(parents)
                 root = start + length - len(parents)
-                positions += range(start, root)
-                positions += [root + len(above) for above in ancestors]
+                places += range(start, root)
+                places += [root + len(above) for above in ancestors]
             rows += range(row + length - segment.num_logits, row + length)
             spans.append(Span(row, length, start, segment.blocks, ancestors))
-        # The host does not wait for what it sends, here and in all that prepares a forward.
-        flat = torch.tensor([tokens, positions]).to(device, non_blocking=True)
-        if unseen is not None:
-            there = torch.tensor(unseen.rows).to(device, non_blocking=True)
-            flat[0].index_copy_(0, there, unseen.ids)
-        return cls(flat[:1], flat[1:], spans, len(rows), _keep(rows, len(tokens), device))
+        return cls(tokens, places, rows, spans, device, unseen)
 
+    @property
+    def trailing(self) -> bool:
+        """Whether the rows that meet the LM head are the last ones."""
+        return bool(self.rows) and self.rows[0] == len(self.tokens) - len(self.rows)
 
-def _keep(rows: list[int], count: int, device: torch.device) -> int | Tensor:
-    """Trailing rows as their number (a slice, no gather); otherwise the row numbers."""
-    if rows and rows[0] == count - len(rows):
-        return len(rows)
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    @cached_property
+    def _flat(self) -> Tensor:
+        """Int64 `[2, rows]`. The host does not wait for what it sends, here and in all that
+        prepares a forward."""
+        flat = torch.tensor([self.tokens, self.places]).to(self.device, non_blocking=True)
+        if self.unseen is not None:
+            there = torch.tensor(self.unseen.rows).to(self.device, non_blocking=True)
+            flat[0].index_copy_(0, there, self.unseen.ids)
+        return flat
+
+    @property
+    def input_ids(self) -> Tensor:
+        """Int64 `[1, rows]`."""
+        return self._flat[:1]
+
+    @property
+    def positions(self) -> Tensor:
+        """Int64 `[1, rows]`."""
+        return self._flat[1:]
+
+    @cached_property
+    def keep(self) -> int | Tensor:
+        """`rows` as transformers takes them: a count of trailing rows (a slice, no gather), or
+        int64 row numbers."""
+        if self.trailing:
+            return len(self.rows)
+        rows = torch.tensor(self.rows, dtype=torch.int64)
+        return rows.to(self.device, non_blocking=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import Span, StagedAttention
+from engine.attention.packed_copy import PackedCopy
 from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
@@ -43,14 +44,15 @@ class _Chain:
         logits: Tensor,
         attentions: list[StagedAttention],
     ) -> None:
-        device, rows, steps = words.device, len(logits), 1 + len(attentions)
+        rows, steps = len(logits), 1 + len(attentions)
         self._call, self._site, self._words = call, site, words
         self.rows, self.steps = rows, steps
         self.logits, self.attentions = logits, attentions
-        self.scales = torch.ones(rows, 1, device=device)
-        self.keys = torch.zeros(2, steps, rows, 1, dtype=torch.int32, device=device)
-        self.loud = torch.zeros(rows, 1, dtype=torch.bool, device=device)
-        self.positions = torch.zeros(1, rows, dtype=torch.int64, device=device)
+        self._sent = sent = PackedCopy(words.device)
+        self._scales = sent.part(rows, 1, dtype=torch.float32)
+        self._keys = sent.part(2, steps, rows, 1)
+        self._loud, self._positions = sent.part(rows, 1), sent.part(1, rows)
+        sent.build()
 
     def fill(
         self,
@@ -63,13 +65,13 @@ class _Chain:
         from whatever is there, in the scrap block."""
         used, more = len(starts), self.rows - len(starts)
         self.logits[:used].copy_(logits)
-        _send(self.scales[:used, 0], torch.tensor(scales, dtype=torch.float32))
-        halves = np.stack(key_columns(keys))
-        shaped = halves.view(np.int32).reshape(2, used, self.steps, 1).swapaxes(1, 2)
-        _send(self.keys[:, :, :used], torch.from_numpy(np.ascontiguousarray(shaped)))
-        loud = [key is not None for key in keys[:: self.steps]] + [False] * more
-        _send(self.loud[:, 0], torch.tensor(loud))
-        _send(self.positions[0], torch.tensor([s.position for s in starts] + [0] * more))
+        self._scales.host[:used, 0] = scales
+        halves = np.stack(key_columns(keys)).view(np.int32)
+        self._keys.host[:, :, :used] = halves.reshape(2, used, self.steps, 1).swapaxes(1, 2)
+        self._loud.host[:used, 0] = [key is not None for key in keys[:: self.steps]]
+        self._positions.host[0, :used] = [start.position for start in starts]
+        self._loud.host[used:], self._positions.host[0, used:] = 0, 0
+        self._sent.send()
         for step, attention in enumerate(self.attentions):
             spans = [Span(i, 1, s.position + step, s.blocks) for i, s in enumerate(starts)]
             attention.fill([*spans, *self._site.scrap_spans(used, more)])
@@ -86,18 +88,14 @@ class _Chain:
             if step < self.steps - 1:
                 ids = tokens.clamp(min=0)[None]
                 attention = self.attentions[step]
-                logits = self._call(ids, self.positions + step, self.rows, attention).float()
+                positions = self._positions.there.long() + step
+                logits = self._call(ids, positions, self.rows, attention).float()
         return torch.stack(found, dim=1)
 
     def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """As `engine.sampling.device_draws` draws without filters."""
-        noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
-        return best_and_lead(logits * self.scales + torch.where(self.loud, noise, 0.0))
-
-
-def _send(place: Tensor, numbers: Tensor) -> None:
-    """Copy numbers to the device; the host does not wait for it."""
-    place.copy_(numbers.to(place.device, non_blocking=True))
+        noise = gumbel_of(hashed(self._words, *self._keys.there[:, step]))
+        return best_and_lead(logits * self._scales.there + noise.where(self._loud.there > 0, 0.0))
 
 
 class ChainGraphs:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBackend, scrap_span
+from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
 from engine.scheduling.memory import buckets
@@ -125,20 +126,35 @@ class _Static:
     """The inputs of one bucket, and the forward over them."""
 
     def __init__(self, rows: int, call: Call, site: Site) -> None:
-        self.tensors = torch.zeros(2, rows, dtype=torch.int64, device=site.device)
+        self._sent = sent = PackedCopy(site.device)
+        self._ids, self._positions = sent.part(rows), sent.part(rows)
+        self._kept, self._unseen = sent.part(rows), sent.part(rows)  # numbers of rows
+        sent.build()
         self.attention = site.stage(rows)
         self._rows, self._call = rows, call
 
     def fill(self, batch: Batch, spans: Sequence[Span]) -> None:
-        used = batch.input_ids.shape[1]
-        self.tensors[:, used:] = 0
-        self.tensors[:1, :used].copy_(batch.input_ids, non_blocking=True)
-        self.tensors[1:, :used].copy_(batch.positions, non_blocking=True)
+        used, unseen = len(batch.tokens), batch.unseen
+        self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
+        self._positions.host[:used], self._positions.host[used:] = batch.places, 0
+        self._kept.host[: len(batch.rows)] = batch.rows
+        if unseen is not None:
+            self._unseen.host[: len(unseen.rows)] = unseen.rows
+        self._sent.send()
+        if unseen is not None:
+            there = self._unseen.there[: len(unseen.rows)]
+            self._ids.there.index_copy_(0, there.long(), unseen.ids.int())
         self.attention.fill(spans)
+
+    def taken(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The rows that `batch` keeps. Copied: the next replay overwrites what was written."""
+        if batch.trailing:
+            return logits[batch.rows[0] : len(batch.tokens)].clone()
+        return logits.index_select(0, self._kept.there[: len(batch.rows)])
 
     def run(self) -> Tensor:
         """Float32 logits of all rows."""
-        ids, positions = self.tensors[:1], self.tensors[1:]
+        ids, positions = self._ids.there[None].long(), self._positions.there[None].long()
         return self._call(ids, positions, self._rows, self.attention).float()
 
 
@@ -158,16 +174,13 @@ class ForwardGraphs:
 
     def __call__(self, batch: Batch) -> Tensor | None:
         """Float32 logits of the rows that `batch` keeps; None if it is not for graphs."""
-        rows = batch.input_ids.shape[1]
+        rows = len(batch.tokens)
         size = next((size for size in self.sizes if size >= rows), None)
-        if size is None or not batch.num_logits:
+        if size is None or not batch.rows:
             return None
         spans = [*batch.spans, *self._site.scrap_spans(rows, size - rows)]
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None
         static.fill(batch, spans)
-        logits = self._pool.replay(size)
-        if isinstance(batch.keep, int):  # copied: the next replay overwrites what was written here
-            return logits[rows - batch.keep : rows].clone()
-        return logits.index_select(0, batch.keep)
+        return static.taken(self._pool.replay(size), batch)

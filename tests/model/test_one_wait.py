@@ -211,7 +211,7 @@ def test_the_host_waits_once(make: MakeEngine, k: int) -> None:
     engine = make(k)
     for i in range(3):
         engine.add(Submit(str(i), PROMPT[i:], params(i, max_tokens=60, ignore_eos=True), 0.0))
-    for _ in range(3):
+    for _ in range(12):  # in which every bucket is allotted
         engine.step()
     for _ in range(4):
         with Waits() as waits:
