@@ -17,8 +17,8 @@ from torch import Tensor
 from engine.attention.interface import Span
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
-from engine.sampling.device_draws import best_and_lead
-from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
+from engine.sampling.device_draws import draw_rows
+from engine.sampling.noise import Key, key_columns, token_words_of
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
@@ -71,18 +71,13 @@ class _Chain:
         """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
         logits, found = self.logits, []
         for step in range(self.steps):
-            tokens, leads = self._draw(logits, step)
-            found.append(torch.stack([tokens.double(), leads.double()]))
+            low, high = self.keys[:, step]
+            found.append(draw_rows(logits, self._words, self.scales, low, high, self.loud))
             if step < self.steps - 1:
-                ids = tokens.clamp(min=0)[None]
+                ids = found[step][:1].clamp(min=0).long()
                 attention = self.attentions[step]
-                logits = self._call(ids, self.positions + step, self.rows, attention).float()
+                logits = self._call(ids, self.positions + step, self.rows, attention)
         return torch.stack(found, dim=1)
-
-    def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """As `engine.sampling.device_draws` draws without filters."""
-        noise = gumbel_of(hashed(self._words, *self.keys[:, step]))
-        return best_and_lead(logits * self.scales + torch.where(self.loud, noise, 0.0))
 
 
 def _send(place: Tensor, numbers: Tensor) -> None:

@@ -59,6 +59,7 @@ DOORS = {
                      "server.text.tokenizer"],
     "flashinfer": ["engine.model.attention_choice"],
     "torchao": ["engine.model.precision"],
+    "triton": ["engine.sampling.triton_kernels"],
     "numba": ["engine.cpu"],
     "llvmlite": ["engine.cpu"],
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
