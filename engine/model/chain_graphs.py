@@ -20,8 +20,8 @@ from engine.attention.packed_copy import PackedCopy
 from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
-from engine.sampling.device_draws import best_and_lead
-from engine.sampling.noise import Key, gumbel_of, hashed, key_columns, token_words_of
+from engine.sampling.device_draws import draw_rows
+from engine.sampling.noise import Key, key_columns, token_words_of
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
@@ -83,19 +83,14 @@ class _Chain:
         """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
         logits, found = self.logits, []
         for step in range(self.steps):
-            tokens, leads = self._draw(logits, step)
-            found.append(torch.stack([tokens.double(), leads.double()]))
+            low, high = self._keys.there[:, step]
+            scales, loud = self._scales.there, self._loud.there
+            found.append(draw_rows(logits, self._words, scales, low, high, loud))
             if step < self.steps - 1:
-                ids = tokens.clamp(min=0)[None]
-                attention = self.attentions[step]
+                ids = found[step][:1].clamp(min=0).long()
                 positions = self._positions.there.long() + step
-                logits = self._call(ids, positions, self.rows, attention).float()
+                logits = self._call(ids, positions, self.rows, self.attentions[step])
         return torch.stack(found, dim=1)
-
-    def _draw(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """As `engine.sampling.device_draws` draws without filters."""
-        noise = gumbel_of(hashed(self._words, *self._keys.there[:, step]))
-        return best_and_lead(logits * self._scales.there + noise.where(self._loud.there > 0, 0.0))
 
 
 class ChainGraphs:

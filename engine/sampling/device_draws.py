@@ -19,6 +19,7 @@ from engine.sampling.filters import Bounds, look_of, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Plain, Rows, plain_of
+from engine.sampling.triton_draws import available, draw
 from engine.scheduling.sequence import Sequence
 
 _Asked = tuple[Rows, Plain]
@@ -105,19 +106,20 @@ class DeviceDraws:
         return drawn.index_select(1, order.to(self._device, non_blocking=True))
 
     def _part(self, logits: Tensor, asked: list[_Asked]) -> tuple[Tensor, Tensor]:
-        """Scaled rows, and the facts of each."""
+        """Rows, and the facts of each."""
         facts = torch.from_numpy(_facts(asked, self._vocab)).to(self._device, non_blocking=True)
         index = [rows.first + i for rows, _ in asked for i in range(rows.size)]
         if index != list(range(len(logits))):
             there = torch.tensor(index).to(self._device, non_blocking=True)
             logits = logits.index_select(0, there)
-        return logits * facts[:, :1].float(), facts
+        return logits, facts
 
-    def _usual(self, scaled: Tensor, facts: Tensor) -> Tensor:
-        noise = gumbel_of(hashed(self._words, *_keys(facts)))
-        return together(*best_and_lead(scaled + noise.where(facts[:, 1:2] > 0, 0.0)))
+    def _usual(self, logits: Tensor, facts: Tensor) -> Tensor:
+        scales, loud, low, high = (facts[:, i : i + 1] for i in range(4))
+        return draw_rows(logits, self._words, scales, low, high, loud)
 
-    def _filtered(self, scaled: Tensor, facts: Tensor, look: int) -> Tensor:
+    def _filtered(self, logits: Tensor, facts: Tensor, look: int) -> Tensor:
+        scaled = logits * facts[:, :1].float()
         left = survivors(scaled, Bounds(facts[:, 4].long(), facts[:, 5], facts[:, 6]), look)
         scores = left.values + gumbel_of(hashed(self._words[left.ids], *_keys(facts)))
         best = scores.amax(dim=1, keepdim=True)
@@ -127,6 +129,17 @@ class DeviceDraws:
         tokens = tokens.masked_fill(~left.known, UNSURE)
         finite = scaled.amax(dim=1).isfinite()
         return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
+
+
+def draw_rows(
+    logits: Tensor, words: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
+) -> Tensor:
+    """Draws without filters, as triton_draws.draw: by it where it can. `words`: token_words_of the
+    vocabulary, where the logits lie; the other four are `[rows, 1]`."""
+    if available(logits.device):
+        return draw(logits, scales, low, high, loud)
+    noise = gumbel_of(hashed(words, low.int(), high.int())).where(loud > 0, 0.0)
+    return together(*best_and_lead(logits.float() * scales.float() + noise))
 
 
 def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from engine.messages import SamplingParams
-from engine.sampling.device_draws import DeviceDraws
+from engine.model.graphs import CudaRecorder
+from engine.sampling.device_draws import DeviceDraws, best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.noise import Key, gumbel
+from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.plain import NOT_FINITE, Rows
+from engine.sampling.triton_draws import available, draw
 from engine.scheduling.sequence import Sequence
 from tests.support.cuda import ON_CUDA
 from tests.support.long_way import finalize, sample
@@ -80,3 +83,23 @@ def test_draws_on_the_device_say_what_the_long_way_says() -> None:
         contexts = [RowContext(seq, [9] * depth) for depth in range(8)]
         expected = sample(finalize(processor, logits, contexts), contexts).tolist()
         assert draws.draw(logits, [Rows(seq, 0, 8, 4)]) == [expected]
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 128_256])
+def test_two_launches_say_what_torch_says(vocab: int) -> None:
+    """Law: token by token, in a row with noise and in one without, eager and captured."""
+    pytest.importorskip("triton", reason="needs Triton")
+    logits = (torch.randn(16, vocab, generator=torch.Generator().manual_seed(5)) * 4).cuda()
+    logits[3, 7], logits[4] = torch.nan, -torch.inf
+    halves = key_columns([(seed, 9) for seed in range(16)])
+    low, high = (torch.from_numpy(half.view(np.int32)).cuda() for half in halves)
+    loud = (torch.arange(16, device="cuda") % 4 > 0)[:, None]
+    scales = torch.linspace(0.5, 2, 16, device="cuda")[:, None]
+    noise = gumbel_of(hashed(token_words_of(vocab, "cuda"), low, high)).where(loud, 0.0)
+    tokens, leads = best_and_lead(logits * scales + noise)
+    assert available(logits.device)
+    recorded = CudaRecorder(logits.device).record(lambda: draw(logits, scales, low, high, loud))
+    recorded.replay()
+    for found in (draw(logits, scales, low, high, loud), recorded.output):
+        assert found[0].tolist() == tokens.tolist()
+        torch.testing.assert_close(found[1].float(), leads, rtol=0, atol=1e-5)

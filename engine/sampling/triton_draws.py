@@ -1,0 +1,44 @@
+"""A draw over the whole vocabulary in two launches, which read the logits once and nothing else of
+the vocabulary's size: noise and the ids' words are made where they are used. `triton_kernels` says
+how its numbers compare to torch's."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+_LEAST_CAPABILITY = (8, 0)  # of a device that Triton compiles for
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether `draw` takes logits that lie there. Triton comes with torch for CUDA."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
+
+
+def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor) -> Tensor:
+    """Tokens and leads of `device_draws.best_and_lead`, float64 `[2, rows]`, of `[rows, vocab]`
+    logits times their row's scale, plus the noise of its key (`low` and `high` half, as int32)
+    where it is `loud`. The four are `[rows]` or `[rows, 1]` numbers of any type. Two launches whose
+    grids depend on shapes alone; nothing waits."""
+    from engine.sampling import triton_kernels as kernels
+
+    (rows, vocab), logits = logits.shape, logits.contiguous()
+    blocks = -(-vocab // kernels.BLOCK.value)
+    tops = torch.empty(2, rows, blocks, device=logits.device)
+    ids = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
+    drawn = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
+    columns = (scales, low, high, loud)
+    apart = [column.stride(0) for column in columns]
+    lanes = 1 << (blocks - 1).bit_length()
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        kernels.best_of_blocks[rows, blocks](
+            tops, ids, logits, *columns, *apart, WIDTH=vocab, **kernels.OPTIONS
+        )
+        kernels.best_of_rows[rows,](drawn, tops, ids, BLOCKS=blocks, LANES=lanes, **kernels.OPTIONS)
+    return drawn

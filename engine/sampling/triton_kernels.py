@@ -1,0 +1,134 @@
+"""The kernels of `triton_draws`: `sampling.noise` and `device_draws.best_and_lead` in Triton.
+
+The hash is that of `noise`, in unsigned words. The formula of the noise is too, but its logarithms
+are made here, of sums and products that round one by one (`OPTIONS`): these numbers are the same on
+every device and in Triton's interpreter, and differ from torch's in the last bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.sampling import plain
+
+BLOCK = tl.constexpr(1024)  # ids of a program: a row of 128 k is 126 programs
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+
+# The factors of noise, and what it clamps at.
+_FIRST, _SECOND, _THIRD = (tl.constexpr(x) for x in (0x7FEB352D, 0x846CA68B, 0x31848BAB))
+_STEP, _START = tl.constexpr(0x9E3779B1), tl.constexpr(0x85EBCA77)
+_LARGEST_UNIFORM = tl.constexpr(1 - 2**-24)
+_UNIT, _HALF_UNIT = tl.constexpr(2.0**-31), tl.constexpr(2.0**-32)
+
+_ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # their float32 bits
+_LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
+_INF = tl.constexpr(float("inf"))
+_NO_ID = tl.constexpr(2**31 - 1)
+_MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
+
+
+@triton.jit
+def words_of(ids):
+    """noise.token_words_of these ids, as uint32."""
+    x = ids.to(tl.uint32) * _STEP + _START
+    x = (x ^ (x >> 16)) * _FIRST
+    x = (x ^ (x >> 15)) * _SECOND
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def hashed(words, low, high):
+    """noise.hashed of uint32 words and the halves of a key: int32."""
+    x = (words ^ low) * _FIRST
+    x = (x ^ (x >> 19) ^ high) * _SECOND
+    x = (x ^ (x >> 11)) * _THIRD
+    signed = x.to(tl.int32, bitcast=True)
+    return signed ^ (signed >> 16)
+
+
+@triton.jit
+def gumbel_of(words):
+    """noise.gumbel_of. Both logarithms take a power of two out of their argument exactly: what is
+    left lies in 0.75 .. 1.5, and 1 less is exact as well. The first one's power is that of 1 - u
+    rounded, the number itself is not rounded."""
+    u = tl.minimum(words.to(tl.float32) * _UNIT + _HALF_UNIT, _LARGEST_UNIFORM)
+    power = _power_of(1.0 - u)
+    shrink = _one_over(power)
+    exponential = -_log1p((shrink - 1.0) - u * shrink, power)
+    power = _power_of(exponential)
+    return -_log1p(exponential * _one_over(power) - 1.0, power)
+
+
+@triton.jit
+def _power_of(x):
+    """The exponent, in place as in a float32, that leaves 0.75 .. 1.5 of a positive normal x."""
+    return (x.to(tl.int32, bitcast=True) - _THREE_QUARTERS) & -0x800000
+
+
+@triton.jit
+def _one_over(power):
+    return (-power + _ONE).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _log1p(f, power):
+    """log(1 + f) of f in -0.25 .. 0.5, and the logarithm of the power of two."""
+    s = f * f
+    even = ((-4.53948975e-2 * s - 1.32274792e-1) * s - 1.66412741e-1) * s - 2.50002742e-1
+    odd = (1.05468750e-1 * s + 1.44911826e-1) * s + 1.99887201e-1
+    r = ((odd * f + even) * f + 3.33335280e-1) * f - 4.99999970e-1
+    exponent = (power >> 23).to(tl.float32)
+    return exponent * _LN2_HIGH + (r * s + exponent * _LN2_LOW + f)
+
+
+@triton.jit
+def _top(best, ids, second):
+    """Of lanes with a best number, its id, and the next one: those of all, the lowest id first."""
+    most = tl.max(best, axis=0)
+    first = tl.min(tl.where(best == most, ids, _NO_ID), axis=0)
+    rest = tl.where((best == most) & (ids == first), second, best)
+    return most, first, tl.max(rest, axis=0)
+
+
+@triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "loud"))
+def best_of_blocks(
+    tops, ids, logits, scales, low, high, loud,
+    of_scales, of_low, of_high, of_loud, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Of each `(row, block)` of `[rows, WIDTH]` logits the best score, its id and the second score.
+    A NaN counts as two infinities: no finite number is best then, and there is no lead. `of_...`:
+    from one row's number to the next."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lanes = block * BLOCK + tl.arange(0, BLOCK)
+    there = lanes < WIDTH
+    scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
+    scores = scores * tl.load(scales + row * of_scales).to(tl.float32)
+    if tl.load(loud + row * of_loud).to(tl.float32) > 0:
+        first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
+        last = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
+        scores = scores + gumbel_of(hashed(words_of(lanes), first, last))
+    is_nan = scores != scores
+    best = tl.where(there, tl.where(is_nan, _INF, scores), -_INF)
+    most, top, second = _top(best, lanes, tl.where(is_nan, _INF, -_INF))
+    at = row * tl.num_programs(1) + block
+    tl.store(ids + at, top)
+    tl.store(tops + at, most)
+    tl.store(tops + tl.num_programs(0).to(tl.int64) * tl.num_programs(1) + at, second)
+
+
+@triton.jit
+def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
+    """What `best_of_blocks` left, to float64 `[2, rows]` tokens and leads. LANES: a power of two,
+    not below BLOCKS."""
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    lanes = tl.arange(0, LANES)
+    there, at = lanes < BLOCKS, row * BLOCKS + lanes
+    best = tl.load(tops + at, mask=there, other=-_INF)
+    second = tl.load(tops + rows * BLOCKS + at, mask=there, other=-_INF)
+    most, token, next_most = _top(best, tl.load(ids + at, mask=there, other=_NO_ID), second)
+    lead = most - next_most
+    lead = tl.where(lead == lead, tl.minimum(tl.maximum(lead, 0.0), _MOST_SURE), 0.0)
+    token = tl.where(tl.abs(most) < _INF, token, _NOT_FINITE)
+    tl.store(drawn + row, token.to(tl.float64))
+    tl.store(drawn + rows + row, lead.to(tl.float64))

@@ -1,0 +1,182 @@
+"""The draw in two launches says what torch's says. Its kernels are interpreted, on a CPU, and
+compiled for a GPU that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from engine.sampling.device_draws import best_and_lead
+from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
+from engine.sampling.plain import NOT_FINITE
+from engine.sampling.triton_draws import available
+from tests.support.interpreted_draws import Array, Interpreted, drawn, guessed, noise, words
+
+pytest.importorskip("triton", reason="needs Triton, which comes with torch for CUDA")
+
+KEYS: list[Key] = [(0, 0), (1, 0), (0, 1), (2**64 - 1, 2**20), (12345678901234567890, 4095), (7, 7)]
+ROWS = len(KEYS)
+LOUD = np.array([True, True, False, True, True, False])
+SCALES = np.array([1.0, 0.7, 1.0, 3.0, 1.0, 1.0])
+WIDTHS = [1, 2, 1024, 1025, 5000]  # a block is 1024
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Interpreted]:
+    found = Interpreted()
+    yield found
+    found.close()
+
+
+def halves(keys: list[Key]) -> tuple[Array, Array]:
+    low, high = (half.view(np.int32) for half in key_columns(keys))
+    return low, high
+
+
+def normal(width: int, seed: int = 4) -> npt.NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal((ROWS, width)) * 4).astype(np.float32)
+
+
+def agree(interpreted: Interpreted, logits: Array) -> Array:
+    """The tokens, which must be torch's; as must the leads."""
+    scales = SCALES.astype(np.float32)[:, None]
+    quiet = [key if loud else None for key, loud in zip(KEYS, LOUD, strict=True)]
+    scores = torch.from_numpy(logits * scales) + gumbel(quiet, logits.shape[1])
+    tokens, leads = (found.numpy() for found in best_and_lead(scores))
+    found = interpreted(drawn, logits, scales, *halves(KEYS), LOUD[:, None])
+    assert found.dtype == np.float64
+    drawn_tokens, drawn_leads = found
+    assert drawn_tokens.tolist() == tokens.tolist()
+    assert np.abs(drawn_leads - leads).max() < 1e-5
+    return np.asarray(drawn_tokens)
+
+
+def test_the_hash_is_the_same(interpreted: Interpreted) -> None:
+    """Law: bit for bit, or the same seed says something else on a GPU."""
+    low, high = halves(KEYS)
+    expected = hashed(token_words_of(5000), torch.from_numpy(low), torch.from_numpy(high))
+    found = interpreted(words, np.arange(5000, dtype=np.int32), low[:, 0], high[:, 0])
+    assert np.array_equal(found, expected.numpy())
+    last = np.arange(262_144 - 64, 262_144, dtype=np.int32)  # ids whose products wrap around often
+    expected = hashed(token_words_of(262_144)[-64:], *(torch.from_numpy(x) for x in (low, high)))
+    assert np.array_equal(interpreted(words, last, low[:, 0], high[:, 0]), expected.numpy())
+
+
+def test_the_logarithms_differ_in_the_last_bits(interpreted: Interpreted) -> None:
+    """Law: from its definition by two units in the last place of 1, or of itself if it is more; at
+    both ends of the words and where the noise changes its sign too."""
+    generator = np.random.default_rng(1)
+    some = [np.arange(4096), 2**31 - 1 - np.arange(4096), int(2**31 * 0.632) + np.arange(4096)]
+    spread = 2 ** (generator.random(2**16) * 31)
+    given = np.concatenate([*some, generator.integers(0, 2**31, 2**18), spread.astype(np.int64)])
+    given = given.astype(np.int32)
+    found = interpreted(noise, given).astype(np.float64)
+    u = given.astype(np.float32) * np.float32(2.0**-31) + np.float32(2.0**-32)
+    u = np.minimum(u, np.float32(1 - 2.0**-24)).astype(np.float64)
+    expected = -np.log(-np.log1p(-u))
+    assert (np.abs(found - expected) / np.maximum(np.abs(expected), 1)).max() < 2**-22
+    theirs = gumbel_of(torch.from_numpy(given)).numpy()
+    assert (np.abs(found - theirs) / np.maximum(np.abs(expected), 1)).max() < 2**-22
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tokens_and_leads_are_the_same(interpreted: Interpreted, width: int) -> None:
+    """Law: of rows with noise and without, whatever the width; also where logits tie."""
+    logits = normal(width)
+    logits[::2] = np.round(logits[::2])
+    agree(interpreted, logits)
+
+
+def test_ties_go_to_the_lowest_id(interpreted: Interpreted) -> None:
+    """Law: within a block and between blocks, zeros of both signs being one number."""
+    logits = normal(2100)
+    logits[[2, 2, 2, 2], [2050, 1030, 1029, 2099]] = 50.0
+    logits[5] = np.where(np.arange(2100) < 1500, -1.0, 0.0)
+    logits[5, 1500:1600] = -0.0
+    tokens = agree(interpreted, logits)
+    assert (tokens[2], tokens[5]) == (1029, 1500)
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none(interpreted: Interpreted, number: float) -> None:
+    """Law: a row whose largest score is no finite number has no token, and no lead but over what
+    an infinity leaves behind it. One, the last, two of one block and of two, all, all but one."""
+    logits = normal(1100)
+    places = [[0], [1099], [1023, 1024], [7, 8], list(range(1100)), list(range(1, 1100))]
+    for row, some in enumerate(places):
+        logits[row, some] = number
+    tokens = agree(interpreted, logits)
+    none = [number != -np.inf or row == 4 for row in range(ROWS)]
+    assert (tokens == NOT_FINITE).tolist() == none
+
+
+def test_columns_may_lie_in_one_float64_array(interpreted: Interpreted) -> None:
+    """Law: as `device_draws` sends them."""
+    logits, (low, high) = normal(300), halves(KEYS)
+    facts = np.zeros((ROWS, 7))
+    for column, numbers in enumerate((SCALES, LOUD, low[:, 0], high[:, 0])):
+        facts[:, column] = numbers
+    found = interpreted(drawn, logits, facts[:, :1], facts[:, 2:3], facts[:, 3:4], facts[:, 1:2])
+    scales = SCALES.astype(np.float32)
+    assert np.array_equal(found, interpreted(drawn, logits, scales, low, high, LOUD))
+
+
+def test_draws_on_the_device_go_this_way(interpreted: Interpreted) -> None:
+    """Law: where the kernels can run, whatever is drawn without filters is drawn by them."""
+    logits = normal(1100)
+    found, expected = interpreted(guessed, logits, True), guessed(logits, False)
+    assert found[0].tolist() == expected[0].tolist()
+    assert np.abs(found[1] - expected[1]).max() < 1e-4
+
+
+def test_the_law_of_draws(interpreted: Interpreted) -> None:
+    """Chi-square of 100 draws at 3 degrees of freedom: 22 is exceeded once in 15 000. They are
+    few, since the interpreter takes long."""
+    shares = np.array([0.4, 0.3, 0.2, 0.1])
+    keys: list[Key] = [(seed, 3) for seed in range(100)]
+    ones = np.ones(len(keys), np.float32)
+    logits = np.tile(np.log(shares).astype(np.float32), (len(keys), 1))
+    tokens = interpreted(drawn, logits, ones, *halves(keys), ones)[0].astype(int)
+    counts, expected = np.bincount(tokens, minlength=4), shares * len(keys)
+    assert ((counts - expected) ** 2 / expected).sum() < 22
+
+
+def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: for what `device_draws` and a chain give it; logits are read 16 bytes at a time and no
+    product is fused with a sum, so that the interpreter's numbers are the GPU's."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from engine.sampling import triton_kernels as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def compiled(kernel: object, pointers: dict[str, str], constants: dict[str, int]) -> str:
+        types = pointers | dict.fromkeys(constants, "constexpr")
+        apart = {f"of_{name}": "i32" for name in columns if name in pointers}
+        aligned = {(2,): [["tt.divisibility", 16]]}
+        source = triton.compiler.ASTSource(kernel, types | apart, constants, aligned)
+        made = triton.compile(source, GPUTarget("cuda", 90, 32), kernels.OPTIONS)
+        assert made.asm["cubin"]
+        return str(made.asm["ptx"])
+
+    columns = ("scales", "low", "high", "loud")
+    for kinds in (("*fp64",) * 4, ("*fp32", "*i32", "*i32", "*i1")):
+        for logits, wide in (("*fp32", "ld.global.v4.b32"), ("*bf16", "ld.global.v4.b32")):
+            pointers = {"tops": "*fp32", "ids": "*i32", "logits": logits}
+            pointers |= dict(zip(columns, kinds, strict=True))
+            text = compiled(kernels.best_of_blocks, pointers, {"WIDTH": 128_256})
+            assert wide in text
+            assert "fma." not in text
+    pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
+    compiled(kernels.best_of_rows, pointers, {"BLOCKS": 126, "LANES": 128})
+
+
+def test_a_cpu_draws_by_torch() -> None:
+    assert not available(torch.device("cpu"))
+    assert not available(torch.device("meta"))

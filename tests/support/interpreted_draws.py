@@ -1,0 +1,92 @@
+"""`engine.sampling.triton_draws` on a CPU, in a process of its own: Triton decides when it is
+imported whether its kernels are interpreted. Arrays go in and come out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+from unittest.mock import Mock, patch
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.messages import SamplingParams
+from engine.sampling import device_draws, triton_draws
+from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.logits import LogitsProcessor
+from engine.sampling.plain import Rows
+from engine.scheduling.sequence import Sequence
+
+Array = npt.NDArray[Any]
+
+
+class Interpreted:
+    """Calls functions of this module there."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _interpret)
+
+    def __call__(self, function: Callable[..., Array], *arrays: Array | bool) -> Array:
+        return self._pool.submit(function, *arrays).result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def drawn(logits: Array, *columns: Array) -> Array:
+    """Of `draw`."""
+    found = triton_draws.draw(
+        torch.from_numpy(logits), *(torch.from_numpy(column) for column in columns)
+    )
+    return found.numpy()
+
+
+def words(ids: Array, low: Array, high: Array) -> Array:
+    """Of each key the int32 words of all ids."""
+    from tests.support.triton_parts import hashed_words
+
+    found = np.empty((len(low), len(ids)), np.int32)
+    for row in range(len(low)):
+        _run(hashed_words, found[row], ids, int(low[row]), int(high[row]))
+    return found
+
+
+def noise(hashes: Array) -> Array:
+    """Of int32 words the float32 noise."""
+    from tests.support.triton_parts import noise_of
+
+    found = np.empty(len(hashes), np.float32)
+    _run(noise_of, found, hashes)
+    return found
+
+
+def _run(kernel: Any, out: Array, given: Array, *numbers: int) -> None:
+    size = len(given)
+    lanes = 1 << (size - 1).bit_length()
+    kernel[1,](torch.from_numpy(out), torch.from_numpy(given), *numbers, SIZE=size, LANES=lanes)
+
+
+def guessed(logits: Array, fused: bool) -> Array:
+    """Tokens and leads of DeviceDraws for a greedy sequence, a sampled and a filtered one, of two
+    rows each; `fused`: by the kernels."""
+    fields: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 9}]
+    params = [SamplingParams(seed=3, max_tokens=99, **more) for more in fields]
+    seqs = [Sequence(str(i), each, [1, 2], 2) for i, each in enumerate(params)]
+    draws = DeviceDraws(LogitsProcessor([0]), logits.shape[1], torch.device("cpu"))
+    draw = Mock(wraps=triton_draws.draw)
+    with (
+        patch.object(device_draws, "available", lambda device: fused),
+        patch.object(device_draws, "draw", draw),
+    ):
+        asked = [Rows(seq, 2 * i, 2, 2) for i, seq in enumerate(seqs)]
+        found = draws.guess(torch.from_numpy(logits), asked)
+    assert draw.called == fused
+    return np.array(found)
