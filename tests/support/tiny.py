@@ -6,6 +6,7 @@ The draft is the target's own embedding, first layer, norm and head: it agrees s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def gpt_oss() -> PreTrainedModel:
     return build(GptOssForCausalLM, config)
 
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": llama,
     "qwen3": qwen3,
     "gpt_neox": gpt_neox,
