@@ -2,8 +2,8 @@
 device, as one line of JSON, which `limits` makes a table of.
 
 The target has the shape of Llama 3.1 8B, the draft that of Llama 3.2 1B, both in bfloat16;
-attention is FlexAttention, K is 4, each sequence begins with 1000 tokens. What comes from the
-device is zeros, so every guess is right, and a step adds five tokens to each sequence.
+attention is our kernel (`triton`), K is 4, each sequence begins with 1000 tokens. What comes from
+the device is zeros, so every guess is right, and a step adds five tokens to each sequence.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def config_of(folder: Path) -> EngineConfig:
     return EngineConfig.model_validate(
         {
             "device": "cuda",
-            "attention": "flex",
+            "attention": "triton",
             "target": {"path": config_in(folder, "target", EIGHT_B), "dtype": "bfloat16"},
             "speculation": {
                 "proposer": draft, "controller": {"kind": "fixed", "k": K}, "companions": [],
