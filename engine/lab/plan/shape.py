@@ -134,6 +134,8 @@ def _attention(config: Any) -> tuple[int, int]:
 def _windows(config: Any) -> tuple[int | None, ...]:
     """How far back each layer attends: all alike where the configuration has no kinds of layers."""
     window = getattr(config, "sliding_window", None) or None
+    if window is not None and not (isinstance(window, int) and window > 0):
+        raise ModelError(f"sliding_window must be a number of tokens, but is {window!r}")
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         layers: int = config.num_hidden_layers
