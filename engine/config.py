@@ -117,7 +117,7 @@ class NgramConfig(Part):
 
 
 # Every name that a proposer may have, in the order in which they are shown.
-PROPOSERS = ("draft_model", "ngram", "grammar", "prediction")
+PROPOSERS = ("draft_model", "suffix", "ngram", "grammar", "prediction")
 ProposerConfig = Annotated[
     NoProposerConfig | DraftModelConfig | NgramConfig, Field(discriminator="kind")
 ]
@@ -164,7 +164,7 @@ def with_kind(name: str, table: Any, default: str | None = None) -> Any:
     return table if kind is None else {"kind": kind, **table}
 
 
-Companion = Literal["grammar", "prediction", "ngram"]
+Companion = Literal["grammar", "prediction", "suffix", "ngram"]
 
 
 class SpeculationConfig(Part):
@@ -177,13 +177,19 @@ class SpeculationConfig(Part):
         description="free proposers, asked in this order before `proposer` where they promise more"
         " than it; `prediction` is asked for requests that bring one; a request may name others",
     )
+    remembered_tokens: int = Field(
+        262_144,
+        ge=0,
+        description="tokens of earlier replies in which `suffix` looks, about 200 bytes each; only"
+        " those with the request's `cache_salt`; 0: in the request's own text alone",
+    )
     controller: ControllerConfig = AdaptiveConfig()
     trace: str | None = Field(
         None,
         min_length=1,
         description="file to record steps in, for `foredraft replay`: sizes, times and hits, no"
-        " text; an existing file is left alone, the next free number is taken; without `ngram`"
-        " before the draft",
+        " text; an existing file is left alone, the next free number is taken; without `suffix`"
+        " and `ngram` before the draft",
     )
     trace_mib: float = Field(64.0, gt=0, description="size at which the recording ends")
 

@@ -88,7 +88,7 @@ class Engine:
         exact = DeviceDraws(self._processor, target.vocab_size, target.device)
         acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._max_sequences = config.schedule.max_sequences
-        free = build_free()
+        free = build_free(config.speculation)
         self._allowance = Allowance(self._controller, main.name, free)
         self._proposer = Cascade(main, free, limits=self._allowance.limits)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)

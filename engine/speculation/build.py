@@ -7,25 +7,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
+from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig, SpeculationConfig
 from engine.model.draws import Draws
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import GrammarProposer
-from engine.speculation.ngram import NgramProposer
 from engine.speculation.prediction import PredictionProposer
 from engine.speculation.proposal import FreeProposer, NoProposer, Proposer
+from engine.speculation.suffix import SuffixProposer
+
+_LONGEST = 16  # tokens of a match that `suffix` tells apart
 
 
-def build_free() -> list[FreeProposer]:
+def build_free(config: SpeculationConfig) -> list[FreeProposer]:
     """The proposers that need no model: they cost nothing until a request has them asked."""
-    ngram = NgramConfig()
+    own, remembered = NgramConfig(), config.remembered_tokens
     return [
         GrammarProposer(),
         PredictionProposer(),
-        NgramProposer(n_max=ngram.n_max, n_min=ngram.n_min),
+        SuffixProposer("suffix", remembered=remembered, shortest=own.n_min, longest=_LONGEST),
+        _ngram(own),
     ]
+
+
+def _ngram(config: NgramConfig) -> SuffixProposer:
+    return SuffixProposer("ngram", remembered=0, shortest=config.n_min, longest=config.n_max)
 
 
 def build_proposer(
@@ -44,7 +51,7 @@ def build_proposer(
         case NoProposerConfig():
             return NoProposer()
         case NgramConfig():
-            return NgramProposer(n_max=config.n_max, n_min=config.n_min)
+            return _ngram(config)
         case DraftModelConfig():
             assert draft_runner is not None
             return DraftModelProposer(

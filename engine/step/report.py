@@ -51,7 +51,7 @@ def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
     """Who guesses for a request that does not say. What a look-up says depends on where its round
     began, so with one there would be no replay: a trace is about the main proposer."""
     said = config.speculation
-    recorded = {"ngram"} if said.trace is not None else set[str]()
+    recorded = {"suffix", "ngram"} if said.trace is not None else set[str]()
     return (*(name for name in said.companions if name not in recorded | {main}), main)
 
 

@@ -22,8 +22,8 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.build import build_proposer
 from engine.speculation.draft_model import DraftModelProposer
-from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY, NoProposer
+from engine.speculation.suffix import SuffixProposer
 from tests.support.fake_runner import FakeRunner, Runner
 from tests.support.long_way import finalize, sample
 
@@ -324,5 +324,5 @@ def test_the_configuration_chooses_the_proposer() -> None:
         "max_step_tokens": 8,
     }
     assert isinstance(build_proposer(NoProposerConfig(), **parts), NoProposer)
-    assert isinstance(build_proposer(NgramConfig(), **parts), NgramProposer)
+    assert isinstance(build_proposer(NgramConfig(), **parts), SuffixProposer)
     assert isinstance(build_proposer(DraftModelConfig(), **parts), DraftModelProposer)

@@ -169,6 +169,31 @@ def test_lossless(
         assert proposed > 0
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
+@pytest.mark.parametrize("k", [6, "adaptive"])
+def test_earlier_replies_change_no_text(
+    drafter: str,
+    k: int | str,
+    pair: Pair,
+    tiny_target: str,
+    tiny_draft: str,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: the second time, when `suffix` knows every reply, all is as the first time."""
+    who: dict[str, dict[str, object]] = {"who": {"companions": ["suffix"]}}
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, k, who), pair=pair)
+    kept = []
+    for _ in range(2):
+        submit_all(engine, PROMPT, FIELDS)
+        replies = Replies(run(engine))
+        for name, (tokens, logprobs) in expected.items():
+            assert replies.tokens[name] == tokens, name
+            if name in replies.logprobs:
+                assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
+        kept.append(sum(output.accepted for output in replies.last.values()))
+    assert kept[1] > kept[0]
+
+
 class Whims(FixedK):
     """Chooses, stops and cuts at random."""
 

@@ -1,4 +1,4 @@
-"""NgramProposer: what followed an earlier occurrence of the suffix, found once and followed."""
+"""SuffixProposer: what most often followed the suffix, here and in earlier replies."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import random
 
 import pytest
 
-from engine.messages import SamplingParams
+from engine.messages import FinishReason, SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import EMPTY
+from engine.speculation.suffix import SuffixProposer
 
 
-def sequence(tokens: list[int]) -> Sequence:
-    return Sequence("s", SamplingParams(seed=0, max_tokens=1000), list(tokens), len(tokens))
+def ngram(*, n_max: int, n_min: int) -> SuffixProposer:
+    return SuffixProposer("ngram", remembered=0, shortest=n_min, longest=n_max)
+
+
+def remembering(tokens: int) -> SuffixProposer:
+    return SuffixProposer("suffix", remembered=tokens, shortest=2, longest=16)
+
+
+def sequence(tokens: list[int], salt: str = "") -> Sequence:
+    params = SamplingParams(seed=0, max_tokens=1000, cache_salt=salt)
+    return Sequence("s", params, list(tokens), len(tokens))
 
 
 def decode(seq: Sequence, k: int) -> Chunk:
     return Chunk(seq, seq.num_tokens - 1, 1, k)
 
 
-def guess(proposer: NgramProposer, seq: Sequence, k: int) -> list[int]:
+def guess(proposer: SuffixProposer, seq: Sequence, k: int) -> list[int]:
     [proposal] = proposer.propose([decode(seq, k)])
     assert proposal.is_chain
     return proposal.tokens
@@ -50,61 +59,69 @@ def continued(tokens: list[int], end: int, k: int) -> list[int]:
 
 def test_proposes_what_followed_the_suffix() -> None:
     seq = sequence([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
-    assert guess(NgramProposer(n_max=3, n_min=2), seq, 3) == [4, 5, 6]
+    assert guess(ngram(n_max=3, n_min=2), seq, 3) == [4, 5, 6]
 
 
 def test_the_most_recent_occurrence_wins() -> None:
     seq = sequence([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3])
-    assert guess(NgramProposer(n_max=3, n_min=2), seq, 1) == [8]
+    assert guess(ngram(n_max=3, n_min=2), seq, 1) == [8]
 
 
 def test_a_longer_suffix_beats_a_more_recent_one() -> None:
     seq = sequence([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2])
-    assert guess(NgramProposer(n_max=3, n_min=2), seq, 1) == [7]
+    assert guess(ngram(n_max=3, n_min=2), seq, 1) == [7]
 
 
 def test_a_match_that_reaches_the_end_goes_round() -> None:
     """A sequence that repeats with period 2 is continued for all of k, not for 2 tokens only."""
     seq = sequence([9, 1, 2, 1, 2, 1, 2])
-    assert guess(NgramProposer(n_max=4, n_min=2), seq, 6) == [1, 2, 1, 2, 1, 2]
+    assert guess(ngram(n_max=4, n_min=2), seq, 6) == [1, 2, 1, 2, 1, 2]
 
 
 def test_a_short_match_is_weak_evidence_and_proposes_little() -> None:
     seq = sequence([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
-    assert guess(NgramProposer(n_max=8, n_min=2), seq, 8) == [3, 4, 5, 6]
+    assert guess(ngram(n_max=8, n_min=2), seq, 8) == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3], [4, 1, 2, 3, 5]])
 def test_without_a_match_nothing_is_proposed(tokens: list[int]) -> None:
-    assert guess(NgramProposer(n_max=3, n_min=1), sequence(tokens), 4) == []
+    assert guess(ngram(n_max=3, n_min=1), sequence(tokens), 4) == []
 
 
 def test_only_sampling_chunks_with_k_get_a_proposal() -> None:
     seq = sequence([1, 2, 1, 2, 1, 2])
-    proposer = NgramProposer(n_max=2, n_min=1)
+    proposer = ngram(n_max=2, n_min=1)
     proposals = proposer.propose([Chunk(seq, 0, 3, 0), decode(seq, 0), decode(seq, 2)])
     assert proposals[:2] == [EMPTY, EMPTY]
     assert proposals[2].tokens == [1, 2]
     assert proposals[2].source == "ngram"
 
 
+def majority(tokens: list[int], ends: list[int], k: int) -> list[int]:
+    """What most of these places go on with, the latest of equals, of those that did again ..."""
+    out = list(tokens)
+    for i in range(k):
+        heads = [out[end + i] for end in ends]
+        out.append(max(heads, key=heads.count))
+        ends = [end for end, head in zip(ends, heads, strict=True) if head == out[-1]]
+    return out[len(tokens) :]
+
+
 @pytest.mark.parametrize("seed", range(8))
-def test_the_first_look_finds_the_longest_match(seed: int) -> None:
-    """Law: of the last sixteen occurrences of the shortest suffix the one with the longest match,
-    the latest of equals, where all from `n_max` on are equal. Three letters, so matches of every
-    size occur."""
+def test_the_first_look_follows_most_of_the_longest_matches(seed: int) -> None:
+    """Law: of the last sixteen occurrences of the shortest suffix those with the longest match
+    count, where all from `n_max` on are equal, and most of them, then the latest, say what comes.
+    Three letters, so matches of every size occur."""
     rng = random.Random(seed)
     found = 0
     for _ in range(100):
         tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 120))]
-        latest = list(places(tokens, 2).items())[:16]
-        proposed = guess(NgramProposer(n_max=6, n_min=2), sequence(tokens), 4)
-        if not latest:
-            assert proposed == []
-            continue
-        end, _ = max(latest, key=lambda place: min(place[1], 6))
-        assert proposed == continued(tokens, end, 4)
-        found += 1
+        latest = [(end, min(run, 6)) for end, run in places(tokens, 2).items()][:16]
+        proposed = guess(ngram(n_max=6, n_min=2), sequence(tokens), 4)
+        longest = max((run for _, run in latest), default=0)
+        ends = [end for end, run in latest if run == longest]
+        assert proposed == (majority(tokens, ends, 4) if ends else [])
+        found += bool(ends)
     assert found > 50
 
 
@@ -114,7 +131,7 @@ def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
     proposed came behind an earlier occurrence of the suffix, and something is whenever there is
     one."""
     rng = random.Random(seed)
-    proposer = NgramProposer(n_max=6, n_min=2)
+    proposer = ngram(n_max=6, n_min=2)
     seq = sequence([rng.randrange(3) for _ in range(rng.randrange(1, 30))])
     found = 0
     for _ in range(150):
@@ -134,7 +151,7 @@ def test_a_place_is_kept_while_it_is_right() -> None:
     though a shorter match is later."""
     passage = [1, 2, 3, 4, 5, 6]
     seq = sequence([*passage, 9, 3, 4, 8, *passage[:3]])
-    proposer = NgramProposer(n_max=8, n_min=2)
+    proposer = ngram(n_max=8, n_min=2)
     assert guess(proposer, seq, 3) == [4, 5, 6]
     seq.tokens.append(4)
     assert guess(proposer, seq, 2) == [5, 6]
@@ -142,7 +159,7 @@ def test_a_place_is_kept_while_it_is_right() -> None:
 
 def test_preemption_changes_nothing_and_forgetting_costs_only_work() -> None:
     seq = sequence([1, 2, 3, 4, 1, 2, 3])
-    proposer = NgramProposer(n_max=3, n_min=2)
+    proposer = ngram(n_max=3, n_min=2)
     before = guess(proposer, seq, 3)
     seq.num_computed, seq.blocks, seq.status = 0, [], "waiting"
     assert guess(proposer, seq, 3) == before
@@ -154,7 +171,7 @@ def test_preemption_changes_nothing_and_forgetting_costs_only_work() -> None:
 def test_sequences_do_not_see_each_other() -> None:
     """Equal ids are no reason to share: the index belongs to the object."""
     one, other = sequence([1, 2, 3, 1, 2]), sequence([1, 2, 9, 1, 2])
-    proposer = NgramProposer(n_max=2, n_min=2)
+    proposer = ngram(n_max=2, n_min=2)
     assert [p.tokens[0] for p in proposer.propose([decode(one, 1), decode(other, 1)])] == [3, 9]
 
 
@@ -164,7 +181,7 @@ def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
     itself, low in one whose repetitions lead nowhere."""
     rng = random.Random(3)
     seq = sequence(list(range(9)) * 3 if likely else [rng.randrange(4) for _ in range(60)])
-    proposer = NgramProposer(n_max=8, n_min=2)
+    proposer = ngram(n_max=8, n_min=2)
     for i in range(90):
         assert len(proposer.forecast(seq, 4)) <= 4
         seq.tokens.append(i % 9 if likely else rng.randrange(4))
@@ -176,13 +193,13 @@ def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
 
 
 def test_nothing_to_say_has_no_chances() -> None:
-    assert NgramProposer(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
+    assert ngram(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_text_shorter_than_the_shortest_suffix_is_looked_up_in_vain(count: int) -> None:
     seq = sequence([7] * count)
-    proposer = NgramProposer(n_max=8, n_min=4)
+    proposer = ngram(n_max=8, n_min=4)
     assert guess(proposer, seq, 4) == []
     seq.tokens += [7] * 4
     assert guess(proposer, seq, 4) == [7] * 4
@@ -194,7 +211,7 @@ def test_what_is_learnt_does_not_depend_on_the_lengths_of_steps() -> None:
     text = [1, 2, 3, *range(10, 60), 1, 2, 3, *range(10, 45), 5, 1, 2, 3, 10, 11]
     told = []
     for step in (1, 4):
-        proposer, seq = NgramProposer(n_max=8, n_min=2), sequence(text[:56])
+        proposer, seq = ngram(n_max=8, n_min=2), sequence(text[:56])
         while True:
             proposer.forecast(seq, 8)
             if len(seq.tokens) == len(text):
@@ -203,3 +220,70 @@ def test_what_is_learnt_does_not_depend_on_the_lengths_of_steps() -> None:
         told.append(proposer.forecast(seq, 8))
     assert told[0]
     assert told[0] == pytest.approx(told[1])
+
+
+def ended(proposer: SuffixProposer, prompt: list[int], reply: list[int], salt: str = "") -> None:
+    """A request that was served and ended."""
+    seq = sequence(prompt, salt)
+    seq.tokens += reply
+    seq.status, seq.finish = "finished", "stop"
+    proposer.forget(seq)
+
+
+REPLY = list(range(20, 40))
+
+
+def test_an_earlier_reply_is_found_from_its_first_token_on() -> None:
+    """Law: by the end of the prompt, which requests of one kind share, and to its end."""
+    proposer = remembering(1000)
+    ended(proposer, [1, 2, 3], REPLY)
+    seq = sequence([9, 2, 3])
+    assert guess(proposer, seq, 8) == REPLY[:4]
+    seq.tokens += REPLY[:16]
+    assert guess(proposer, seq, 8) == REPLY[16:]
+
+
+def test_the_most_frequent_of_earlier_replies_is_guessed() -> None:
+    """Law: counts decide, and the chance of a guess falls with its share."""
+    proposer = remembering(1000)
+    for reply in ([5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 4]):
+        ended(proposer, [1, 2], reply)
+    seq = sequence([3, 1, 2])
+    assert guess(proposer, seq, 4) == [5, 6, 7, 8]
+    of_one_mind = remembering(1000)
+    ended(of_one_mind, [1, 2], [5, 6, 7, 8])
+    sure = of_one_mind.forecast(sequence([3, 1, 2]), 4)
+    shares = [1, 1, 3 / 4, 3 / 4 * 2 / 3]
+    expected = [chance * share for chance, share in zip(sure, shares, strict=True)]
+    assert proposer.forecast(seq, 4) == pytest.approx(expected)
+    seq.tokens += [5, 6, 9]
+    assert guess(proposer, seq, 4) == [9]
+
+
+def test_replies_under_another_salt_are_not_found() -> None:
+    proposer = remembering(1000)
+    ended(proposer, [1, 2], REPLY, "a")
+    assert guess(proposer, sequence([1, 2], "b"), 4) == guess(proposer, sequence([1, 2]), 4) == []
+    assert guess(proposer, sequence([1, 2], "a"), 4) == REPLY[:4]
+
+
+@pytest.mark.parametrize("finish", [None, "error"])
+def test_what_was_preempted_or_failed_is_not_remembered(finish: FinishReason | None) -> None:
+    proposer, seq = remembering(1000), sequence([1, 2])
+    seq.tokens += REPLY
+    seq.status, seq.finish = "finished" if finish else "waiting", finish
+    proposer.forget(seq)
+    assert guess(proposer, sequence([1, 2]), 4) == []
+
+
+def test_the_oldest_replies_make_room() -> None:
+    """Law: of at most `remembered` tokens the newest half at least is there; a reply of more than
+    half is not kept."""
+    proposer = remembering(200)
+    for number in range(40):
+        ended(proposer, [100 + number, 200 + number], REPLY)
+    known = [bool(guess(proposer, sequence([100 + n, 200 + n]), 1)) for n in range(40)]
+    assert known == sorted(known)
+    assert 4 <= sum(known) <= 8
+    ended(proposer, [1, 2], list(range(1000, 1100)))
+    assert guess(proposer, sequence([1, 2]), 1) == []

@@ -1,0 +1,45 @@
+"""Occurrences: where each n-gram of a growing text stands, in a hash chain, as compressors have it.
+A token costs a dictionary entry, whatever the length of the text. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class Occurrences:
+    """Of `n` tokens in a row in `tokens`, which others append to."""
+
+    def __init__(self, tokens: list[int], n: int) -> None:
+        self.tokens, self._n = tokens, n
+        # Of n tokens that something followed: the index behind their last occurrence, and by such
+        # an index that of the one before.
+        self._latest: dict[tuple[int, ...], int] = {}
+        self._before = [0] * n
+
+    def note(self, last: int) -> None:
+        """What stands before each of the indices up to before `last`, from the first on that was
+        not noted."""
+        n, tokens, latest, before = self._n, self.tokens, self._latest, self._before
+        first = len(before)
+        if first >= last:
+            return
+        begins = [tokens[first - back : last - back] for back in range(n, 0, -1)]
+        for end, gram in enumerate(zip(*begins, strict=True), first):
+            before.append(latest.get(gram, 0))
+            latest[gram] = end
+
+    def behind(self, suffix: list[int]) -> Iterator[int]:
+        """The indices behind the noted occurrences of the last `n` tokens of `suffix`, the latest
+        first."""
+        end = self._latest.get(tuple(suffix[-self._n :]), 0)
+        while end:
+            yield end
+            end = self._before[end]
+
+    def agreeing(self, end: int, suffix: list[int], most: int) -> int:
+        """How many tokens before `end` equal the last ones of `suffix`, at most `most`."""
+        tokens, size, run, most = self.tokens, len(suffix), 0, min(most, end, len(suffix))
+        while run < most and tokens[end - 1 - run] == suffix[size - 1 - run]:
+            run += 1
+        return run

@@ -1,0 +1,152 @@
+"""Suffix decoding: propose what most often followed the present suffix, in the text of the sequence
+and in the replies to earlier requests (SuffixDecoding, arXiv:2411.04975).
+
+The paper walks down suffix trees with counts. Here the occurrences of the suffix themselves are
+walked on together: those that had the token that came are the subtree, and how many had a token is
+its count. They are found by the last tokens (`occurrences`), the longest match wins, and they are
+looked for again when none is left. So a token costs a dictionary entry, not a path of nodes.
+
+A guess is as likely as guesses on as long a match were before (`evidence`), times the shares of the
+occurrences that had it and those before it. Without replies it is prompt lookup (Saxena, "Prompt
+Lookup Decoding", 2023), the proposer `ngram`. No torch, no model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate, islice
+from operator import mul
+
+from engine.scheduling.sequence import Sequence
+from engine.speculation.evidence import Evidence, Record
+from engine.speculation.look_up import Follower, LookUp
+from engine.speculation.occurrences import Occurrences
+
+_MOST = 16  # occurrences in a text that are looked at, the latest
+_PAUSE = 64  # tokens for which it may be left alone
+_CONTEXT = 16  # tokens of the prompt by which the begin of a reply is found
+_END = -1  # behind a reply, where nothing is guessed
+_PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
+
+_Place = tuple[list[int], int]  # a text, and the index that comes next in it
+
+
+class Replies:
+    """Replies to requests that ended, by cache salt: no request finds those of another salt. At
+    most `most` tokens, in two halves: when the newer is full, it becomes the older."""
+
+    def __init__(self, most: int, shortest: int) -> None:
+        self._most, self._shortest = most, shortest
+        self._newer, self._older = dict[str, Occurrences](), dict[str, Occurrences]()
+        self._size = 0  # tokens of the newer half
+
+    def add(self, seq: Sequence) -> None:
+        text = [*seq.tokens[max(seq.num_prompt - _CONTEXT, 0) :], _END]
+        if not seq.num_output or 2 * len(text) > self._most:
+            return
+        if 2 * (self._size + len(text)) > self._most:
+            self._newer, self._older, self._size = {}, self._newer, 0
+        self._size += len(text)
+        texts = self._newer.setdefault(seq.params.cache_salt, Occurrences([], self._shortest))
+        texts.tokens += text
+        texts.note(len(texts.tokens))
+
+    def of(self, salt: str) -> list[Occurrences]:
+        return [half[salt] for half in (self._newer, self._older) if salt in half]
+
+
+class SuffixProposer(LookUp):
+    """`remembered`: tokens of replies to earlier requests that are kept; 0: none. A match has at
+    least `shortest` tokens; one of `longest` is as good as a longer one."""
+
+    def __init__(self, name: str, *, remembered: int, shortest: int, longest: int) -> None:
+        assert 1 <= shortest <= longest
+        self._sizes, self._everyone = (shortest, longest), Record(_PRIORS)
+        self._replies = Replies(remembered, shortest)
+        super().__init__(name, self._begun, pause=_PAUSE)
+
+    def _begun(self, seq: Sequence) -> _Follower:
+        return _Follower(seq, self._replies, self._sizes, self._everyone)
+
+    def forget(self, seq: Sequence) -> None:
+        super().forget(seq)
+        if seq.status == "finished" and seq.finish != "error":
+            self._replies.add(seq)
+
+
+class _Follower(Follower):
+    """A sequence's places: `run` tokens before each agree with its last ones."""
+
+    def __init__(
+        self, seq: Sequence, replies: Replies, sizes: tuple[int, int], everyone: Record
+    ) -> None:
+        super().__init__(Evidence(everyone), None, 0)
+        shortest, self._longest = sizes
+        self._own, self._replies = Occurrences(seq.tokens, shortest), replies
+        self._salt = seq.params.cache_salt
+        self._places: list[_Place] = []
+        self._plan: tuple[list[int], list[float]] | None = None  # guesses, and their shares
+
+    def extend(self, seq: Sequence) -> None:
+        tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
+        if first >= last:
+            return
+        self._seen, self._plan = last, None
+        for token in islice(tokens, first, last) if self._places else ():
+            self._go_on(token)
+        if not self._places:
+            self._own.note(last)
+            self._find(tokens)
+
+    def next(self, seq: Sequence, k: int) -> list[int]:
+        return self._planned(k)[0]
+
+    def most(self, k: int) -> int:
+        """The longer the match, the more."""
+        return min(k, 2 * self._run)
+
+    def chances(self, k: int) -> list[float]:
+        shares = self._planned(k)[1]
+        by_run = self._evidence.chances(self._run, len(shares))
+        return [*map(mul, by_run, accumulate(shares, mul))]
+
+    def _go_on(self, token: int) -> None:
+        """To the places that had this token."""
+        there = [place for place in self._places if place[0][place[1]] == token]
+        if len(there) in (0, len(self._places)):
+            self._evidence.learn(self._run, hit=bool(there))
+        self._places = [(text, at + 1) for text, at in there]
+        self._run = self._run + 1 if there else 0
+
+    def _find(self, tokens: list[int]) -> None:
+        """The places behind the longest matches of the present suffix."""
+        found = list[tuple[int, _Place]]()
+        for text in (self._own, *self._replies.of(self._salt)):
+            for end in islice(text.behind(tokens), _MOST):
+                found.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
+        self._run = max((run for run, _ in found), default=0)
+        self._places = [place for run, place in found if run == self._run]
+
+    def _planned(self, k: int) -> tuple[list[int], list[float]]:
+        k = self.most(k)
+        if self._plan is None or len(self._plan[0]) < k:
+            self._plan = self._walk(k)
+        return self._plan[0][:k], self._plan[1][:k]
+
+    def _walk(self, k: int) -> tuple[list[int], list[float]]:
+        """The most frequent token of the places, of those that had it again, and so on. Behind the
+        end of the sequence stand the guesses: it repeats with that period."""
+        guesses, shares, places, size = list[int](), list[float](), self._places, self._seen
+        while places and len(guesses) < k:
+            heads = [text[at] if at < len(text) else guesses[at - size] for text, at in places]
+            token, votes = Counter(heads).most_common(1)[0]
+            if token == _END:
+                break
+            guesses.append(token)
+            shares.append(votes / len(places))
+            places = [
+                (text, at + 1)
+                for (text, at), head in zip(places, heads, strict=True)
+                if head == token
+            ]
+        return guesses, shares
