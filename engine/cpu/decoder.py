@@ -3,8 +3,9 @@ targets. A forward is one call, reads half the bytes, and has all sums in float3
 
 In bfloat16 it runs every row, whose bits depend on no other row, on the few threads on which torch
 is no faster with prompts. Only for what is plainly Llama-shaped and exact in bfloat16; everything
-else, every forward of a tree, and in float32 or on more threads those of many rows, go the other
-way (`engine.model.loaded`). Both write the same KV.
+else, and in float32 or on more threads forwards of many rows, go the other way
+(`engine.model.loaded`). Both write the same KV. A node of a tree attends to its path as to a chain,
+so its bits do not depend on the tree around it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from engine.messages import SamplingParams
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed
 from engine.sampling.plain import NOT_FINITE, Plain, plain_of
-from engine.scheduling.segment import Segment, Start, is_chain
+from engine.scheduling.segment import Segment, Start, ancestors_of, is_chain
 
 MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
 MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model's prompts faster
@@ -119,10 +120,8 @@ class CompiledDecoder:
         return sum(part.nbytes for part in (first, second, third, fourth, head))
 
     def suits(self, segments: Sequence[Segment]) -> bool:
-        """Not too many rows, and no tree that branches."""
-        few = self.takes_all_rows or sum(len(s.tokens) for s in segments) <= MOST_ROWS
-        trees = [s.tail_parents for s in segments if s.tail_parents is not None]
-        return few and all(map(is_chain, trees))
+        """Not too many rows."""
+        return self.takes_all_rows or sum(len(s.tokens) for s in segments) <= MOST_ROWS
 
     def __call__(self, segments: Sequence[Segment], plane: KVPlane) -> Tensor:
         """`forward` as a tensor."""
@@ -135,26 +134,37 @@ class CompiledDecoder:
         positions: list[int] = []
         asked: list[int] = []
         facts: list[int] = []  # of each span: first row, rows, position
+        paths: list[int] = []  # of nodes of trees: span, KV index, index of the slot
         needed: list[tuple[Sequence[int], int]] = []
-        for some, start, blocks, num_logits, _ in segments:
+        for some, start, blocks, num_logits, parents in segments:
             row, end = len(tokens), start + len(some)
-            for first in range(0, len(some), TOGETHER):
-                count = min(len(some) - first, TOGETHER)
+            nodes = [] if is_chain(parents) else ancestors_of(parents or ())
+            root = end - len(nodes)
+            for first in range(0, root - start, TOGETHER):
+                count = min(root - start - first, TOGETHER)
                 facts += (row + first, count, start + first)
                 needed.append((blocks, end))
+            for node, above in enumerate(nodes):
+                for depth, one in enumerate([*above, node]):
+                    paths += (len(needed), root + depth, root + one)
+                facts += (row + root - start + node, 1, root + len(above))
+                needed.append((blocks, end))
             tokens += some
-            positions += range(start, end)
+            positions += range(start, root)
+            positions += [root + len(above) for above in nodes]
             asked += range(len(tokens) - num_logits, len(tokens))
             assert end <= len(self._angles[0])  # compiled code checks no bounds
         assert min(tokens) >= 0
         assert max(tokens) < self._vocab
         logits = np.empty((len(asked), padded(self._vocab)), dtype=np.float32)
         keys, values, block_size, tables = memory
-        flat = np.array([*tokens, *positions, *facts, *asked], dtype=np.int64)
+        flat = np.array([*tokens, *positions, *facts, *paths, *asked], dtype=np.int64)
         rows, spans = len(tokens), 2 * len(tokens) + len(facts)
+        nodes_end = spans + len(paths)
         kernels_decoder.forward(
             parts_of(keys),
-            flat[:rows], flat[rows : 2 * rows], flat[2 * rows : spans].reshape(-1, 3), flat[spans:],
+            flat[:rows], flat[rows : 2 * rows], flat[2 * rows : spans].reshape(-1, 3),
+            flat[spans:nodes_end].reshape(-1, 3), flat[nodes_end:],
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
             keys, values, logits,
         )  # fmt: skip

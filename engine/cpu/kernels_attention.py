@@ -153,6 +153,19 @@ def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
 
 
 @fast
+def follow(paths: Any, facts: Any, tables: Any, block_size: Any, words: Any, places: Any) -> None:
+    """Spans of one node of a tree find its path in order, as if it were a chain, so that their sums
+    are a chain's to the bit. `paths` `[any, 3]`: span, KV index, and the index whose slot holds it.
+    Writes to `places`."""
+    for i in range(len(paths)):
+        span, index, there = paths[i, 0], paths[i, 1], paths[i, 2]
+        slot = tables[span, there // block_size] * block_size + there % block_size
+        places[span, index] = slot * words
+        if index + 1 == facts[span, 1] + facts[span, 2]:
+            places[span, index + 1 : index + 1 + LANES] = slot * words
+
+
+@fast
 def _hide(scores: Any, row: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
     """Keys that a row may not see, and those that fill up."""
     for i in range(max(0, start - tile), min(TILE, end + LANES - tile)):

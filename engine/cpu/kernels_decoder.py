@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.jit import fast
-from engine.cpu.kernels_attention import attend, buffers_for, places_of
+from engine.cpu.kernels_attention import attend, buffers_for, follow, places_of
 from engine.cpu.kernels_draws import guess, space_for
 from engine.cpu.kernels_products import product
 from engine.cpu.kernels_rows import add, gate, normalise, rotate
@@ -23,13 +23,15 @@ from engine.cpu.vectors import PANEL
 
 @fast
 def forward(
-    parts: Any, tokens: Any, positions: Any, facts: Any, asked: Any, tables: Any, block_size: Any,
-    weights: Any, angles: Any, shape: Any, numbers: Any, keys: Any, values: Any, logits: Any,
+    parts: Any, tokens: Any, positions: Any, facts: Any, paths: Any, asked: Any, tables: Any,
+    block_size: Any, weights: Any, angles: Any, shape: Any, numbers: Any, keys: Any, values: Any,
+    logits: Any,
 ) -> None:  # fmt: skip
     """Logits of the rows `asked`. `facts` `[spans, 3]` as of `kernels_attention.attend`, a sequence
-    each in `tables`, or parts of one in order; `keys` and `values` words `[layers, kv_heads, slots,
-    words]`. `weights` of `weights.packed_weights`; `shape`: heads, key-value heads, inner width,
-    dimensions of a head; `numbers`: epsilon, scaling of attention, whether rows are rounded."""
+    each in `tables`, or parts of one in order; `paths` as of `kernels_attention.follow`; `keys` and
+    `values` words `[layers, kv_heads, slots, words]`. `weights` of `weights.packed_weights`;
+    `shape`: heads, key-value heads, inner width, dimensions of a head; `numbers`: epsilon, scaling
+    of attention, whether rows are rounded."""
     embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
     epsilon, scaling, rounded = numbers
     heads, kv_heads, inner, dim = shape
@@ -39,6 +41,7 @@ def forward(
     attended, narrow = room(count, heads * dim), room(count, inner)
     wide, added = room(count, padded(2 * inner)), room(count, padded(width))
     seen, places = _causal(facts, count), places_of(facts, tables, block_size, keys.shape[3])
+    follow(paths, facts, tables, block_size, keys.shape[3], places)
     buffers = buffers_for(facts, heads // kv_heads, dim)
     for row in range(count):
         _embed(embed[tokens[row]], hidden[row])
@@ -124,8 +127,8 @@ def chain(
         if live == 0:
             return
         forward(
-            parts, tokens[:live], facts[:live, 2].copy(), facts[:live], np.arange(live), own,
-            block_size, weights, angles, shape, numbers, keys, values, wide[:live],
+            parts, tokens[:live], facts[:live, 2].copy(), facts[:live], facts[:0], np.arange(live),
+            own, block_size, weights, angles, shape, numbers, keys, values, wide[:live],
         )  # fmt: skip
 
 

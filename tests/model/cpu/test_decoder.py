@@ -217,12 +217,12 @@ def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
         assert torch.equal(decoder(segments, plane)[0], whole[i])
 
 
-def test_trees_and_crowds_go_the_other_way(tmp_path: Path) -> None:
-    """Law: the compiled decoder is causal; a branching tree is never handed to it."""
+def test_crowds_go_the_other_way(tmp_path: Path) -> None:
+    """Law: in float32 compiled code runs few rows, of trees as well."""
     decoder = compiled_of(load(tmp_path))
     blocks = list(range(40))
     assert decoder.suits([Segment([1, 2, 3], 0, blocks, 3, [-1, 0])])
-    assert not decoder.suits([Segment([1, 2, 3], 0, blocks, 3, [-1, -1])])
+    assert decoder.suits([Segment([1, 2, 3], 0, blocks, 3, [-1, -1])])
     assert decoder.suits([Segment([1], 0, blocks, 1)] * MOST_ROWS)
     assert not decoder.suits([Segment([1], 0, blocks, 1)] * (MOST_ROWS + 1))
 

@@ -21,7 +21,6 @@ from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
-from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment
 from tests.support import tiny
 
@@ -119,24 +118,33 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(shape: dict[str, Any], tmp_
                 tensor[:, :, scattered[block] * BLOCK_SIZE + offset] = 0
 
 
-def test_trees_go_the_other_way_over_the_same_cache(tmp_path: Path) -> None:
-    """Law: a branching tree runs through torch and reads what compiled code wrote, which reads what
-    torch wrote."""
+@pytest.mark.parametrize(
+    "parents",
+    [[-1, -1], [-1, 0, 0], [-1, 0, 0, 1, -1, 4, 2, 6], [-1] * 9, [*range(-1, 6), 3, 7, -1]],
+    ids=str,
+)
+@pytest.mark.parametrize("committed", [1, 7, 40])
+def test_a_node_has_the_bits_of_a_chain(committed: int, parents: list[int], tmp_path: Path) -> None:
+    """Law: a node's logits are to the bit those of its path without the tree around it, behind the
+    same text, whatever stood in the blocks and whoever shares the forward."""
     loaded = load(tmp_path, **WIDE)
-    cache = KVCache(64, BLOCK_SIZE, "cpu")
-    mixed, plain = ModelRunner(loaded, cache, "mixed"), ModelRunner(loaded, cache, "plain")
-    plain._compiled = None
-    tokens, blocks = tokens_of(20), list(range(8))
-    forwards = [
-        Segment(tokens, 0, blocks, 2),
-        Segment([5, 6, 7, 8], 20, blocks, 4, [-1, 0, 0]),
-        Segment([6, 9], 21, blocks, 2),
-    ]
-    for segment in forwards:
-        found = mixed.forward([segment]).logits
-        expected = plain.forward([segment]).logits
-        scale = float(expected.abs().max())
-        assert float((found - expected).abs().max()) <= 0.05 * scale
+    assert loaded.compiled is not None
+    decoder, cache = loaded.compiled, KVCache(64, BLOCK_SIZE, "cpu")
+    plane = cache.add_plane("p", loaded.layers, loaded.dtype)
+    for pair in plane.stacks:
+        for tensor in pair:
+            tensor.fill_(torch.nan)
+    text, nodes = tokens_of(committed), [3 + 5 * i for i in range(len(parents))]
+    blocks, others = [40 - 2 * i for i in range(15)], list(range(41, 56))
+    decoder([Segment(text[:-1], 0, blocks, 0)], plane) if committed > 1 else None
+    tree = Segment([text[-1], *nodes], committed - 1, blocks, 1 + len(nodes), parents)
+    company = Segment([9, 8, 7], 0, [60], 1)
+    found = decoder([company, tree, company], plane)[1:-1]
+    for node in range(len(nodes)):
+        path, at = [nodes[node]], parents[node]
+        while at >= 0:
+            path, at = [nodes[at], *path], parents[at]
+        assert torch.equal(found[1 + node], decoder([Segment(text + path, 0, others, 1)], plane)[0])
 
 
 def test_auto_is_bfloat16_where_all_of_the_model_is_compiled(tmp_path: Path) -> None:
