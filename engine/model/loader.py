@@ -33,7 +33,8 @@ from engine.model.checkpoint import (
 from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, front_door
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
-from engine.model.proof import forward_of, is_proven, probe_layers, prove, reference
+from engine.model.proof import forward_of, is_proven, one_line, probe_layers, prove, reference
+from engine.sampling.triton_draws import available
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ def _proven(
 def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedModel:
     """With code of ours, where there is some and the same proof holds for it."""
     model = loaded.model
+    if available(loaded.device):
+        return _with_kernels(loaded, expected)
     loaded = _called(loaded, fused_decoder(model), expected)
     every_row = loaded.role == "target"  # whose texts must not depend on the batch
     for bits in (True, False) if eight else (False,):
@@ -141,13 +144,25 @@ def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedM
     return _called(loaded, packed_decoder(model), expected)
 
 
+def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
+    from engine.model.fused_layers import fused_layers
+
+    try:
+        return _called(loaded, fused_layers(loaded.model, loaded.layers), expected)
+    except Exception as error:  # of a compiler that is missing, say: the model runs without
+        logger.warning("the %s model runs without fused layers: %s", loaded.role, one_line(error))
+        return loaded
+
+
 def _called(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedModel:
     """By this call, if there is one and it is proven."""
     if call is None:
         return loaded
     found = replace(loaded, logits=call)
-    proven = is_proven(forward_of(found), loaded.layers, expected, loaded.model)
-    return found if proven else loaded
+    if is_proven(forward_of(found), loaded.layers, expected, loaded.model):
+        return found
+    logger.warning("the %s model keeps to its own forward: ours computes other logits", loaded.role)
+    return loaded
 
 
 def pick_device(device: str) -> torch.device:

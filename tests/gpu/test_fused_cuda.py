@@ -1,0 +1,41 @@
+"""Fused layers on the device that they are for."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock, patch
+
+import pytest
+import torch
+
+from engine.attention.interface import Span
+from engine.attention.sdpa import SdpaBackend
+from engine.model.kv_cache import KVCache
+from engine.model.loaded import front_door
+from engine.model.loader import load_model
+from engine.model.proof import NEARLY
+from tests.support.cuda import ON_CUDA
+
+pytest.importorskip("triton")
+
+from engine.model import fused_layers  # noqa: E402
+from engine.model.triton_layers import rotated  # noqa: E402
+
+pytestmark = ON_CUDA
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: str) -> None:
+    """Law: the loader's proof has taken them, and of more rows than it had they say the same."""
+    model = load_model(tiny_target, role="target", device="cuda", dtype=dtype)
+    plane = KVCache(20, 16, model.device).add_plane("all", model.layers, model.dtype)
+    ids = torch.arange(200, device="cuda")[None] % 100 + 4
+    places = torch.arange(200, device="cuda")[None]
+    found = []
+    for call, fused in ((front_door(model.model), False), (model.logits, True)):
+        prepared = SdpaBackend(model.device).prepare(plane, [Span(0, 200, 0, range(20))])
+        with patch.object(fused_layers, "rotated", Mock(wraps=rotated)) as used:
+            found.append(call(ids, places, 200, prepared))
+        assert used.called == fused
+    worst = (found[1] - found[0]).abs().max() / found[0].abs().max()
+    assert worst.item() <= NEARLY[model.dtype]
