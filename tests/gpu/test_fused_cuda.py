@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.interface import Span
 from engine.attention.sdpa import SdpaBackend
+from engine.config import DTypeName
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import front_door
 from engine.model.loader import load_model
@@ -17,15 +18,15 @@ from tests.support.cuda import ON_CUDA
 
 pytest.importorskip("triton")
 
-from engine.model import fused_layers  # noqa: E402
-from engine.model.triton_layers import rotated  # noqa: E402
+from engine.model import fused_layers
+from engine.model.triton_layers import rotated
 
 pytestmark = ON_CUDA
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
-def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: str) -> None:
+def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeName) -> None:
     """Law: the loader's proof has taken them, and of more rows than it had they say the same."""
     model = load_model(tiny_target, role="target", device="cuda", dtype=dtype)
     plane = KVCache(20, 16, model.device).add_plane("all", model.layers, model.dtype)
