@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from engine.attention.interface import (
     LayerProbe,
@@ -27,8 +27,8 @@ from engine.attention.interface import (
     Variation,
 )
 from engine.cpu.fused import joined
-from engine.model.loaded import Call, front_door
 from engine.model.triton_layers import ACTIVATIONS, Heads, Norm, added, gated, rotated
+from engine.model.triton_products import multiplied
 
 # And what they add to the weights of a norm.
 FAMILIES = {
@@ -44,9 +44,9 @@ SANDWICHED = (
 PLAIN = ("input_layernorm", "", "post_attention_layernorm", "")
 
 
-def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Call | None:
-    """The model with other layers; its parameters become views of the joined ones. None for what is
-    not known."""
+def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
+    """The model with other layers; the parameters of the one given become views of joined ones.
+    None for what is not known."""
     body, probe = model.base_model, _Recorder()
     if model.config.model_type not in FAMILIES:
         return None
@@ -64,7 +64,17 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Call | None:
     for layer, following in zip(layers, [*(each.first for each in layers[1:]), last], strict=True):
         layer.following = following
     body = _with(body, layers=nn.ModuleList(layers), norm=_LastNorm(last, relay))
-    return front_door(_with(model, **{model.base_model_prefix: body}))
+    return _with(model, **{model.base_model_prefix: body})
+
+
+def make_steady(fused: Any) -> str | None:
+    """Have a row's bits depend on the row alone, or say what of these layers stands against it."""
+    if any(hasattr(module, "experts") for module in fused.modules()):
+        return "which rows share an expert decides how it multiplies"
+    for module in fused.modules():
+        if type(module) is nn.Linear:
+            module.forward = partial(multiplied, module)  # type: ignore[method-assign]
+    return None
 
 
 class _Recorder(LayerProbe):
@@ -77,16 +87,6 @@ class _Recorder(LayerProbe):
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         self.asked[layer] = how
         return super().run(layer, query, key, value, how)
-
-
-class _Product(NamedTuple):
-    """With a weight `[out, in]`."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        return linear(rows, self.weight, self.bias)
 
 
 class _Relay:
@@ -112,7 +112,7 @@ class _Layer(nn.Module):
     following: Norm | None = None
 
     def __init__(
-        self, layer: Any, product: _Product, shape: LayerShape, how: Variation, relay: _Relay
+        self, layer: Any, product: nn.Linear, shape: LayerShape, how: Variation, relay: _Relay
     ) -> None:
         super().__init__()
         attention, self._mlp = layer.self_attn, layer.mlp
@@ -143,16 +143,18 @@ class _Layer(nn.Module):
         foredraft: PreparedAttention,
         **others: Any,
     ) -> Tensor:
-        normed = self._relay.normed(stream, self.first)
-        found = self._attend(normed, position_embeddings, foredraft)
         factor = self._factor
-        stream, normed = added(
-            found, stream=stream, factor=factor, post=self._attended, pre=self._second
-        )
-        found = self._feed(normed)
-        return self._relay.give(
-            *added(found, stream=stream, factor=factor, post=self._fed, pre=self.following)
-        )
+        with torch.cuda.device_of(stream):  # type: ignore[no-untyped-call]  # there Triton launches
+            found = self._attend(
+                self._relay.normed(stream, self.first), position_embeddings, foredraft
+            )
+            stream, normed = added(
+                found, stream=stream, factor=factor, post=self._attended, pre=self._second
+            )
+            made = added(
+                self._feed(normed), stream=stream, factor=factor, post=self._fed, pre=self.following
+            )
+        return self._relay.give(*made)
 
     def _attend(
         self, normed: Tensor, angles: tuple[Tensor, Tensor], prepared: PreparedAttention
@@ -196,17 +198,24 @@ def _norm(owner: Any, name: str, offset: float) -> Norm | None:
     return Norm(module.weight, float(epsilon), offset)
 
 
-def _merged(owner: Any, whole: str, *names: str) -> _Product | None:
-    """The product `whole`, or those named, as one. None where they are not plain and alike."""
-    modules: list[Any] = [
+def _merged(owner: Any, whole: str, *names: str) -> nn.Linear | None:
+    """The layer `whole`, or those named, as one. None where they are not plain and alike."""
+    parts: list[Any] = [
         getattr(owner, name, None) for name in ([whole] if hasattr(owner, whole) else names)
     ]
-    biased = [module.bias is not None for module in modules if type(module) is nn.Linear]
-    if len(biased) < len(modules) or len(set(biased)) > 1:
+    if any(type(part) is not nn.Linear for part in parts):
         return None
-    if len(modules) == 1:
-        return _Product(modules[0].weight, modules[0].bias)
-    return _Product(joined(*modules), joined(*modules, name="bias") if biased[0] else None)
+    biased = [part.bias is not None for part in parts]
+    if len(set(biased)) > 1:
+        return None
+    made: nn.Linear = parts[0]
+    if len(parts) > 1:
+        made = nn.Linear(1, 1, bias=biased[0], device="meta")
+        made.weight = nn.Parameter(joined(*parts), requires_grad=False)
+        made.out_features, made.in_features = made.weight.shape
+        if biased[0]:
+            made.bias = nn.Parameter(joined(*parts, name="bias"), requires_grad=False)
+    return made
 
 
 def _with(module: Any, **parts: nn.Module) -> Any:

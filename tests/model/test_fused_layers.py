@@ -8,6 +8,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.attention.interface import NAME, Span, register
+from engine.attention.interface import NAME, AttentionBackend, LayerShape, Span, register
 from engine.attention.sdpa import SdpaBackend
+from engine.config import AttentionName
+from engine.errors import ConfigError, ModelError
 from engine.model import loader
+from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch
 from engine.model.kv_cache import Plane
 from engine.model.loaded import front_door
@@ -32,9 +36,13 @@ from tests.support.whole_sequence import whole_sequence
 
 triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later")
 
+from engine.attention.steady import SteadyBackend  # noqa: E402
+from engine.attention.triton_kernels import Splitting  # noqa: E402
 from engine.model import fused_layers as fused_layers_module  # noqa: E402
 from engine.model import triton_layers as kernels  # noqa: E402
-from engine.model.fused_layers import fused_layers  # noqa: E402
+from engine.model import triton_products as products  # noqa: E402
+from engine.model.fused_layers import fused_layers, make_steady  # noqa: E402
+from engine.model.triton_products import multiplied  # noqa: E402
 
 CPU = torch.device("cpu")
 SHAPE = tiny.SHAPE | {
@@ -87,8 +95,7 @@ def model_of(family: str) -> Any:
 def compare(family: str) -> None:
     model = model_of(family)
     shapes, expected = probe_layers(model, family), reference(model, family)
-    call = fused_layers(model, shapes)
-    assert call is not None
+    call = front_door(fused_layers(model, shapes))
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, CPU)
@@ -155,12 +162,112 @@ def test_the_loader_serves_what_is_proven(tmp_path: Path, interpreted: Run) -> N
     interpreted(check_loader, tiny.save(model_of("llama"), tmp_path))
 
 
+def check_products(count: int, shape: tuple[int, int]) -> None:
+    linear = torch.nn.Linear(shape[0], shape[1], bias=shape[0] % 2 == 0)
+    rows = torch.randn(1, count, shape[0])
+    with torch.inference_mode():
+        found, expected = multiplied(linear, rows), linear(rows)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for chosen in ([0], [count - 1], [count - 1, 0, count // 2]):
+            assert torch.equal(multiplied(linear, rows[:, chosen]), found[:, chosen])
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"), [(64, (40, 130)), (3, (64, 64)), (66, (33, 5)), (600, (16, 70))]
+)
+def test_a_product_gives_a_row_its_bits(
+    count: int, shape: tuple[int, int], interpreted: Run
+) -> None:
+    """Law: what torch computes, and to the bit the same of a row alone as among others, at any
+    place; of more rows than are dealt out together, too."""
+    interpreted(check_products, count, shape)
+
+
+def check_steady() -> None:
+    model = model_of("gemma2")
+    shapes, expected = probe_layers(model, "it"), reference(model, "it")
+    fused = fused_layers(model, shapes)
+    assert make_steady(fused) is None
+    backend, call = SteadyBackend(CPU, SdpaBackend(CPU), Splitting(2, 32)), front_door(fused)
+
+    @torch.inference_mode()
+    def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
+        batch = Batch.pack(segments, CPU)
+        with patch.object(torch.nn.functional, "linear", None):  # is not called
+            prepared = backend.prepare(plane, batch.spans)
+            return call(batch.input_ids, batch.positions, batch.keep, prepared)
+
+    assert is_proven(forward, shapes, expected, model)
+    tokens, blocks = [(7 * i) % 120 + 4 for i in range(70)], [8, 1, 2, 3, 4]
+    planes = [Plane(shapes, 9, block_size=16, dtype=torch.float32, device=CPU) for _ in range(2)]
+    whole = forward([Segment(tokens, 0, blocks, 3)], planes[0])
+    forward([Segment(tokens[:3], 0, blocks, 1)], planes[1])
+    forward([Segment(tokens[3:67], 3, blocks, 1)], planes[1])
+    beside = Segment(tokens[:9], 0, [6], 9)
+    verified = forward([beside, Segment(tokens[67:], 67, blocks, 3)], planes[1])
+    assert torch.equal(verified[9:], whole)
+    decoded = [forward([Segment([tokens[i]], i, blocks, 1)], planes[1]) for i in (67, 68, 69)]
+    assert torch.equal(torch.cat(decoded), whole)
+
+
+def test_a_steady_model_gives_a_row_its_bits(interpreted: Run) -> None:
+    """Law: the logits of a row are the same to the bit in a prompt of more rows than the kernel of
+    attention takes, after that prompt in two chunks, beside another sequence, and decoded."""
+    interpreted(check_steady)
+
+
+def check_loading(served: str, refused: str) -> None:
+    def wrong(module: torch.nn.Linear, rows: Tensor) -> Tensor:
+        return multiplied(module, rows) * 1.1
+
+    with (
+        patch.object(loader, "available", lambda device: device == CPU),
+        patch.object(loader, "read_llama", lambda folder: None),
+    ):
+        models = [
+            load_model(folder, role="target", device="cpu", dtype="float32")
+            for folder in (served, refused)
+        ]
+        wanted = [reference(model.model, "it") for model in models]
+        found = loader._steady(models[0], wanted[0], "it")
+        assert found.batch_invariant
+        assert replace(found, dtype=torch.bfloat16).exact
+        with pytest.raises(ModelError, match="has no layers of ours"):
+            loader._steady(models[1], wanted[1], "it")
+        with (
+            patch.object(fused_layers_module, "multiplied", wrong),
+            pytest.raises(ModelError, match="other logits"),
+        ):
+            loader._steady(models[0], wanted[0], "it")
+
+
+def test_the_loader_says_why_a_model_is_not_steady(tmp_path: Path, interpreted: Run) -> None:
+    """Law: who asks for a model whose rows are their own gets one that is proven, or a reason."""
+    served = tiny.save(model_of("llama"), tmp_path / "served")
+    refused = tiny.save(tiny.FAMILIES["gpt_neox"](), tmp_path / "refused")
+    interpreted(check_loading, served, refused)
+
+
+def test_steady_attention_is_our_kernel() -> None:
+    """Law: for prompts too; another backend by name, and another device, are refused."""
+
+    def choose(wanted: AttentionName, device: str) -> AttentionBackend:
+        where, shapes = torch.device(device), [LayerShape(0, 2, 64, 64)]
+        how: dict[str, Any] = {"dtype": torch.bfloat16, "layers": shapes, "block_size": 16}
+        return choose_backend(wanted, where, **how, steady=True)
+
+    assert isinstance(choose("auto", "cuda"), SteadyBackend)
+    with pytest.raises(ConfigError, match="batch_invariant needs .* but attention is 'flex'"):
+        choose("flex", "cuda")
+    with pytest.raises(ConfigError, match="but the device is cpu"):
+        choose("auto", "cpu")
+
+
 def check_other_cache() -> None:
     model = model_of("qwen3")
     shapes = probe_layers(model, "it")
-    call, found = fused_layers(model, shapes), []
-    assert call is not None
-    for run in (front_door(model), call):
+    found = []
+    for run in (front_door(model), front_door(fused_layers(model, shapes))):
         plane = Plane(shapes, 4, block_size=4, dtype=torch.bfloat16, device=CPU)
         prepared = SdpaBackend(CPU).prepare(plane, [Span(0, 3, 0, [2])])
         with torch.inference_mode():
@@ -185,6 +292,8 @@ def test_what_is_not_known_is_not_fused() -> None:
     attention = model.base_model.layers[1].self_attn
     attention.k_proj.bias = torch.nn.Parameter(torch.zeros(len(attention.k_proj.weight)))
     assert fused_layers(model, probe_layers(model, "it")) is None
+    model = model_of("mixtral")
+    assert "expert" in str(make_steady(fused_layers(model, probe_layers(model, "it"))))
 
 
 CONSTANTS: dict[str, list[dict[str, int]]] = {
@@ -201,10 +310,17 @@ CONSTANTS: dict[str, list[dict[str, int]]] = {
         for dim, rotary in ((128, 128), (96, 72), (256, 256))
     ],
     "gate_rows": [{"WIDTH": 14336, "LANES": kernels.GATED, "ACTIVATION": i} for i in (0, 1)],
+    "multiply_rows": [
+        {
+            "OUT": 128256, "IN": 4096, "ROWS": products.ROWS, "OUTS": products.OUTS,
+            "STEP": products.STEP, "BIASED": 1,
+        }
+    ],
 }  # fmt: skip
 FLOATS = ("factor", "offset", "post_epsilon", "pre_epsilon", "query_epsilon", "key_epsilon")
 NUMBERS = (
     "step", "normed_step", "key_head", "key_slot", "value_head", "value_slot",
+    "count",
 )  # fmt: skip
 
 
@@ -215,7 +331,7 @@ def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    kernel = getattr(kernels, name)
+    kernel = getattr(products if name == "multiply_rows" else kernels, name)
     known = dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(NUMBERS, "i32") | {"slots": "*i64"}
     for constants in CONSTANTS[name]:
         types = {each: known.get(each, "*bf16") for each in kernel.arg_names}
@@ -225,13 +341,15 @@ def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             for i, kind in enumerate(types.values())
             if kind not in ("fp32", "constexpr")
         }
-        warps = {
-            "add_rows": kernels.warps_of(constants["LANES"]), "rotate_heads": 1, "gate_rows": 4
-        }[name]  # fmt: skip
+        options: dict[str, Any] = {
+            "add_rows": {"num_warps": kernels.warps_of(constants.get("LANES", 1))},
+            "rotate_heads": {"num_warps": 1},
+            "multiply_rows": products.OPTIONS,
+        }.get(name, {})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler's own
             source = ASTSource(kernel, types, constants, aligned)
-            built = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": warps})
+            built = triton.compile(source, GPUTarget("cuda", 90, 32), options)
         (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])
         program = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
         used = subprocess.run(

@@ -60,7 +60,7 @@ DOORS = {
     "flashinfer": ["engine.model.attention_choice"],
     "torchao": ["engine.model.precision"],
     "triton": ["engine.attention.triton_kernels", "engine.model.triton_layers",
-               "engine.sampling.triton_kernels"],
+               "engine.model.triton_products", "engine.sampling.triton_kernels"],
     "numba": ["engine.cpu"],
     "llvmlite": ["engine.cpu"],
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
