@@ -34,6 +34,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
 }  # fmt: skip
 STEADY = "qwen3, batch-invariant"
+MOST_NODES = 45  # of a forward: two layers and what is around them
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
@@ -84,6 +85,8 @@ def main() -> None:
                 capture(folder, config, steady=family == STEADY)
             except Exception as error:  # whatever the family's code raises is told
                 errors.append(" ".join(str(error).split())[:300])
+            if (nodes := standin.counts["last graph nodes"]) > MOST_NODES:
+                errors.append(f"a forward is {nodes} nodes")
             standin.lap()
             said[family] = standin.violations[before:] + errors
     sys.stdout.write(json.dumps(said) + "\n")

@@ -31,6 +31,7 @@ def said() -> dict[str, list[str]]:
 def test_an_engine_starts_and_captures_nothing_forbidden(
     said: dict[str, list[str]], family: str
 ) -> None:
-    """Bugs: a soft cap was a number that changes to the compiler, which could not lower it; a rope
-    that asks the device how long the sequence is died in the capture."""
+    """Law: nor is a forward of two layers more kernels than ours would be. Bugs: a soft cap was a
+    number that changes to the compiler, which could not lower it; a rope that asks the device how
+    long the sequence is died in the capture."""
     assert said[family] == []
