@@ -45,7 +45,12 @@ class Heads(NamedTuple):
 @triton.jit
 def _normalised(x, weight, lanes, there, epsilon, offset, WIDTH: tl.constexpr):
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + epsilon)
-    return x * scale * (tl.load(weight + lanes, there, 0.0).to(tl.float32) + offset)
+    return x * scale * _factors(weight + lanes, there, offset)
+
+
+@triton.jit
+def _factors(weight, there, offset):
+    return tl.load(weight, there, 0.0).to(tl.float32) + offset
 
 
 @triton.jit
@@ -77,19 +82,16 @@ def rotate_heads(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     LANES: tl.constexpr, REST: tl.constexpr, NORMS: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
-    """`rotated`, of one row and head. Halves of the first ROTARY numbers are paired; a lane has
-    both of a pair, so that none reads what another has written."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """`rotated`, of one row and head. Halves of the first ROTARY numbers are paired; a lane of the
+    only warp has both of a pair, so that none reads what another has written."""
     HALF: tl.constexpr = ROTARY // 2
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, rest = tl.arange(0, LANES), ROTARY + tl.arange(0, REST)
     is_low, is_rest = low < HALF, rest < DIM
     source = packed + (row * (HEADS + 2 * KV_HEADS) + head) * DIM
     one = tl.load(source + low, is_low, 0.0).to(tl.float32)
     two = tl.load(source + HALF + low, is_low, 0.0).to(tl.float32)
     three = tl.load(source + rest, is_rest, 0.0).to(tl.float32)
-    target = source
-    if head < HEADS:
-        target = queries + (row * HEADS + head) * DIM
     if head < HEADS + KV_HEADS:
         if NORMS:
             weight, epsilon = key_norm, key_epsilon
@@ -97,14 +99,16 @@ def rotate_heads(
                 weight, epsilon = query_norm, query_epsilon
             squares = tl.sum(one * one, 0) + tl.sum(two * two, 0) + tl.sum(three * three, 0)
             scale = tl.rsqrt(squares / DIM + epsilon)
-            one *= scale * (tl.load(weight + low, is_low, 0.0).to(tl.float32) + offset)
-            two *= scale * (tl.load(weight + HALF + low, is_low, 0.0).to(tl.float32) + offset)
-            three *= scale * (tl.load(weight + rest, is_rest, 0.0).to(tl.float32) + offset)
+            one *= scale * _factors(weight + low, is_low, offset)
+            two *= scale * _factors(weight + HALF + low, is_low, offset)
+            three *= scale * _factors(weight + rest, is_rest, offset)
         at = row * ROTARY + low
-        turned = one * tl.load(cosine + at, is_low, 0.0) - two * tl.load(sine + at, is_low, 0.0)
+        first = one * tl.load(cosine + at, is_low, 0.0) - two * tl.load(sine + at, is_low, 0.0)
         at += HALF
         two = two * tl.load(cosine + at, is_low, 0.0) + one * tl.load(sine + at, is_low, 0.0)
-        one = turned
+        one, target = first, source
+        if head < HEADS:
+            target = queries + (row * HEADS + head) * DIM
         _store_head(target, one, two, three, low, rest, is_low, is_rest, HALF)
     if WRITES and head >= HEADS:
         slot = tl.load(slots + row)

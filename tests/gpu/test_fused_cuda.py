@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
@@ -14,6 +15,8 @@ from engine.model.kv_cache import KVCache
 from engine.model.loaded import front_door
 from engine.model.loader import load_model
 from engine.model.proof import NEARLY
+from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
 from tests.support.cuda import ON_CUDA
 
 pytest.importorskip("triton")
@@ -40,3 +43,19 @@ def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeNa
         assert used.called == fused
     worst = (found[1] - found[0]).abs().max() / found[0].abs().max()
     assert worst.item() <= NEARLY[model.dtype]
+
+
+def test_a_steady_model_gives_a_row_its_bits(tiny_target: str) -> None:
+    """Law: in bfloat16, in a prompt at once, for its last rows among others, and decoded."""
+    how: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "batch_invariant": True}
+    model = load_model(tiny_target, role="target", **how)
+    runner = ModelRunner(model, KVCache(80, 16, model.device), "target")
+    tokens = [(7 * i) % 120 + 4 for i in range(70)]
+    whole = runner.forward([Segment(tokens, 0, [1, 2, 3, 4, 5], 3)]).logits
+    mine = [9, 8, 7, 6, 10]
+    runner.forward([Segment(tokens[:67], 0, mine, 1)])
+    others = [Segment(tokens[: 9 + i], 0, [20 + 2 * i, 21 + 2 * i], 1) for i in range(20)]
+    among = runner.forward([*others, Segment(tokens[67:], 67, mine, 3)]).logits[-3:]
+    assert torch.equal(among, whole)
+    alone = [runner.forward([Segment([tokens[i]], i, mine, 1)]).logits for i in (67, 68, 69)]
+    assert torch.equal(torch.cat(alone), whole)
