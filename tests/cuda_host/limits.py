@@ -50,11 +50,11 @@ STEPS = (
     Step("allocations, frees and captures", ALLOTTED, (0, 0), (0, 0)),
 )  # fmt: skip
 NODES = (
-    Nodes("target layer", 41, 12),
-    Nodes("target forward", 1334, None),
-    Nodes("draft layer", 41, 12),
-    Nodes("draft forward", 678, None),
-    Nodes("chain of four", 2046, None),
+    Nodes("target layer", 10, 12),
+    Nodes("target forward", 335, None),
+    Nodes("draft layer", 10, 12),
+    Nodes("draft forward", 175, None),
+    Nodes("chain of four", 537, None),
 )
 WANTED_MILLISECONDS = (0.4, 1.2)  # of the host, for a step; printed only, since machines differ
 
