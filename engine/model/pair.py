@@ -24,7 +24,7 @@ from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model, pick_device
 from engine.model.memory import device_limit, reserve_of, weights_of
 from engine.model.precision import named_dtype
-from engine.model.rope import host_rope
+from engine.model.proof import waits_for_device
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
@@ -177,9 +177,9 @@ def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
     """Logs why there are none where they were to be expected."""
     if not config.graphs or model.device.type != "cuda":
         return None
-    if kind := host_rope(getattr(model.config, "rope_parameters", None)):
-        what = "the %s model %r runs without graphs: its position embeddings (rope_type %r)"
-        logger.info(f"{what} have the host wait in every forward", model.role, model.path, kind)
+    if place := waits_for_device(model):
+        what = "the %s model %r runs without graphs: every forward has the host wait for the device"
+        logger.info(f"{what} (in %s)", model.role, model.path, place)
         return None
     most_steps = config.speculation.k_max if model.role == "draft" else 0
     return Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens, most_steps)

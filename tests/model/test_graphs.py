@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
 from engine.model.pair import Pair, _graphs_of, use_device
+from engine.model.proof import waits_for_device
 from engine.model.runner import DeviceTimer, Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.noise import Key, gumbel
@@ -324,19 +324,40 @@ def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [torch.device("cuda:1")]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "default", "longrope"])
-def test_a_rope_that_asks_the_host_is_not_captured(
-    kind: str, target: LoadedModel, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_forward_that_has_the_host_wait_is_not_captured(
+    waits: bool,
+    target: LoadedModel,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bug: Llamas of dynamic NTK died in capture, with an error of CUDA's."""
-    rope = {"full_attention": {"rope_type": kind, "factor": 2.0}}
-    device = torch.device("cuda")
-    model = replace(target, config=SimpleNamespace(rope_parameters=rope), device=device)
+    monkeypatch.setattr("engine.model.pair.waits_for_device", lambda _: "f" if waits else None)
+    model = replace(target, device=torch.device("cuda"))
     config = EngineConfig.model_validate({"schedule": {"max_step_tokens": 77}})
     with caplog.at_level("INFO"):
         graphs = _graphs_of(config, model)
-    assert (graphs is None) == (kind == "dynamic") == ("rope_type 'dynamic'" in caplog.text)
+    assert (graphs is None) == waits == ("wait for the device (in f)" in caplog.text)
     assert graphs is None or graphs.most_rows == 77
+
+
+def test_who_has_the_host_wait_is_named(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: by torch's own watch, which is on for one forward; any other error goes on."""
+    said, modes = "called a synchronizing CUDA operation", list[str]()
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def dynamic_frequency_update(*_given: object) -> torch.Tensor:
+        raise RuntimeError(said)
+
+    assert waits_for_device(target) is None
+    model = replace(target, logits=dynamic_frequency_update)
+    assert waits_for_device(model) == "dynamic_frequency_update"
+    said = "out of memory"
+    with pytest.raises(RuntimeError, match=said):
+        waits_for_device(model)
+    assert modes == ["error", "default"] * 3
 
 
 class Event:
