@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import Span, StagedAttention
+from engine.attention.interface import Span
 from engine.attention.packed_copy import PackedCopy
 from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
@@ -28,107 +28,99 @@ from engine.scheduling.segment import Start
 MOST_SEQUENCES = 64
 USUAL_SEQUENCES = 8  # of the chains that are recorded at start; of others when they are needed
 
+_Size = tuple[int, int]  # sequences and steps
 Found = tuple[list[list[int]], list[list[float]]]
 
 
 class _Chain:
-    """The inputs of one (sequences, steps), and the loop over them. `logits` and `attentions` are
-    those of other chains, too: each is filled right before it is replayed."""
+    """The inputs of one (sequences, steps), and the loop over them. Each sequence begins with a row
+    of `logits`."""
 
-    def __init__(
-        self,
-        call: Call,
-        site: Site,
-        words: Tensor,
-        *,
-        logits: Tensor,
-        attentions: list[StagedAttention],
-    ) -> None:
-        rows, steps = len(logits), 1 + len(attentions)
-        self._call, self._site, self._words = call, site, words
-        self.rows, self.steps = rows, steps
-        self.logits, self.attentions = logits, attentions
+    def __init__(self, call: Call, site: Site, words: Tensor, logits: Tensor, key: _Size) -> None:
+        self.rows, self.steps = rows, steps = key
+        self._call, self._site, self._words, self._logits = call, site, words, logits
         self._sent = sent = PackedCopy(words.device)
         self._scales = sent.part(rows, 1, dtype=torch.float32)
-        self._keys = sent.part(2, steps, rows, 1)
-        self._loud, self._positions = sent.part(rows, 1), sent.part(1, rows)
+        self._keys, self._loud = sent.part(2, steps, rows, 1), sent.part(rows, 1)
+        self._first, self._positions = (sent.part(rows, dtype=torch.int64) for _ in range(2))
+        self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
 
     def fill(
         self,
-        logits: Tensor,
+        first: Sequence[int],
         starts: Sequence[Start],
         scales: Sequence[float],
         keys: Sequence[Key | None],
     ) -> None:
-        """`keys`: sequence by sequence, `steps` of each. Rows beyond the sequences draw greedily
-        from whatever is there, in the scrap block."""
-        used, more = len(starts), self.rows - len(starts)
-        self.logits[:used].copy_(logits)
+        """`first`: rows of the logits; `keys`: sequence by sequence, `steps` of each. Rows beyond
+        the sequences draw greedily from whatever is there, in the scrap block."""
+        used = len(starts)
         self._scales.host[:used, 0] = scales
         halves = np.stack(key_columns(keys)).view(np.int32)
         self._keys.host[:, :, :used] = halves.reshape(2, used, self.steps, 1).swapaxes(1, 2)
         self._loud.host[:used, 0] = [key is not None for key in keys[:: self.steps]]
-        self._positions.host[0, :used] = [start.position for start in starts]
-        self._loud.host[used:], self._positions.host[0, used:] = 0, 0
-        self._sent.send()
-        for step, attention in enumerate(self.attentions):
-            spans = [Span(i, 1, s.position + step, s.blocks) for i, s in enumerate(starts)]
-            attention.fill([*spans, *self._site.scrap_spans(used, more)])
+        self._first.host[:used] = first
+        self._positions.host[:used] = [start.position for start in starts]
+        self._loud.host[used:], self._positions.host[used:] = 0, 0
+        self.send(starts)
 
-    def suits(self, spans: Sequence[Span]) -> bool:
-        return all(attention.suits(spans) for attention in self.attentions)
+    def send(self, starts: Sequence[Start]) -> None:
+        if self._attention is not None:
+            self._attention.fill(self._spans(starts))
+        self._sent.send()
+
+    def suits(self, starts: Sequence[Start]) -> bool:
+        return self._attention is None or self._attention.suits(self._spans(starts))
+
+    def _spans(self, starts: Sequence[Start]) -> list[Span]:
+        """Of the first step."""
+        spans = [Span(row, 1, start.position, start.blocks) for row, start in enumerate(starts)]
+        return [*spans, *self._site.scrap_rows(len(starts), self.rows, self.steps)]
 
     def run(self) -> Tensor:
         """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
-        logits, found = self.logits, []
+        scales, loud, keys = self._scales.there, self._loud.there, self._keys.there
+        logits, found = self._logits.index_select(0, self._first.there), []
         for step in range(self.steps):
-            low, high = self._keys.there[:, step]
-            scales, loud = self._scales.there, self._loud.there
-            found.append(draw_rows(logits, self._words, scales, low, high, loud))
+            found.append(draw_rows(logits, self._words, scales, keys[0, step], keys[1, step], loud))
             if step < self.steps - 1:
+                assert self._attention is not None
                 ids = found[step][:1].clamp(min=0).long()
-                positions = self._positions.there.long() + step
-                logits = self._call(ids, positions, self.rows, self.attentions[step])
+                positions = self._positions.there[None] + step
+                logits = self._call(ids, positions, self.rows, self._attention.step(step))
         return torch.stack(found, dim=1)
 
 
 class ChainGraphs:
-    """Proposals of one draft over one plane, by number of sequences and of steps."""
+    """Proposals of one draft over one plane, by number of sequences and of steps, behind rows of
+    `logits`, which are where the draft's forwards leave theirs."""
 
-    def __init__(self, call: Call, site: Site, recorder: Recorder, vocab_size: int) -> None:
+    def __init__(self, call: Call, site: Site, recorder: Recorder, logits: Tensor) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
-        self._site = site
-        self._staged: dict[tuple[int, int], StagedAttention] = {}
-        words = token_words_of(vocab_size, site.device)
-        logits = torch.zeros(self._sizes[-1], vocab_size, device=site.device)
-
-        def make(key: tuple[int, int]) -> _Chain:
-            rows, steps = key
-            attentions = [self._attention(rows, step) for step in range(steps - 1)]
-            return _Chain(call, site, words, logits=logits[:rows], attentions=attentions)
-
-        most = len(self._sizes) * MAX_K  # all that there can be
-        self._pool = GraphPool[tuple[int, int], _Chain](recorder, make, most)
+        words = token_words_of(logits.shape[1], site.device)
+        self._pool = GraphPool[_Size, _Chain](
+            recorder,
+            lambda size: _Chain(call, site, words, logits, size),
+            len(self._sizes) * MAX_K,  # all that there can be
+        )
 
     def capture(self, most_steps: int) -> None:
         """Those of up to `USUAL_SEQUENCES` sequences, the largest first."""
         usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
-        for rows, steps in product(reversed(usual), range(most_steps, 0, -1)):
-            for attention in self._pool.inputs((rows, steps)).attentions:
-                attention.fill(self._site.scrap_spans(0, rows))
-            self._pool.replay((rows, steps))
+        for size in product(reversed(usual), range(most_steps, 0, -1)):
+            self._pool.inputs(size).send(())
+            self._pool.replay(size)
 
     def fits(self, starts: Sequence[Start], steps: int) -> bool:
         """Not too many sequences, nor too long ones."""
         if len(starts) > self._sizes[-1]:
             return False
-        last = [Span(i, 1, s.position + steps - 2, s.blocks) for i, s in enumerate(starts)]
-        return steps == 1 or self._pool.inputs((self._rows(starts), steps)).suits(last)
+        return self._pool.inputs((self._rows(starts), steps)).suits(starts)
 
     def __call__(
         self,
-        logits: Tensor,
+        first: Sequence[int],
         starts: Sequence[Start],
         *,
         steps: int,
@@ -136,16 +128,10 @@ class ChainGraphs:
         keys: Sequence[Key | None],
     ) -> Tensor:
         """Float64 `[2, steps, sequences]`: `steps` tokens of each and their leads, on the device;
-        see ModelRunner.chain. `fits` must hold."""
-        key = (self._rows(starts), steps)
-        self._pool.inputs(key).fill(logits, starts, scales, keys)
-        return self._pool.replay(key)[:, :, : len(starts)]
-
-    def _attention(self, rows: int, step: int) -> StagedAttention:
-        """One for all chains of so many rows: they hold tables of the whole pool."""
-        if (rows, step) not in self._staged:
-            self._staged[rows, step] = self._site.stage(rows)
-        return self._staged[rows, step]
+        `first`: rows of the logits; see ModelRunner.unseen_chain. `fits` must hold."""
+        size = (self._rows(starts), steps)
+        self._pool.inputs(size).fill(first, starts, scales, keys)
+        return self._pool.replay(size)[:, :, : len(starts)]
 
     def _rows(self, starts: Sequence[Start]) -> int:
         return next(size for size in self._sizes if size >= len(starts))

@@ -266,7 +266,7 @@ class DraftModelProposer(Proposer):
                 room -= last - first
                 first = last
                 if room == 0:
-                    found.append(self._forward(batch))
+                    found.append(self._forward(batch).kept())
                     batch, room = [], self._max_step_tokens
         if batch:
             found.append(self._forward(batch))

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import TILE, FlexBackend, Pages, _capped, _fused, _unfused
 from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
+from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import fresh_slots, visible
 from engine.config import EngineConfig
@@ -108,15 +109,16 @@ def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> No
     backend: Any = BACKENDS[name]()
     ours, theirs = plane(), plane()
     count = 12
-    staged = backend.stage(ours, count)
-    attend(staged, [Span(0, count, 0, [])], **asked)  # the forward before a capture
+    staged = backend.stage(ours, count, PackedCopy(CPU))
+    graph = staged.step(0)
+    attend(graph, [Span(0, count, 0, [])], **asked)  # the forward before a capture
     for spans in (CHAINS, [Span(0, 1, 3, [6])], [Span(i, 1, i, [10 + i, 22]) for i in range(7)]):
         used = sum(span.length for span in spans)
         padded = [*spans, scrap_span(used, count - used, BLOCKS - 1, SIZE)]
         before = [tensor.clone() for tensor in ours.stacks[0]]
         assert staged.suits(padded)
         staged.fill(padded)
-        found = attend(staged, padded, **asked)
+        found = attend(graph, padded, **asked)
         expected = attend(SdpaBackend(CPU).prepare(theirs, padded), padded, **asked)
         torch.testing.assert_close(found[:, :used], expected[:, :used], rtol=1e-4, atol=1e-5)
         assert found.isfinite().all()
