@@ -10,7 +10,7 @@ slots are told: the kernel counts on from the first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ from engine.attention.interface import (
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.triton_kernels import PIECE_ROWS, Splitting, Tables, attend
 
-_Ints = npt.NDArray[np.int64]
+_Piece = tuple[int, int, int, int, int, int, int, int]
+_Numbers = npt.NDArray[np.int32]
 
 MOST_ROWS = 64  # of a span, the nodes of a tree among them: bits of a mask
 ROW, PIECE = 4, 8  # numbers in a record
@@ -149,61 +150,57 @@ class Listed:
     def __init__(
         self, spans: Sequence[Span], size: int, steps: int = 1, *, all_rows: bool = False
     ) -> None:
-        lengths, starts, chains, counts = np.array([
-            (s.length, s.start, s.length - len(s.ancestors or ()), -(-(s.end + steps - 1) // size))
-            for s in spans
-        ]).T  # fmt: skip
-        first_rows, first_pages = np.cumsum(lengths) - lengths, np.cumsum(counts) - counts
-        self.pages = np.fromiter(
-            chain.from_iterable([s.blocks[:n] for s, n in zip(spans, counts, strict=True)]),
-            np.int32,
-            counts.sum(),
-        )
-        span, at = _numbered(lengths)
-        indices = starts[span] + at + np.arange(steps)[:, None]
-        pages = self.pages[first_pages[span] + indices // size]
-        self.slots = pages.astype(np.int64) * size + indices % size
-        served = (lengths <= MOST_ROWS) | all_rows
-        mine = served[span]
-        self.rows = np.zeros((len(span), ROW), np.int32)
-        self.rows[:, 0] = indices[0]
-        self.rows[:, 1] = np.where(mine, np.cumsum(mine) - 1, -1)
-        self.rows[:, 2] = (2 << at % PIECE_ROWS) - 1
-        self.places = int(mine.sum())
-        self._list_chains(
-            np.where(served, chains, 0), np.stack([first_rows, starts, first_pages], axis=1)
-        )
-        for number in np.flatnonzero((chains < lengths) & served).tolist():
-            self._add_tree(spans[number], int(first_rows[number]), int(first_pages[number]))
+        pieces, tables, trees, page = list[_Piece](), list[_Numbers](), list[Span](), 0
+        for span in spans:
+            count = -(-(span.end + steps - 1) // size)
+            tables.append(np.asarray(span.blocks[:count], np.int32))
+            if span.length > MOST_ROWS and not all_rows:
+                pieces.append((span.row, span.length, span.end, span.start, span.row, page, 1, 0))
+            else:
+                pieces += _pieces(span, page)
+                if span.ancestors:
+                    trees.append(span)
+            page += count
+        self.pages, self.pieces = np.concatenate(tables), np.array(pieces, np.int32)
+        self._list_rows(size, steps)
+        for tree in trees:
+            self._place_nodes(tree.row + tree.length, tree.end, tree.ancestors or ())
 
-    def _list_chains(self, lengths: _Ints, firsts: _Ints) -> None:
-        """A piece of a chain is a chain that starts later. `firsts`: row, index and page."""
-        span, number = _numbered(-(-lengths // PIECE_ROWS))
-        at = number * PIECE_ROWS
-        row, root, page = (firsts[span] + at[:, None] * (1, 1, 0)).T
-        count = np.minimum(lengths[span] - at, PIECE_ROWS)
-        none = np.zeros_like(row)
-        pieces = (row, count, root + count, root, row, page, none, none)
-        self.pieces = np.stack(pieces, axis=1).astype(np.int32)
+    def _list_rows(self, size: int, steps: int) -> None:
+        """Rows and slots as if all were chains."""
+        apart, of = self.pieces[:, 6], self.pieces.repeat(self.pieces[:, 1], axis=0).T
+        numbers = np.arange(of.shape[1], dtype=np.int32)
+        after = numbers - of[4]
+        indices = of[3] + after
+        block, place = np.divmod(indices + np.arange(steps, dtype=np.int32)[:, None], size)
+        self.slots = self.pages[of[5] + block].astype(np.int64) * size + place
+        self.rows, self.places = np.zeros((len(numbers), ROW), np.int32), len(numbers)
+        self.rows[:, 0], self.rows[:, 1], self.rows[:, 2] = indices, numbers, (2 << after) - 1
+        if apart.any():
+            mine = of[6] == 0
+            self.rows[:, 1] = np.where(mine, np.cumsum(mine) - 1, -1)
+            self.pieces, self.places = self.pieces[apart == 0], int(mine.sum())
 
-    def _add_tree(self, span: Span, row: int, page: int) -> None:
-        """Pieces of a tree have one root."""
-        nodes = span.ancestors or ()
-        row, root, pieces = row + span.length - len(nodes), span.end - len(nodes), []
+    def _place_nodes(self, row: int, end: int, nodes: Sequence[Sequence[int]]) -> None:
+        """Of a tree whose last row and index stand before these."""
         bits = [1 << i | sum(1 << node for node in above) for i, above in enumerate(nodes)]
-        mine = self.rows[row : row + len(nodes)]
-        mine[:, 0] = [root + len(above) for above in nodes]
+        mine = self.rows[row - len(nodes) : row]
+        mine[:, 0] = [end - len(nodes) + len(above) for above in nodes]
         mine[:, 2:] = np.array(bits, np.uint64)[:, None].view(np.int32)
-        for at in range(0, len(nodes), PIECE_ROWS):
-            count = min(PIECE_ROWS, len(nodes) - at)
-            pieces.append((row + at, count, span.end, root, row, page, 0, 0))
-        self.pieces = np.concatenate([self.pieces, np.array(pieces, np.int32)])
 
 
-def _numbered(counts: _Ints) -> tuple[_Ints, _Ints]:
-    """Of so many things of each, whose each is, and its number among them."""
-    owners = np.repeat(np.arange(len(counts)), counts)
-    return owners, np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
+def _pieces(span: Span, page: int) -> list[_Piece]:
+    """A piece of a chain is a chain that starts later; pieces of a tree have one root."""
+    row, length, start, _, nodes = span
+    chain = length - len(nodes or ())
+    found = []
+    for at in range(0, chain, PIECE_ROWS):
+        count, root = min(PIECE_ROWS, chain - at), start + at
+        found.append((row + at, count, root + count, root, row + at, page, 0, 0))
+    for at in range(chain, length, PIECE_ROWS):
+        count = min(PIECE_ROWS, length - at)
+        found.append((row + at, count, span.end, start + chain, row + chain, page, 0, 0))
+    return found
 
 
 class Packed:

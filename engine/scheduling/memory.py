@@ -21,7 +21,7 @@ from engine.errors import MemoryPlanError
 GIB = 1 << 30
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
-LARGEST_GRAPH = 256  # rows; with more, launching costs little next to computing
+LARGEST_GRAPH = 512  # rows; with more, launching costs little next to computing
 NO_LIMIT = 1 << 60  # what version 1 of control groups says for none, and more
 
 
@@ -149,7 +149,8 @@ def activation_bytes(
 def buckets(most: int) -> list[int]:
     """Numbers of rows that have a graph, rising, up to the first that holds `most` or to
     `LARGEST_GRAPH`: powers of two to 8, then steps of an eighth to a third of the size."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, LARGEST_GRAPH + 1, 32)]
+    steps = ((8, 64, 8), (64, 128, 16), (128, 256, 32), (256, LARGEST_GRAPH + 1, 64))
+    sizes = [1, 2, 4, *(size for step in steps for size in range(*step))]
     return sizes[: 1 + sum(size < most for size in sizes)]
 
 

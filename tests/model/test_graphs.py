@@ -109,8 +109,8 @@ def test_a_tree_is_run_eagerly(target: LoadedModel) -> None:
 
 
 def test_a_long_stretch_is_caught_up_in_several_replays(draft: LoadedModel) -> None:
-    """Bug: their logits are joined at the end, and each replay wrote over those of the one before.
-    Law: all forwards of a model leave them in one place, so whoever goes on keeps what they were."""
+    """Bug: their logits are joined at the end, and each replay wrote over those of the one before:
+    all forwards of a model leave them in one place."""
     processor, found = LogitsProcessor(draft.eos_ids), list[Tensor]()
     for runner in (captured(draft, Again()), eager(draft)):
         proposer = DraftModelProposer(

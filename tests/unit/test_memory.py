@@ -135,7 +135,7 @@ def test_graphs_come_in_few_sizes() -> None:
     assert buckets(1) == [1]
     assert buckets(9) == [1, 2, 4, 8, 16]
     sizes = buckets(10_000)
-    assert sizes[-1] == 256
+    assert sizes[-1] == 512
     assert sizes == sorted(set(sizes))
     assert all(high <= 2 * low for low, high in pairwise(sizes))
 
