@@ -9,11 +9,11 @@ slots are told: the kernel counts on from the first.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,8 +29,7 @@ from engine.attention.interface import (
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.triton_kernels import PIECE_ROWS, Splitting, Tables, attend
 
-_Piece = tuple[int, int, int, int, int, int, int, int]
-_Numbers = npt.NDArray[np.int32]
+_Piece = tuple[int, int, int, int, int, int, bool, int]
 
 MOST_ROWS = 64  # of a span, the nodes of a tree among them: bits of a mask
 ROW, PIECE = 4, 8  # numbers in a record
@@ -150,18 +149,21 @@ class Listed:
     def __init__(
         self, spans: Sequence[Span], size: int, steps: int = 1, *, all_rows: bool = False
     ) -> None:
-        pieces, tables, trees, page = list[_Piece](), list[_Numbers](), list[Span](), 0
+        pieces, tables, trees, page = list[_Piece](), list["array[int]"](), list[Span](), 0
         for span in spans:
-            count = -(-(span.end + steps - 1) // size)
-            tables.append(np.asarray(span.blocks[:count], np.int32))
-            if span.length > MOST_ROWS and not all_rows:
-                pieces.append((span.row, span.length, span.end, span.start, span.row, page, 1, 0))
+            row, length, start, blocks, nodes = span
+            count = -(-(start + length + steps - 1) // size)
+            tables.append(array("i", blocks[:count]))
+            apart = length > MOST_ROWS and not all_rows
+            if apart or (length <= PIECE_ROWS and not nodes):
+                pieces.append((row, length, start + length, start, row, page, apart, 0))
             else:
                 pieces += _pieces(span, page)
-                if span.ancestors:
-                    trees.append(span)
+            if nodes and not apart:
+                trees.append(span)
             page += count
-        self.pages, self.pieces = np.concatenate(tables), np.array(pieces, np.int32)
+        self.pages = np.frombuffer(b"".join(tables), np.int32)
+        self.pieces = np.array(pieces, np.int32)
         self._list_rows(size, steps)
         for tree in trees:
             self._place_nodes(tree.row + tree.length, tree.end, tree.ancestors or ())
@@ -196,10 +198,10 @@ def _pieces(span: Span, page: int) -> list[_Piece]:
     found = []
     for at in range(0, chain, PIECE_ROWS):
         count, root = min(PIECE_ROWS, chain - at), start + at
-        found.append((row + at, count, root + count, root, row + at, page, 0, 0))
+        found.append((row + at, count, root + count, root, row + at, page, False, 0))
     for at in range(chain, length, PIECE_ROWS):
         count = min(PIECE_ROWS, length - at)
-        found.append((row + at, count, span.end, start + chain, row + chain, page, 0, 0))
+        found.append((row + at, count, span.end, start + chain, row + chain, page, False, 0))
     return found
 
 

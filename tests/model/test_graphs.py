@@ -357,7 +357,7 @@ class Event:
     def __init__(self) -> None:
         self.at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: None) -> None:
         Event.recorded += 10.0
         self.at = Event.recorded
 
