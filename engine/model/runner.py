@@ -26,9 +26,10 @@ from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found
 from engine.model.graphs import ForwardGraphs, Recorder, Site
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
-from engine.sampling.noise import Key
+from engine.sampling.device_texts import Held
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
+from engine.sampling.row_facts import Numbers
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Segment, Start
 
@@ -299,17 +300,17 @@ class ModelRunner:
         starts: Sequence[Start],
         *,
         steps: int,
-        scales: Sequence[float],
-        keys: Sequence[Key | None],
+        table: Numbers,
+        held: Held | None = None,
     ) -> Tensor:
-        """`chain` in one graph, which makes the noise itself from `keys`, those of the rows,
-        sequence by sequence, None for a row without. Float64 `[2, steps, sequences]`, tokens and
-        leads, still to be computed when this returns, and overwritten by this model's next forward.
-        `fits_chain` must hold."""
+        """`chain` in one graph, which makes the noise itself. `table` as row_facts.Plan's, of
+        `steps` rows of each sequence, and what they hold if any asks for more than filters. Float64
+        `[2, steps, sequences]`, tokens and leads, still to be computed when this returns, and
+        overwritten by this model's next forward. `fits_chain` must hold."""
         assert self._chains is not None
         first = output.within(self._logits)
         if first is None:  # they are of a forward without a graph
             first = range(len(output))
             self._logits[: len(output)].copy_(output.logits)
         with self._timer:
-            return self._chains(first, starts, steps=steps, scales=scales, keys=keys)
+            return self._chains(first, starts, steps=steps, table=table, held=held)
