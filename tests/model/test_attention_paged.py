@@ -23,6 +23,8 @@ from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
 from engine.model.attention_choice import choose_backend, without_flashinfer
 from engine.model.kv_cache import Plane
+from engine.model.memory import table_bytes
+from engine.scheduling.memory import buckets
 from engine.scheduling.segment import ancestors_of
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.reference import Reference
@@ -126,6 +128,20 @@ def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> No
         others = [s for s in range(BLOCKS * SIZE) if s not in touched]
         for tensor, kept in zip(ours.stacks[0], before, strict=True):
             assert torch.equal(tensor[:, :, others], kept[:, :, others])
+
+
+def test_the_tables_of_graphs_are_planned() -> None:
+    """Bug: they have a row of the pool for each row of a graph, and were in no plan."""
+    for rows in (1, 24, 96):
+        pages = FlexBackend(CPU, SIZE).stage_forward(plane(), rows)._pages
+        found = (pages.logical.nbytes + pages.listed.nbytes) // BLOCKS
+        sizes = [size for size in buckets(rows) if size < rows]
+        before = sum(4 * (size + 1 + -(-size // TILE)) for size in sizes)
+        assert table_bytes("target", "flex", rows=rows, k_max=8) == before + found
+    shared = table_bytes("draft", "flex", rows=96, k_max=1)
+    assert shared == table_bytes("target", "flex", rows=96, k_max=8)
+    assert table_bytes("draft", "flex", rows=96, k_max=3) > shared
+    assert table_bytes("target", "sdpa", rows=96, k_max=8) == 0
 
 
 def _slots(block: int) -> range:

@@ -25,6 +25,7 @@ from engine.attention.spans import visible
 from engine.errors import ConfigError
 from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
+from engine.model.memory import SPLITS
 from engine.scheduling.segment import ancestors_of
 
 triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later")
@@ -240,6 +241,11 @@ def check_poison() -> None:
     assert (
         attend(backend(setting).prepare(made, spans), setting, spans, Variation()).isfinite().all()
     )
+
+
+def test_the_plan_knows_the_splits() -> None:
+    """Law: what is reserved for the sums of all splits is for as many as there are."""
+    assert Splitting().splits == SPLITS
 
 
 def test_a_poisoned_neighbour_does_no_harm(interpreted: Run) -> None:
