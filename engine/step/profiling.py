@@ -29,8 +29,11 @@ from engine.control.profile import (
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
-from engine.sampling.plain import plain_of
+from engine.sampling.logits import LogitsProcessor
+from engine.sampling.plain import Rows, plain_of
+from engine.sampling.row_facts import plan_of
 from engine.scheduling.segment import Segment, Start
+from engine.scheduling.sequence import Sequence
 
 TURNS, LEAST_TURNS = 4, 2  # of which the lower median tells: slow moments only take time
 SWEEPS_SECONDS = 0.02  # of a forward: what it reads is far more than caches hold
@@ -180,7 +183,9 @@ class Rehearsal:
         """Seconds of a step of chains of so many."""
         runner, batch = self._runner, self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
         output, starts = runner.forward(batch), self._starts(batch)
-        asked = [(plain_of(SamplingParams(seed=0, max_tokens=2)), None)] * sequences
+        params = SamplingParams(seed=0, max_tokens=2)
+        asked = [(plain_of(params), None)] * sequences
+        seq = Sequence("", params, [0], 1)
         on_host = runner.draws_chains(sequences)
         _read(runner)  # that was no chain
 
@@ -188,10 +193,10 @@ class Rehearsal:
             if on_host:
                 steps = [count] * sequences
                 runner.chain(output, range(sequences), starts, steps=steps, asked=asked)
-            else:  # one graph, which draws with noise
-                keys = [(1, i) for i in range(sequences * count)]
-                scales = [1.0] * sequences
-                runner.unseen_chain(output, starts, steps=count, scales=scales, keys=keys)
+            else:  # one graph
+                rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
+                plan = plan_of(rows, LogitsProcessor(()), runner.vocab_size)
+                runner.unseen_chain(output, starts, steps=count, table=plan.table)
             return _read(runner)
 
         turns = [(timed(1), timed(steps)) for _ in range(1 + TURNS)][1:]

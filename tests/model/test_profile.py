@@ -85,6 +85,8 @@ class _Captured(_Timed):
     """Proposals of up to ten sequences are one graph: as `_Chained`, but their seconds are read
     once, and are there when the device has ended."""
 
+    vocab_size = 100
+
     def __init__(self) -> None:
         self._begun = self._ended = 0.0
 
@@ -95,11 +97,9 @@ class _Captured(_Timed):
         self._begun += 1.0 + 0.1 * len(segments)
 
     def unseen_chain(
-        self, output: None, starts: Sequence[Start], *, steps: int, scales: Sequence[float],
-        keys: Sequence[object],
-    ) -> None:  # fmt: skip
-        assert len(scales) == len(starts)
-        assert len(keys) == steps * len(starts)
+        self, output: None, starts: Sequence[Start], *, steps: int, table: Sequence[object]
+    ) -> None:
+        assert len(table) == steps * len(starts)
         self._begun += 0.5 + 0.01 * steps * len(starts)
 
     def wait(self) -> None:
