@@ -51,6 +51,12 @@ class ModelConfig(Part):
         None, ge=2, description="longest prompt plus output; default: the model's own"
     )
     trust_remote_code: bool = Field(False, description="run Python code found in the model folder")
+    batch_invariant: bool = Field(
+        False,
+        description="on CUDA: products and attention (`triton`) that give a row the same bits"
+        " whatever is computed beside it, so that a seed's text does not depend on the load;"
+        " slower, by how much is not measured",
+    )
 
 
 class CacheConfig(Part):

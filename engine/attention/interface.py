@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from engine.attention.packed_copy import PackedCopy
@@ -107,13 +108,26 @@ class PagedAttention(PreparedAttention):
 
     def __init__(self, plane: KVPlane, slots: Tensor) -> None:
         self._plane, self._slots = plane, slots
+        self._placed: set[int] = set()
+
+    def places(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The layer's keys and values `[kv_heads, slots, dim]` and the rows' slots, for one who
+        writes there before every `run` of this layer, which then does not. None where they are kept
+        in another precision."""
+        stack, index = self._plane.where[layer]
+        keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
+        if keys.dtype != dtype:
+            return None
+        self._placed.add(layer)
+        return keys, values, self._slots
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's keys and values `[kv_heads, slots, dim]`, those of this forward in place."""
         stack, index = self._plane.where[layer]
         keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
-        keys.index_copy_(1, self._slots, key[0])
-        values.index_copy_(1, self._slots, value[0])
+        if layer not in self._placed:
+            keys.index_copy_(1, self._slots, key[0])
+            values.index_copy_(1, self._slots, value[0])
         return keys, values
 
 

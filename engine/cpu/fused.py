@@ -106,11 +106,11 @@ class FusedDecoder:
             scaling=attention.scaling,
             norm=array_of(layer.input_layernorm.weight),
             query_key_value=_Weight(
-                _joined(attention.q_proj, attention.k_proj, attention.v_proj), most
+                joined(attention.q_proj, attention.k_proj, attention.v_proj), most
             ),
             output=_Weight(attention.o_proj.weight, most),
             mlp_norm=array_of(layer.post_attention_layernorm.weight),
-            gate_up=_Weight(_joined(mlp.gate_proj, mlp.up_proj), most),
+            gate_up=_Weight(joined(mlp.gate_proj, mlp.up_proj), most),
             down=_Weight(mlp.down_proj.weight, most),
         )
 
@@ -217,12 +217,12 @@ def _angles(rotary: Any, positions: Tensor) -> tuple[Floats, Floats]:
     return cosine[0].contiguous().numpy(), signed[0].contiguous().numpy()
 
 
-def _joined(*modules: Any) -> Tensor:
-    """Their weights one below the other, `[out, in]`; each module keeps a view of its own."""
-    joined = torch.cat([module.weight.detach() for module in modules])
+def joined(*modules: Any, name: str = "weight") -> Tensor:
+    """Their weights one below the other, `[out, in]`, or biases; each keeps a view of its own."""
+    joined = torch.cat([getattr(module, name).detach() for module in modules])
     first = 0
     for module in modules:
-        last = first + module.weight.shape[0]
-        module.weight = nn.Parameter(joined[first:last], requires_grad=False)
+        last = first + len(getattr(module, name))
+        setattr(module, name, nn.Parameter(joined[first:last], requires_grad=False))
         first = last
     return joined

@@ -31,8 +31,12 @@ def choose_backend(
     dtype: torch.dtype,
     layers: Sequence[LayerShape],
     block_size: int,
+    steady: bool = False,
 ) -> AttentionBackend:
-    """Raises ConfigError when what was asked for cannot serve this model here."""
+    """`steady`: no row's bits may depend on others. Raises ConfigError when what was asked for
+    cannot serve this model here."""
+    if steady:
+        return _steady(wanted, device, layers)
     name = chosen(wanted, device, dtype=dtype, layers=layers, block_size=block_size)
     if name == "triton":
         from engine.attention.triton import TritonBackend
@@ -60,6 +64,19 @@ def chosen(
     if not _obstacle("flashinfer", device, dtype, layers):
         return "flashinfer"
     return _without_packages(device, dtype, layers, block_size)
+
+
+def _steady(
+    wanted: AttentionName, device: torch.device, layers: Sequence[LayerShape]
+) -> AttentionBackend:
+    reason = without_triton(device, layers)
+    if wanted not in ("auto", "triton"):
+        reason = f"attention is {wanted!r}"
+    if reason is not None:
+        raise ConfigError(f"target.batch_invariant needs attention = 'triton', but {reason}")
+    from engine.attention.steady import SteadyBackend
+
+    return SteadyBackend(device, SdpaBackend(device))
 
 
 def _without_packages(

@@ -39,6 +39,7 @@ class LoadedModel:
     logits: Call  # one forward: (input_ids, positions, keep, prepared) -> [kept, vocab]
     quantization: QuantizationName = "none"
     compiled: CompiledDecoder | None = None  # the same for a few rows, when it is at hand
+    batch_invariant: bool = False  # by kernels for that, on a GPU
 
     @property
     def dtype_name(self) -> str:
@@ -47,10 +48,9 @@ class LoadedModel:
     @property
     def exact(self) -> bool:
         """Whether a token's logits are promised to be the same in any batch: to all digits that
-        matter in float32, to the bit where compiled code runs every row."""
-        return self.dtype == torch.float32 or (
-            self.compiled is not None and self.compiled.takes_all_rows
-        )
+        matter in float32, to the bit where compiled code or kernels of ours run every row."""
+        everywhere = self.compiled is not None and self.compiled.takes_all_rows
+        return self.dtype == torch.float32 or everywhere or self.batch_invariant
 
     @property
     def device_name(self) -> str:

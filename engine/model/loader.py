@@ -33,7 +33,8 @@ from engine.model.checkpoint import (
 from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, front_door
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
-from engine.model.proof import forward_of, is_proven, probe_layers, prove, reference
+from engine.model.proof import forward_of, is_proven, one_line, probe_layers, prove, reference
+from engine.sampling.triton_draws import available
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +49,15 @@ def load_model(
     device: str = "auto",
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
+    batch_invariant: bool = False,
 ) -> LoadedModel:
     """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto as in
-    `engine.model.precision`. `max_model_len` defaults to the model's own. Raises ModelError."""
+    `engine.model.precision`. `max_model_len` defaults to the model's own. `batch_invariant`: on
+    CUDA, so that a row's bits depend on the row alone. Raises ModelError."""
     kind: QuantizationName = "none" if quantization == "auto" else quantization
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
-    source = _Source(path, role, kind, pick_device(device), max_model_len, hub)
+    where = pick_device(device)
+    source = _Source(path, role, kind, where, max_model_len, hub, batch_invariant)
     loaded = source.load(dtype, eight=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
@@ -72,6 +76,7 @@ class _Source:
     device: torch.device
     max_model_len: int | None
     hub: dict[str, Any]
+    batch_invariant: bool
 
     @property
     def name(self) -> str:
@@ -97,7 +102,8 @@ class _Source:
             model = read_weights(str(folder or self.path), name, how)
             model = model.to(where).eval().requires_grad_(False)
             expected = reference(model, name)
-        return _proven(make, model, expected, name, eight=eight)
+        steady = self.batch_invariant and where.type == "cuda"
+        return _proven(make, model, expected, name, eight=eight, steady=steady)
 
     def _facts(self, config: Any, dtype: DTypeName, folder: Path | None) -> partial[LoadedModel]:
         """All that is known of the model before it is looked at. Raises ModelError."""
@@ -113,9 +119,15 @@ class _Source:
 
 
 def _proven(
-    make: partial[LoadedModel], model: Any, expected: Tensor, name: str, *, eight: bool
+    make: partial[LoadedModel],
+    model: Any,
+    expected: Tensor,
+    name: str,
+    *,
+    eight: bool,
+    steady: bool = False,
 ) -> LoadedModel:
-    """Called in the quickest way there is. Raises ModelError."""
+    """Called in the quickest way there is, or by what is `steady`. Raises ModelError."""
     loaded = make(
         model=model,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
@@ -124,12 +136,16 @@ def _proven(
         logits=front_door(model),
     )
     prove(loaded, expected, name)
+    if steady:
+        return _steady(loaded, expected, name)
     return loaded if is_quantized(model) else _quickened(loaded, expected, eight=eight)
 
 
 def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedModel:
     """With code of ours, where there is some and the same proof holds for it."""
     model = loaded.model
+    if available(loaded.device):
+        return _with_kernels(loaded, expected)
     loaded = _called(loaded, fused_decoder(model), expected)
     every_row = loaded.role == "target"  # whose texts must not depend on the batch
     for bits in (True, False) if eight else (False,):
@@ -141,13 +157,47 @@ def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedM
     return _called(loaded, packed_decoder(model), expected)
 
 
+def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
+    from engine.model.fused_layers import fused_layers
+
+    try:
+        fused = fused_layers(loaded.model, loaded.layers)
+        return _called(loaded, None if fused is None else front_door(fused), expected)
+    except Exception as error:  # of a compiler that is missing, say: the model runs without
+        logger.warning("the %s model runs without fused layers: %s", loaded.role, one_line(error))
+        return loaded
+
+
+def _steady(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:
+    """With layers and products by which a row's bits are its own. Raises ModelError."""
+    refused = f"{name} cannot be served with target.batch_invariant"
+    if not available(loaded.device) or is_quantized(loaded.model):
+        raise ModelError(
+            f"{refused}: its kernels are for unquantized weights, and Triton's devices"
+        )
+    from engine.model.fused_layers import fused_layers, make_steady
+
+    fused = fused_layers(loaded.model, loaded.layers)
+    if fused is None:
+        raise ModelError(f"{refused}: its family has no layers of ours")
+    if reason := make_steady(fused):
+        raise ModelError(f"{refused}: {reason}")
+    found = replace(loaded, logits=front_door(fused), batch_invariant=True)
+    if not is_proven(forward_of(found), loaded.layers, expected, loaded.model):
+        raise ModelError(f"{refused}: it computes other logits so")
+    logger.warning("%s is batch-invariant, which costs speed; how much is not measured", name)
+    return found
+
+
 def _called(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedModel:
     """By this call, if there is one and it is proven."""
     if call is None:
         return loaded
     found = replace(loaded, logits=call)
-    proven = is_proven(forward_of(found), loaded.layers, expected, loaded.model)
-    return found if proven else loaded
+    if is_proven(forward_of(found), loaded.layers, expected, loaded.model):
+        return found
+    logger.warning("the %s model keeps to its own forward: ours computes other logits", loaded.role)
+    return loaded
 
 
 def pick_device(device: str) -> torch.device:

@@ -89,6 +89,7 @@ def _load(
         device=config.device,
         max_model_len=max_model_len,
         trust_remote_code=said.trust_remote_code,
+        batch_invariant=role == "target" and config.target.batch_invariant,
     )
 
 

@@ -174,6 +174,7 @@ class ModelRunner:
             dtype=model.dtype,
             layers=model.layers,
             block_size=cache.block_size,
+            steady=model.batch_invariant,
         )
         on_cuda = model.device.type == "cuda"
         self._timer: DeviceTimer | HostTimer = DeviceTimer() if on_cuda else HostTimer(clock)

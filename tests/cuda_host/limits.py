@@ -51,11 +51,11 @@ STEPS = (
     Step("allocations, frees and captures", ALLOTTED, (0, 0, 0), (0, 0, 0)),
 )  # fmt: skip
 NODES = (
-    Nodes("target layer", 41, 12),
-    Nodes("target forward", 1333, None),
-    Nodes("draft layer", 41, 12),
-    Nodes("draft forward", 677, None),
-    Nodes("chain of four", 2044, None),
+    Nodes("target layer", 10, 12),
+    Nodes("target forward", 335, None),
+    Nodes("draft layer", 10, 12),
+    Nodes("draft forward", 175, None),
+    Nodes("chain of four", 537, None),
 )
 # Of the host, printed only, since machines differ: for a step, and of a start.
 WANTED_MILLISECONDS = (0.4, 1.2, 2.0)

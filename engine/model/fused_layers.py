@@ -1,0 +1,225 @@
+"""A model of transformers whose decoder layers are a few kernels each. CUDA only.
+
+Query, key and value are one product, gate and up another, and what stands between products is one
+kernel of `engine.model.triton_layers`: a sum with the norm after it, a rotation that writes to the
+cache as well, a gate. The model's own forward runs, over such layers instead of its own, so what it
+does before and after them, and what it hands to them, stays its own.
+
+Which families have such layers is listed here. That the logits stay what they were is not assumed:
+the loader compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention.interface import (
+    LayerProbe,
+    LayerShape,
+    PagedAttention,
+    PreparedAttention,
+    Variation,
+)
+from engine.cpu.fused import joined
+from engine.model.triton_layers import ACTIVATIONS, Heads, Norm, added, gated, rotated
+from engine.model.triton_products import multiplied
+
+# And what they add to the weights of a norm.
+FAMILIES = {
+    "gemma": 1.0, "gemma2": 1.0, "gemma3_text": 1.0, "granite": 0.0, "llama": 0.0, "mistral": 0.0,
+    "mixtral": 0.0, "olmo2": 0.0, "phi3": 0.0, "qwen2": 0.0, "qwen3": 0.0, "qwen3_moe": 0.0,
+}  # fmt: skip
+# Norms before attention and after it, before the MLP and after it; of layers with norms after the
+# MLP, and of others.
+SANDWICHED = (
+    "input_layernorm", "post_attention_layernorm",
+    "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
+PLAIN = ("input_layernorm", "", "post_attention_layernorm", "")
+
+
+def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
+    """The model with other layers; the parameters of the one given become views of joined ones.
+    None for what is not known."""
+    body, probe = model.base_model, _Recorder()
+    if model.config.model_type not in FAMILIES:
+        return None
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=zero, position_ids=zero, use_cache=False, foredraft=probe)
+    relay, layers = _Relay(), list[_Layer]()
+    for layer, shape in zip(body.layers, shapes, strict=True):
+        product = _merged(layer.self_attn, "qkv_proj", "q_proj", "k_proj", "v_proj")
+        if product is None or shape.key_dim != shape.value_dim:
+            return None
+        layers.append(_Layer(layer, product, shape, probe.asked[shape.layer], relay))
+        torch.cuda.empty_cache()  # what was joined is free, and too small for the next ones
+    last = _norm(body, "norm", FAMILIES[model.config.model_type])
+    for layer, following in zip(layers, [*(each.first for each in layers[1:]), last], strict=True):
+        layer.following = following
+    body = _with(body, layers=nn.ModuleList(layers), norm=_LastNorm(last, relay))
+    return _with(model, **{model.base_model_prefix: body})
+
+
+def make_steady(fused: Any) -> str | None:
+    """Have a row's bits depend on the row alone, or say what of these layers stands against it."""
+    if any(hasattr(module, "experts") for module in fused.modules()):
+        return "which rows share an expert decides how it multiplies"
+    for module in fused.modules():
+        if type(module) is nn.Linear:
+            module.forward = partial(multiplied, module)  # type: ignore[method-assign]
+    return None
+
+
+class _Recorder(LayerProbe):
+    """Also keeps how each layer's scores are to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[int, Variation] = {}
+
+    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
+        self.asked[layer] = how
+        return super().run(layer, query, key, value, how)
+
+
+class _Relay:
+    """From a layer's last kernel to who asks for the norm of the stream next."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Tensor, Tensor] | None = None
+
+    def give(self, stream: Tensor, normed: Tensor) -> Tensor:
+        self._made = stream, normed
+        return stream
+
+    def normed(self, stream: Tensor, norm: Norm | None) -> Tensor:
+        made, self._made = self._made, None
+        if made is not None and made[0] is stream:
+            return made[1]
+        return added(stream, pre=norm)[1]
+
+
+class _Layer(nn.Module):
+    """`following`: the norm that comes after this layer."""
+
+    following: Norm | None = None
+
+    def __init__(
+        self, layer: Any, product: nn.Linear, shape: LayerShape, how: Variation, relay: _Relay
+    ) -> None:
+        super().__init__()
+        attention, self._mlp = layer.self_attn, layer.mlp
+        offset = FAMILIES[attention.config.model_type]
+        self._product, self._output = product, attention.o_proj
+        self._index, self._how, self._relay = shape.layer, how, relay
+        self._factor = float(getattr(layer, "residual_multiplier", 1.0))
+        names = SANDWICHED if hasattr(layer, "post_feedforward_layernorm") else PLAIN
+        norms = (_norm(layer, name, offset) for name in names)
+        self.first, self._attended, self._second, self._fed = norms
+        query_norm, key_norm = (_norm(attention, name, offset) for name in ("q_norm", "k_norm"))
+        self._wide = (query_norm, key_norm)  # of all queries at once, and of all keys
+        if query_norm is None or query_norm.weight.numel() == shape.key_dim:
+            self._wide = (None, None)
+        else:
+            query_norm = key_norm = None
+        count = attention.o_proj.in_features // shape.value_dim
+        self._heads = Heads(count, shape.kv_heads, shape.key_dim, query_norm, key_norm)
+        self._gate_up = _merged(self._mlp, "gate_up_proj", "gate_proj", "up_proj")
+        name = getattr(attention.config, "hidden_activation", None) or attention.config.hidden_act
+        self._activation = ACTIVATIONS.get(name)
+
+    def forward(
+        self,
+        stream: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        foredraft: PreparedAttention,
+        **others: Any,
+    ) -> Tensor:
+        factor = self._factor
+        with torch.cuda.device_of(stream):  # type: ignore[no-untyped-call]  # there Triton launches
+            found = self._attend(
+                self._relay.normed(stream, self.first), position_embeddings, foredraft
+            )
+            stream, normed = added(
+                found, stream=stream, factor=factor, post=self._attended, pre=self._second
+            )
+            made = added(
+                self._feed(normed), stream=stream, factor=factor, post=self._fed, pre=self.following
+            )
+        return self._relay.give(*made)
+
+    def _attend(
+        self, normed: Tensor, angles: tuple[Tensor, Tensor], prepared: PreparedAttention
+    ) -> Tensor:
+        packed, kinds = self._product(normed), self._heads.kinds
+        sizes = [count * self._heads.dim for count in kinds]
+        for norm, rows in zip((*self._wide, None), torch.split(packed, sizes, -1), strict=True):
+            added(rows, pre=norm, output=rows)
+        places = None
+        if isinstance(prepared, PagedAttention):
+            places = prepared.places(self._index, packed.dtype)
+        query = rotated(packed, angles, self._heads, places)
+        heads = packed.view(1, packed.shape[1], -1, self._heads.dim).transpose(1, 2)
+        _, key, value = torch.split(heads, kinds, 1)
+        attended = prepared.run(self._index, query, key, value, self._how)
+        output: Tensor = self._output(attended.reshape(1, packed.shape[1], -1))
+        return output
+
+    def _feed(self, normed: Tensor) -> Tensor:
+        if self._gate_up is None or self._activation is None:
+            output: Tensor = self._mlp(normed)  # of experts, say
+        else:
+            output = self._mlp.down_proj(gated(self._gate_up(normed), self._activation))
+        return output
+
+
+class _LastNorm(nn.Module):
+    def __init__(self, norm: Norm | None, relay: _Relay) -> None:
+        super().__init__()
+        self._norm, self._relay = norm, relay
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return self._relay.normed(stream, self._norm)
+
+
+def _norm(owner: Any, name: str, offset: float) -> Norm | None:
+    module = getattr(owner, name, None)
+    if module is None:
+        return None
+    epsilon = module.eps if hasattr(module, "eps") else module.variance_epsilon
+    return Norm(module.weight, float(epsilon), offset)
+
+
+def _merged(owner: Any, whole: str, *names: str) -> nn.Linear | None:
+    """The layer `whole`, or those named, as one. None where they are not plain and alike."""
+    parts: list[Any] = [
+        getattr(owner, name, None) for name in ([whole] if hasattr(owner, whole) else names)
+    ]
+    if any(type(part) is not nn.Linear for part in parts):
+        return None
+    biased = [part.bias is not None for part in parts]
+    if len(set(biased)) > 1:
+        return None
+    made: nn.Linear = parts[0]
+    if len(parts) > 1:
+        made = nn.Linear(1, 1, bias=biased[0], device="meta")
+        made.weight = nn.Parameter(joined(*parts), requires_grad=False)
+        made.out_features, made.in_features = made.weight.shape
+        if biased[0]:
+            made.bias = nn.Parameter(joined(*parts, name="bias"), requires_grad=False)
+    return made
+
+
+def _with(module: Any, **parts: nn.Module) -> Any:
+    """The module with other parts; it shares all else with the one that was given."""
+    twin = copy(module)
+    twin._modules = {**module._modules, **parts}
+    return twin

@@ -1,0 +1,61 @@
+"""Fused layers on the device that they are for."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock, patch
+
+import pytest
+import torch
+
+from engine.attention.interface import Span
+from engine.attention.sdpa import SdpaBackend
+from engine.config import DTypeName
+from engine.model.kv_cache import KVCache
+from engine.model.loaded import front_door
+from engine.model.loader import load_model
+from engine.model.proof import NEARLY
+from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
+from tests.support.cuda import ON_CUDA
+
+pytest.importorskip("triton")
+
+from engine.model import fused_layers
+from engine.model.triton_layers import rotated
+
+pytestmark = ON_CUDA
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeName) -> None:
+    """Law: the loader's proof has taken them, and of more rows than it had they say the same."""
+    model = load_model(tiny_target, role="target", device="cuda", dtype=dtype)
+    plane = KVCache(20, 16, model.device).add_plane("all", model.layers, model.dtype)
+    ids = torch.arange(200, device="cuda")[None] % 100 + 4
+    places = torch.arange(200, device="cuda")[None]
+    found = []
+    for call, fused in ((front_door(model.model), False), (model.logits, True)):
+        prepared = SdpaBackend(model.device).prepare(plane, [Span(0, 200, 0, range(20))])
+        with patch.object(fused_layers, "rotated", Mock(wraps=rotated)) as used:
+            found.append(call(ids, places, 200, prepared))
+        assert used.called == fused
+    worst = (found[1] - found[0]).abs().max() / found[0].abs().max()
+    assert worst.item() <= NEARLY[model.dtype]
+
+
+def test_a_steady_model_gives_a_row_its_bits(tiny_target: str) -> None:
+    """Law: in bfloat16, in a prompt at once, for its last rows among others, and decoded."""
+    how: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "batch_invariant": True}
+    model = load_model(tiny_target, role="target", **how)
+    runner = ModelRunner(model, KVCache(80, 16, model.device), "target")
+    tokens = [(7 * i) % 120 + 4 for i in range(70)]
+    whole = runner.forward([Segment(tokens, 0, [1, 2, 3, 4, 5], 3)]).logits
+    mine = [9, 8, 7, 6, 10]
+    runner.forward([Segment(tokens[:67], 0, mine, 1)])
+    others = [Segment(tokens[: 9 + i], 0, [20 + 2 * i, 21 + 2 * i], 1) for i in range(20)]
+    among = runner.forward([*others, Segment(tokens[67:], 67, mine, 3)]).logits[-3:]
+    assert torch.equal(among, whole)
+    alone = [runner.forward([Segment([tokens[i]], i, mine, 1)]).logits for i in (67, 68, 69)]
+    assert torch.equal(torch.cat(alone), whole)

@@ -1,0 +1,358 @@
+"""A model with fused layers computes what it computes without. Their kernels are interpreted, on a
+CPU, and compiled for a GPU that need not be there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, patch
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.attention.interface import NAME, AttentionBackend, LayerShape, Span, register
+from engine.attention.sdpa import SdpaBackend
+from engine.config import AttentionName
+from engine.errors import ConfigError, ModelError
+from engine.model import loader
+from engine.model.attention_choice import choose_backend
+from engine.model.batch import Batch
+from engine.model.kv_cache import Plane
+from engine.model.loaded import front_door
+from engine.model.loader import load_model
+from engine.model.proof import is_proven, probe_layers, reference
+from engine.scheduling.segment import Segment
+from tests.support import tiny
+from tests.support.whole_sequence import whole_sequence
+
+triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later")
+
+from engine.attention.steady import SteadyBackend  # noqa: E402
+from engine.attention.triton_kernels import Splitting  # noqa: E402
+from engine.model import fused_layers as fused_layers_module  # noqa: E402
+from engine.model import triton_layers as kernels  # noqa: E402
+from engine.model import triton_products as products  # noqa: E402
+from engine.model.fused_layers import fused_layers, make_steady  # noqa: E402
+from engine.model.triton_products import multiplied  # noqa: E402
+
+CPU = torch.device("cpu")
+SHAPE = tiny.SHAPE | {
+    "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 2, "num_key_value_heads": 1,
+}  # fmt: skip
+WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 2},
+    "mixtral": {"num_local_experts": 4},
+    "phi3": {"partial_rotary_factor": 0.75},
+    "olmo2": {},
+    "granite": {
+        "residual_multiplier": 0.3, "attention_multiplier": 0.2, "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+    },
+    "gemma": {},
+    "gemma2": {**WINDOWS, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 12},
+    "gemma3_text": {**WINDOWS, "query_pre_attn_scalar": 12},
+}  # fmt: skip
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Run]:
+    """Calls a function of this file where kernels are run by numpy, which is asked for before they
+    are imported."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("TRITON_INTERPRET", "1")
+            pool.submit(int).result()
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+def model_of(family: str) -> Any:
+    register()
+    config = AutoConfig.for_model(family.split()[0], **(SHAPE | FAMILIES[family]))
+    model = tiny.build(AutoModelForCausalLM.from_config, config)
+    model.set_attn_implementation(NAME)
+    return model
+
+
+def compare(family: str) -> None:
+    model = model_of(family)
+    shapes, expected = probe_layers(model, family), reference(model, family)
+    call = front_door(fused_layers(model, shapes))
+
+    def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
+        batch = Batch.pack(segments, CPU)
+        prepared = SdpaBackend(CPU).prepare(plane, batch.spans)
+        with patch.object(model.base_model.layers[0], "forward", None):  # is not called
+            return call(batch.input_ids, batch.positions, batch.keep, prepared)
+
+    assert is_proven(forward, shapes, expected, model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_equals_the_model(family: str, interpreted: Run) -> None:
+    """Law: of a prompt in two chunks and a sequence beside it, through the paged cache: the model's
+    own logits, but for the last bits."""
+    interpreted(compare, family)
+
+
+def check_weights() -> None:
+    model = model_of("qwen2")
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    assert fused_layers(model, probe_layers(model, "it")) is not None
+    layer = model.base_model.layers[0]
+    attention, mlp = layer.self_attn, layer.mlp
+    for joined in (
+        [p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)],
+        [p.bias for p in (attention.q_proj, attention.k_proj, attention.v_proj)],
+        [mlp.gate_proj.weight, mlp.up_proj.weight],
+    ):
+        assert len({part.untyped_storage().data_ptr() for part in joined}) == 1
+    after = dict(model.named_parameters())
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert after.keys() == before.keys()
+
+
+def test_weights_are_not_held_twice(interpreted: Run) -> None:
+    """Law: the model's own parameters become views of what was joined, biases too."""
+    interpreted(check_weights)
+
+
+def check_loader(folder: str) -> None:
+    def wrong(rows: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        return kernels.added(rows, **(how | {"factor": 1.5}))
+
+    def broken(rows: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("there is no compiler")
+
+    for sums, served in ((kernels.added, True), (wrong, False), (broken, False)):
+        added = Mock(wraps=sums)
+        with (
+            patch.object(loader, "available", lambda device: True),
+            patch.object(loader, "read_llama", lambda folder: None),
+            patch.object(fused_layers_module, "added", added),
+        ):
+            loaded = load_model(folder, role="target", device="cpu", dtype="float32")
+            assert added.called
+            added.reset_mock()
+            ids = torch.tensor([[3, 4]])
+            loaded.logits(ids, torch.tensor([[0, 1]]), 2, whole_sequence(loaded, 2)())
+            assert added.called == served
+
+
+def test_the_loader_serves_what_is_proven(tmp_path: Path, interpreted: Run) -> None:
+    """Law: where our kernels can run they do, unless they fail or make other logits."""
+    interpreted(check_loader, tiny.save(model_of("llama"), tmp_path))
+
+
+def check_products(count: int, shape: tuple[int, int]) -> None:
+    linear = torch.nn.Linear(shape[0], shape[1], bias=shape[0] % 2 == 0)
+    rows = torch.randn(1, count, shape[0])
+    with torch.inference_mode():
+        found, expected = multiplied(linear, rows), linear(rows)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for chosen in ([0], [count - 1], [count - 1, 0, count // 2]):
+            assert torch.equal(multiplied(linear, rows[:, chosen]), found[:, chosen])
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"), [(64, (40, 130)), (3, (64, 64)), (66, (33, 5)), (600, (16, 70))]
+)
+def test_a_product_gives_a_row_its_bits(
+    count: int, shape: tuple[int, int], interpreted: Run
+) -> None:
+    """Law: what torch computes, and to the bit the same of a row alone as among others, at any
+    place; of more rows than are dealt out together, too."""
+    interpreted(check_products, count, shape)
+
+
+def check_steady() -> None:
+    model = model_of("gemma2")
+    shapes, expected = probe_layers(model, "it"), reference(model, "it")
+    fused = fused_layers(model, shapes)
+    assert make_steady(fused) is None
+    backend, call = SteadyBackend(CPU, SdpaBackend(CPU), Splitting(2, 32)), front_door(fused)
+
+    @torch.inference_mode()
+    def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
+        batch = Batch.pack(segments, CPU)
+        with patch.object(torch.nn.functional, "linear", None):  # is not called
+            prepared = backend.prepare(plane, batch.spans)
+            return call(batch.input_ids, batch.positions, batch.keep, prepared)
+
+    assert is_proven(forward, shapes, expected, model)
+    tokens, blocks = [(7 * i) % 120 + 4 for i in range(70)], [8, 1, 2, 3, 4]
+    planes = [Plane(shapes, 9, block_size=16, dtype=torch.float32, device=CPU) for _ in range(2)]
+    whole = forward([Segment(tokens, 0, blocks, 3)], planes[0])
+    forward([Segment(tokens[:3], 0, blocks, 1)], planes[1])
+    forward([Segment(tokens[3:67], 3, blocks, 1)], planes[1])
+    beside = Segment(tokens[:9], 0, [6], 9)
+    verified = forward([beside, Segment(tokens[67:], 67, blocks, 3)], planes[1])
+    assert torch.equal(verified[9:], whole)
+    decoded = [forward([Segment([tokens[i]], i, blocks, 1)], planes[1]) for i in (67, 68, 69)]
+    assert torch.equal(torch.cat(decoded), whole)
+
+
+def test_a_steady_model_gives_a_row_its_bits(interpreted: Run) -> None:
+    """Law: the logits of a row are the same to the bit in a prompt of more rows than the kernel of
+    attention takes, after that prompt in two chunks, beside another sequence, and decoded."""
+    interpreted(check_steady)
+
+
+def check_loading(served: str, refused: str) -> None:
+    def wrong(module: torch.nn.Linear, rows: Tensor) -> Tensor:
+        return multiplied(module, rows) * 1.1
+
+    with (
+        patch.object(loader, "available", lambda device: device == CPU),
+        patch.object(loader, "read_llama", lambda folder: None),
+    ):
+        models = [
+            load_model(folder, role="target", device="cpu", dtype="float32")
+            for folder in (served, refused)
+        ]
+        wanted = [reference(model.model, "it") for model in models]
+        found = loader._steady(models[0], wanted[0], "it")
+        assert found.batch_invariant
+        assert replace(found, dtype=torch.bfloat16).exact
+        with pytest.raises(ModelError, match="has no layers of ours"):
+            loader._steady(models[1], wanted[1], "it")
+        with (
+            patch.object(fused_layers_module, "multiplied", wrong),
+            pytest.raises(ModelError, match="other logits"),
+        ):
+            loader._steady(models[0], wanted[0], "it")
+
+
+def test_the_loader_says_why_a_model_is_not_steady(tmp_path: Path, interpreted: Run) -> None:
+    """Law: who asks for a model whose rows are their own gets one that is proven, or a reason."""
+    served = tiny.save(model_of("llama"), tmp_path / "served")
+    refused = tiny.save(tiny.FAMILIES["gpt_neox"](), tmp_path / "refused")
+    interpreted(check_loading, served, refused)
+
+
+def test_steady_attention_is_our_kernel() -> None:
+    """Law: for prompts too; another backend by name, and another device, are refused."""
+
+    def choose(wanted: AttentionName, device: str) -> AttentionBackend:
+        where, shapes = torch.device(device), [LayerShape(0, 2, 64, 64)]
+        how: dict[str, Any] = {"dtype": torch.bfloat16, "layers": shapes, "block_size": 16}
+        return choose_backend(wanted, where, **how, steady=True)
+
+    assert isinstance(choose("auto", "cuda"), SteadyBackend)
+    with pytest.raises(ConfigError, match="batch_invariant needs .* but attention is 'flex'"):
+        choose("flex", "cuda")
+    with pytest.raises(ConfigError, match="but the device is cpu"):
+        choose("auto", "cpu")
+
+
+def check_other_cache() -> None:
+    model = model_of("qwen3")
+    shapes = probe_layers(model, "it")
+    found = []
+    for run in (front_door(model), front_door(fused_layers(model, shapes))):
+        plane = Plane(shapes, 4, block_size=4, dtype=torch.bfloat16, device=CPU)
+        prepared = SdpaBackend(CPU).prepare(plane, [Span(0, 3, 0, [2])])
+        with torch.inference_mode():
+            ids, places = torch.tensor([[5, 6, 7]]), torch.tensor([[0, 1, 2]])
+            found.append(run(ids, places, 3, prepared))
+        assert plane.stacks[0][1][:, :, 8:11].count_nonzero() > 0
+    torch.testing.assert_close(*found, rtol=0, atol=3e-2)  # keys round elsewhere
+
+
+def test_a_cache_of_another_precision_is_written_by_attention(interpreted: Run) -> None:
+    """Law: the kernel that rotates writes to no cache that is not of the model's precision."""
+    interpreted(check_other_cache)
+
+
+def test_what_is_not_known_is_not_fused() -> None:
+    """Law: of another family, or with biases for some parts of a product, no layer is made."""
+    model = tiny.FAMILIES["gpt_neox"]()
+    register()
+    model.set_attn_implementation(NAME)
+    assert fused_layers(model, probe_layers(model, "it")) is None
+    model = model_of("llama")
+    attention = model.base_model.layers[1].self_attn
+    attention.k_proj.bias = torch.nn.Parameter(torch.zeros(len(attention.k_proj.weight)))
+    assert fused_layers(model, probe_layers(model, "it")) is None
+    model = model_of("mixtral")
+    assert "expert" in str(make_steady(fused_layers(model, probe_layers(model, "it"))))
+
+
+CONSTANTS: dict[str, list[dict[str, int]]] = {
+    "add_rows": [
+        {"WIDTH": width, "LANES": triton.next_power_of_2(width), "ADDS": 1, "POST": post, "PRE": 1}
+        for width in (2048, 5376, 16384)
+        for post in (0, 1)
+    ],
+    "rotate_heads": [
+        {
+            "HEADS": 32, "KV_HEADS": 8, "DIM": dim, "ROTARY": rotary, "REST": 64, "NORMS": 1,
+            "LANES": triton.next_power_of_2(rotary // 2), "WRITES": 1,
+        }
+        for dim, rotary in ((128, 128), (96, 72), (256, 256))
+    ],
+    "gate_rows": [{"WIDTH": 14336, "LANES": kernels.GATED, "ACTIVATION": i} for i in (0, 1)],
+    "multiply_rows": [
+        {
+            "OUT": 128256, "IN": 4096, "ROWS": products.ROWS, "OUTS": products.OUTS,
+            "STEP": products.STEP, "BIASED": 1,
+        }
+    ],
+}  # fmt: skip
+FLOATS = ("factor", "offset", "post_epsilon", "pre_epsilon", "query_epsilon", "key_epsilon")
+NUMBERS = (
+    "step", "normed_step", "key_head", "key_slot", "value_head", "value_slot",
+    "count",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: without a device, and nothing spills from registers to memory."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    kernel = getattr(products if name == "multiply_rows" else kernels, name)
+    known = dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(NUMBERS, "i32") | {"slots": "*i64"}
+    for constants in CONSTANTS[name]:
+        types = {each: known.get(each, "*bf16") for each in kernel.arg_names}
+        types |= dict.fromkeys(constants, "constexpr")
+        aligned = {
+            (i,): [["tt.divisibility", 16]]
+            for i, kind in enumerate(types.values())
+            if kind not in ("fp32", "constexpr")
+        }
+        options: dict[str, Any] = {
+            "add_rows": {"num_warps": kernels.warps_of(constants.get("LANES", 1))},
+            "rotate_heads": {"num_warps": 1},
+            "multiply_rows": products.OPTIONS,
+        }.get(name, {})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler's own
+            source = ASTSource(kernel, types, constants, aligned)
+            built = triton.compile(source, GPUTarget("cuda", 90, 32), options)
+        (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])
+        program = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+        used = subprocess.run(
+            [program, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True
+        )
+        assert re.findall(r"STACK:(\d+)", used.stdout) == ["0"]
