@@ -8,7 +8,7 @@ JOBS   ?= $(if $(filter 1,$(shell nproc 2>/dev/null)),1,2)
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test cuda-host check bench lock clean
+.PHONY: help serve test cuda-host gpu wheels check bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -35,6 +35,21 @@ test: $(VENV)/.dev  ## every test that needs no GPU, in JOBS processes
 # Where FOREDRAFT_CUDA_TORCH names no folder with a CUDA build of torch, all of it is skipped.
 cuda-host: $(VENV)/.dev  ## what a step asks of a GPU, counted without one (tests/cuda_host/README.md)
 	$(BIN)/python -m pytest tests/cuda_host -rs $(ARGS)
+
+# With the Python at hand, since its torch is the one that knows the GPU.
+gpu:  ## all that a GPU has to be asked, in 25 minutes (WHEELS=folder; docs/measuring.md)
+	@rm -rf build/wheels
+	$(if $(WHEELS),$(PYTHON) -m pip install --quiet --no-index --no-deps --target build/wheels $(WHEELS)/*.whl)
+	PYTHONPATH=build/wheels $(PYTHON) -m engine.lab.gpu_day --output build/gpu-day-$$(date +%m%d-%H%M%S) $(ARGS)
+
+# What `make gpu` needs beside torch, transformers, Triton and numba, for the Python of that machine.
+FOR ?= 3.12
+CARRIED = annotated-types pydantic pydantic-core typing-inspection msgspec pyzmq llguidance \
+  pytest pytest-timeout pluggy iniconfig pygments hypothesis sortedcontainers
+wheels:  ## into WHEELS what `make gpu` needs on a machine without a network, whose Python is FOR
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(FOR) \
+	  $(foreach n,17 26 27 28 31,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64 \
+	  -c requirements.lock --dest $(WHEELS) $(CARRIED)
 
 check: $(VENV)/.dev  ## format, lint, types, import rule, line budgets
 	$(BIN)/ruff format --check .

@@ -21,7 +21,8 @@ from engine.attention.interface import (
     KVPlane,
     PagedAttention,
     Span,
-    StagedAttention,
+    StagedForward,
+    StepTables,
     Variation,
     scrap_span,
 )
@@ -46,12 +47,13 @@ class Variant:
     dtype: torch.dtype
 
 
-class FlashInferBackend:
+class FlashInferBackend(StepTables):
     """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs."""
 
     name = "flashinfer"
 
     def __init__(self, device: torch.device, make_wrapper: MakeWrapper) -> None:
+        super().__init__()
         self.device = device
         self.make_wrapper = make_wrapper
         self.workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
@@ -67,8 +69,7 @@ class FlashInferBackend:
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> FlashInferForward:
         return FlashInferForward(self, plane, spans)
 
-    def stage(self, plane: KVPlane, rows: int) -> FlashInferStaged:
-        """For graphs: `fill` before every replay."""
+    def stage_forward(self, plane: KVPlane, rows: int) -> FlashInferStaged:
         return FlashInferStaged(self, plane, rows)
 
 
@@ -107,7 +108,7 @@ class FlashInferForward(PagedAttention):
         return (output * share[..., None].to(output.dtype))[None]
 
 
-class FlashInferStaged(FlashInferForward, StagedAttention):
+class FlashInferStaged(FlashInferForward, StagedForward):
     """Wrappers in graph mode, whose buffers stay where they are; chains only. The variants are
     those that the forward before the capture asked for."""
 

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from engine.attention.interface import KVPlane, PagedAttention, Span, StagedAttention, Variation
+from engine.attention.interface import (
+    KVPlane,
+    PagedAttention,
+    Span,
+    StagedForward,
+    StepTables,
+    Variation,
+)
 from engine.attention.spans import fresh_slots, positions_of, written_slots
 from engine.errors import ConfigError
 
@@ -28,13 +35,14 @@ LARGEST_TILE = 64
 VERSIONS = 64  # of the compiled kernel, at most
 
 
-class FlexBackend:
+class FlexBackend(StepTables):
     """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs."""
 
     name = "flex"
 
     def __init__(self, device: torch.device, block_size: int) -> None:
         """Raises ConfigError where a page is no whole number of tiles."""
+        super().__init__()
         self.device = device
         self.fused = device.type == "cuda"
         if self.fused and (block_size % SMALLEST_PAGE or block_size & (block_size - 1)):
@@ -50,8 +58,7 @@ class FlexBackend:
         forward.clear_fresh(spans)
         return forward
 
-    def stage(self, plane: KVPlane, rows: int) -> FlexStaged:
-        """For graphs: `fill` before every replay."""
+    def stage_forward(self, plane: KVPlane, rows: int) -> FlexStaged:
         return FlexStaged(self, plane, rows)
 
 
@@ -125,7 +132,7 @@ class FlexForward(PagedAttention):
         return {"FORCE_USE_FLEX_ATTENTION": True, "BLOCK_M": TILE, "BLOCK_N": width}
 
 
-class FlexStaged(FlexForward, StagedAttention):
+class FlexStaged(FlexForward, StagedForward):
     """Tensors that stay where they are, for a captured graph of `rows` rows."""
 
     def __init__(self, backend: FlexBackend, plane: KVPlane, rows: int) -> None:

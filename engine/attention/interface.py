@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from engine.attention.packed_copy import PackedCopy
 from engine.attention.torchao_warnings import mute
 from engine.errors import ModelError
 
@@ -45,8 +46,7 @@ class LayerShape:
     window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One sequence's rows in a packed forward. Rows `row .. row+length` stand at KV indices
     `start .. start+length` of the block table `blocks`. With `ancestors`, the trailing
     `len(ancestors)` rows are nodes: node i sees everything before the nodes, itself, and the
@@ -139,22 +139,74 @@ class AttentionBackend(Protocol):
         ...
 
 
-class StagedAttention(PreparedAttention):
-    """Attention of a fixed number of rows, from tensors that stay where they are."""
+class StagedAttention(ABC):
+    """Attention of a fixed number of rows, from tensors that stay where they are: of one forward,
+    or of some steps in each of which every row stands one place further than in the one before."""
 
     @abstractmethod
-    def suits(self, spans: Sequence[Span]) -> bool: ...
+    def suits(self, spans: Sequence[Span]) -> bool:
+        """The spans of the first step, with blocks for all."""
 
     @abstractmethod
     def fill(self, spans: Sequence[Span]) -> None:
-        """These spans, as many rows in all as were staged; before every replay."""
+        """As many rows in all as were staged; before every replay. What is written to parts of a
+        copy is for whoever has it to send."""
+
+    @abstractmethod
+    def step(self, number: int) -> PreparedAttention: ...
 
 
 @runtime_checkable
 class StagingBackend(Protocol):
     """A backend whose attention can be part of a graph."""
 
-    def stage(self, plane: KVPlane, rows: int) -> StagedAttention: ...
+    def stage(self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int = 1) -> StagedAttention:
+        """With numbers of its own as the last parts of `sent`, which is yet to be built."""
+        ...
+
+
+class StagedForward(PreparedAttention):
+    """One step, of a backend that has tensors for each."""
+
+    @abstractmethod
+    def suits(self, spans: Sequence[Span]) -> bool: ...
+
+    @abstractmethod
+    def fill(self, spans: Sequence[Span]) -> None: ...
+
+
+class StepTables(ABC):
+    """A backend that sends its numbers itself, to tensors that may have the size of the pool. All
+    graphs of one model and so many rows share them: each is filled right before it is replayed."""
+
+    def __init__(self) -> None:
+        self._staged: dict[tuple[KVPlane, int, int], StagedForward] = {}
+
+    def stage(self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int = 1) -> StagedSteps:
+        for key in [(plane, rows, number) for number in range(steps)]:
+            if key not in self._staged:
+                self._staged[key] = self.stage_forward(plane, rows)
+        return StagedSteps([self._staged[plane, rows, number] for number in range(steps)])
+
+    @abstractmethod
+    def stage_forward(self, plane: KVPlane, rows: int) -> StagedForward: ...
+
+
+class StagedSteps(StagedAttention):
+    """Steps with tensors of their own."""
+
+    def __init__(self, steps: Sequence[StagedForward]) -> None:
+        self._steps = steps
+
+    def suits(self, spans: Sequence[Span]) -> bool:
+        return self._steps[0].suits(spans)
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        for number, step in enumerate(self._steps):
+            step.fill([span._replace(start=span.start + number) for span in spans])
+
+    def step(self, number: int) -> PreparedAttention:
+        return self._steps[number]
 
 
 class LayerProbe(PreparedAttention):

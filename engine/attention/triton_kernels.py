@@ -38,13 +38,15 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Tables(NamedTuple):
-    """Int32 `rows` `[rows, 4]`, `pieces` `[pieces, 8]` and `pages`, and how many `places` there are
-    in the scratch tensors at most."""
+    """Int32 `rows` `[rows, 4]`, `pieces` `[pieces, 8]` and `pages`, how many `places` there are in
+    the scratch tensors at most, and how many `steps` further than these say all rows stand, which
+    are one of each sequence then."""
 
     rows: Tensor
     pieces: Tensor
     pages: Tensor
     places: int
+    steps: int = 0
 
 
 class Splitting(NamedTuple):
@@ -84,22 +86,22 @@ def _rows(start, step, there, DIM: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _bits(rows, mine, live, WINDOW: tl.constexpr):
+def _bits(rows, mine, live, steps, WINDOW: tl.constexpr):
     """Of each line: both halves of its mask, and its position if there is a window."""
     position = mine
     if WINDOW > 0:
-        position = tl.load(rows + mine * 4, live, 0)
+        position = tl.load(rows + mine * 4, live, 0) + steps
     return tl.load(rows + mine * 4 + 2, live, 0), tl.load(rows + mine * 4 + 3, live, 0), position
 
 
 @triton.jit
-def _seen(rows, origin, node, there, index, early, late, own, WINDOW: tl.constexpr):
+def _seen(rows, origin, node, there, index, early, late, own, steps, WINDOW: tl.constexpr):
     """Whether lines see keys, `[lines, keys]`. Key `node` from the root on, which is of row
     `origin`, stands where its row does."""
     bits = tl.where((node < 32)[None, :], early[:, None], late[:, None])
     seen = (node < 0)[None, :] | (((bits >> (node & 31)[None, :]) & 1) != 0)
     if WINDOW > 0:
-        position = tl.load(rows + (origin + node) * 4, (node >= 0) & there, 0)
+        position = tl.load(rows + (origin + node) * 4, (node >= 0) & there, 0) + steps
         position = tl.where(node < 0, index, position)
         seen = seen & (own[:, None] - position[None, :] < WINDOW)
     return seen & there[None, :]
@@ -114,9 +116,9 @@ def _scores(q, k, scale, SOFTCAP: tl.constexpr):
     return scores * LOG2E
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("steps",))
 def attend_splits(
-    sums, tops, query, keys, values, rows, pieces, pages, scale, heads,
+    sums, tops, query, keys, values, rows, pieces, pages, steps, scale, heads,
     query_head, query_row, key_head, key_slot, value_head, value_slot,
     GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr,
@@ -128,10 +130,10 @@ def attend_splits(
     piece = pieces + tl.program_id(0) * 8
     if tl.load(piece + 1) == 0:
         return
-    end, root, origin = tl.load(piece + 2), tl.load(piece + 3), tl.load(piece + 4)
+    end, root, origin = tl.load(piece + 2) + steps, tl.load(piece + 3) + steps, tl.load(piece + 4)
     table = pages + tl.load(piece + 5)
     kv_head, mine, head, live = _lines(piece, GROUP, SHARED, TILE)
-    early, late, own = _bits(rows, mine, live, WINDOW)
+    early, late, own = _bits(rows, mine, live, steps, WINDOW)
     step = head * query_head + mine.to(tl.int64) * query_row
     q = _rows(query, step, live, KEY_DIM, KEY_WIDTH)
     top = tl.full([TILE], float("-inf"), tl.float32)
@@ -144,7 +146,7 @@ def attend_splits(
         page = tl.load(table + index // PAGE, there, 0).to(tl.int64)
         slot = page * PAGE + index % PAGE
         k = _rows(keys + kv_head * key_head, slot * key_slot, there, KEY_DIM, KEY_WIDTH)
-        seen = _seen(rows, origin, index - root, there, index, early, late, own, WINDOW)
+        seen = _seen(rows, origin, index - root, there, index, early, late, own, steps, WINDOW)
         scores = tl.where(seen, _scores(q, k, scale, SOFTCAP), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of lines that saw no key yet
@@ -218,7 +220,7 @@ def attend(
     scale = query.shape[2] ** -0.5 if how.scaling is None else how.scaling
     with torch.cuda.device_of(query):  # where it is, or Triton launches on the current one
         attend_splits[(len(tables.pieces), kv_heads * parts, splitting.splits)](
-            sums, tops, query, keys, values, *tables[:3], scale, heads,
+            sums, tops, query, keys, values, *tables[:3], tables.steps, scale, heads,
             *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
             **fixed, PAGE=page, CHUNK=splitting.chunk, SPLITS=splitting.splits,
             num_warps=WARPS, num_stages=STAGES,

@@ -8,7 +8,6 @@ one call and copies nothing (`engine.cpu.kernels_attention`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -106,8 +105,7 @@ def _pieces(span: Span) -> list[Span]:
     if span.ancestors and (not firsts or span.length - firsts[-1] > SPAN_ROWS):
         firsts.append(chain)
     return [
-        replace(
-            span,
+        span._replace(
             row=span.row + first,
             length=last - first,
             start=span.start + first,

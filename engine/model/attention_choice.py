@@ -37,22 +37,33 @@ def choose_backend(
     cannot serve this model here."""
     if steady:
         return _steady(wanted, device, layers)
-    name = wanted
-    if wanted != "auto":
-        if reason := _obstacle(wanted, device, dtype, layers):
-            raise ConfigError(f"attention is {wanted!r}, but {reason}; use 'auto'")
-    elif device.type != "cuda":
-        name = "compiled" if suits(device, dtype, layers) else "sdpa"
-    elif not _obstacle("flashinfer", device, dtype, layers):
-        name = "flashinfer"
-    else:
-        name = _without_packages(device, dtype, layers, block_size)
+    name = chosen(wanted, device, dtype=dtype, layers=layers, block_size=block_size)
     if name == "triton":
         from engine.attention.triton import TritonBackend
 
         prompts = _without_packages(device, dtype, layers, block_size)
         return TritonBackend(device, _made(prompts, device, block_size))
     return _made(name, device, block_size)
+
+
+def chosen(
+    wanted: AttentionName,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    layers: Sequence[LayerShape],
+    block_size: int,
+) -> AttentionName:
+    """The name of the one that `choose_backend` makes. Raises ConfigError as it does."""
+    if wanted != "auto":
+        if reason := _obstacle(wanted, device, dtype, layers):
+            raise ConfigError(f"attention is {wanted!r}, but {reason}; use 'auto'")
+        return wanted
+    if device.type != "cuda":
+        return "compiled" if suits(device, dtype, layers) else "sdpa"
+    if not _obstacle("flashinfer", device, dtype, layers):
+        return "flashinfer"
+    return _without_packages(device, dtype, layers, block_size)
 
 
 def _steady(

@@ -2,150 +2,188 @@
 inside from (seed, position).
 
 What is known before the first token is drawn lies in fixed tensors: where each step's keys go, what
-it may see, the halves of each row's noise key. So nothing waits for the host between steps, and the
-tokens and their leads come back in one copy.
+it may see, what each row is drawn with. So nothing waits for the host between steps, and the tokens
+and their leads come back in one copy. Filters and what depends on the text have graphs of their
+own, which are recorded when they are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import Span, StagedAttention
+from engine.attention.interface import Span
 from engine.attention.packed_copy import PackedCopy
 from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
-from engine.sampling.device_draws import draw_rows
-from engine.sampling.noise import Key, key_columns, token_words_of
+from engine.sampling.device_draws import draw_guesses, draw_rows
+from engine.sampling.device_texts import GENERATED, Held, adjusted
+from engine.sampling.noise import token_words_of
+from engine.sampling.row_facts import COLUMNS, Facts, Numbers, Wishes
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
 MOST_SEQUENCES = 64
 USUAL_SEQUENCES = 8  # of the chains that are recorded at start; of others when they are needed
+PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what depends on texts too
+KINDS = 3
+_FILTERED = Facts._fields.index("filtered")
+_KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
 
 Found = tuple[list[list[int]], list[list[float]]]
 
 
+class Kind(NamedTuple):
+    """Of a chain: for so many sequences and steps, and what these ask for at most."""
+
+    rows: int
+    steps: int
+    asks: int = PLAIN
+
+
 class _Chain:
-    """The inputs of one (sequences, steps), and the loop over them. `logits` and `attentions` are
-    those of other chains, too: each is filled right before it is replayed."""
+    """The inputs of one kind, and the loop over them. Each sequence begins with a row of `logits`.
+    `texts` are those of other chains, too: each is filled right before it is replayed."""
 
     def __init__(
         self,
         call: Call,
         site: Site,
         words: Tensor,
-        *,
+        kind: Kind,
         logits: Tensor,
-        attentions: list[StagedAttention],
+        texts: tuple[Tensor, Tensor] | None,
     ) -> None:
-        rows, steps = len(logits), 1 + len(attentions)
+        rows, steps, *_ = kind
         self._call, self._site, self._words = call, site, words
-        self.rows, self.steps = rows, steps
-        self.logits, self.attentions = logits, attentions
+        self._kind, self._logits, self._texts = kind, logits, texts
         self._sent = sent = PackedCopy(words.device)
-        self._scales = sent.part(rows, 1, dtype=torch.float32)
-        self._keys = sent.part(2, steps, rows, 1)
-        self._loud, self._positions = sent.part(rows, 1), sent.part(1, rows)
+        self._table = sent.part(steps, COLUMNS, rows, 1, dtype=torch.float32)
+        self._keys = sent.part(steps, 2, rows, 1)
+        self._first, self._positions = (sent.part(rows, dtype=torch.int64) for _ in range(2))
+        self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
+        self._table.host[:] = 1  # what is read must be a number of ids
 
     def fill(
         self,
-        logits: Tensor,
+        first: Sequence[int],
         starts: Sequence[Start],
-        scales: Sequence[float],
-        keys: Sequence[Key | None],
+        table: Numbers,
+        held: Held | None,
     ) -> None:
-        """`keys`: sequence by sequence, `steps` of each. Rows beyond the sequences draw greedily
-        from whatever is there, in the scrap block."""
-        used, more = len(starts), self.rows - len(starts)
-        self.logits[:used].copy_(logits)
-        self._scales.host[:used, 0] = scales
-        halves = np.stack(key_columns(keys)).view(np.int32)
-        self._keys.host[:, :, :used] = halves.reshape(2, used, self.steps, 1).swapaxes(1, 2)
-        self._loud.host[:used, 0] = [key is not None for key in keys[:: self.steps]]
-        self._positions.host[0, :used] = [start.position for start in starts]
-        self._loud.host[used:], self._positions.host[0, used:] = 0, 0
-        self._sent.send()
-        for step, attention in enumerate(self.attentions):
-            spans = [Span(i, 1, s.position + step, s.blocks) for i, s in enumerate(starts)]
-            attention.fill([*spans, *self._site.scrap_spans(used, more)])
+        """`first`: rows of the logits; `table`: of `steps` rows of each sequence. Rows beyond the
+        sequences draw greedily from whatever is there, in the scrap block."""
+        used = len(starts)
+        given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
+        self._table.host[:, :, :used], self._table.host[:, :, used:] = given, 1
+        self._keys.host[:, :, :used] = given[:, _KEYS]
+        self._first.host[:used] = first
+        self._positions.host[:used] = [start.position for start in starts]
+        self._positions.host[used:] = 0
+        self.send(starts)
+        if self._texts is not None and held is not None:
+            for there, texts in zip(self._texts, held.texts, strict=True):
+                torch.index_select(texts, 0, held.slots, out=there[:used])
 
-    def suits(self, spans: Sequence[Span]) -> bool:
-        return all(attention.suits(spans) for attention in self.attentions)
+    def send(self, starts: Sequence[Start]) -> None:
+        if self._attention is not None:
+            self._attention.fill(self._spans(starts))
+        self._sent.send()
+
+    def suits(self, starts: Sequence[Start]) -> bool:
+        return self._attention is None or self._attention.suits(self._spans(starts))
+
+    def _spans(self, starts: Sequence[Start]) -> list[Span]:
+        """Of the first step."""
+        rows, steps, _ = self._kind
+        spans = [Span(row, 1, start.position, start.blocks) for row, start in enumerate(starts)]
+        return [*spans, *self._site.scrap_rows(len(starts), rows, steps)]
 
     def run(self) -> Tensor:
         """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
-        logits, found = self.logits, []
-        for step in range(self.steps):
-            low, high = self._keys.there[:, step]
-            scales, loud = self._scales.there, self._loud.there
-            found.append(draw_rows(logits, self._words, scales, low, high, loud))
-            if step < self.steps - 1:
+        logits, found = self._logits.index_select(0, self._first.there), []
+        draw = draw_guesses if self._kind.asks else draw_rows
+        seen = self._texts[0].clone() if self._texts else None
+        for step in range(self._kind.steps):
+            columns = [*self._table.there[step]]
+            columns[_KEYS] = self._keys.there[step]
+            facts, wishes = columns[: -len(Wishes._fields)], columns[-len(Wishes._fields) :]
+            if self._texts and seen is not None:
+                logits = adjusted(logits, seen, self._texts[1], Wishes(*wishes))
+            found.append(draw(logits, self._words, Facts(*facts)))
+            if step < self._kind.steps - 1:
+                assert self._attention is not None
                 ids = found[step][:1].clamp(min=0).long()
-                positions = self._positions.there.long() + step
-                logits = self._call(ids, positions, self.rows, self.attentions[step])
+                if seen is not None:
+                    seen.scatter_add_(1, ids.T, seen.new_full(ids.T.shape, GENERATED))
+                positions, attention = self._positions.there[None] + step, self._attention
+                logits = self._call(ids, positions, self._kind.rows, attention.step(step))
         return torch.stack(found, dim=1)
 
 
 class ChainGraphs:
-    """Proposals of one draft over one plane, by number of sequences and of steps."""
+    """Proposals of one draft over one plane, by number of sequences and of steps, behind rows of
+    `logits`, which are where the draft's forwards leave theirs."""
 
-    def __init__(self, call: Call, site: Site, recorder: Recorder, vocab_size: int) -> None:
+    def __init__(self, call: Call, site: Site, recorder: Recorder, logits: Tensor) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
-        self._site = site
-        self._staged: dict[tuple[int, int], StagedAttention] = {}
-        words = token_words_of(vocab_size, site.device)
-        logits = torch.zeros(self._sizes[-1], vocab_size, device=site.device)
+        self._texts: tuple[Tensor, Tensor] | None = None
+        words = token_words_of(logits.shape[1], site.device)
 
-        def make(key: tuple[int, int]) -> _Chain:
-            rows, steps = key
-            attentions = [self._attention(rows, step) for step in range(steps - 1)]
-            return _Chain(call, site, words, logits=logits[:rows], attentions=attentions)
+        def make(kind: Kind) -> _Chain:
+            texts = None
+            if kind.asks == ADJUSTED:
+                texts = self._shared(logits[: self._sizes[-1]], kind.rows)
+            return _Chain(call, site, words, kind, logits, texts)
 
-        most = len(self._sizes) * MAX_K  # all that there can be
-        self._pool = GraphPool[tuple[int, int], _Chain](recorder, make, most)
+        most = len(self._sizes) * MAX_K * KINDS  # all that there can be
+        self._pool = GraphPool[Kind, _Chain](recorder, make, most)
 
     def capture(self, most_steps: int) -> None:
-        """Those of up to `USUAL_SEQUENCES` sequences, the largest first."""
+        """Those of up to `USUAL_SEQUENCES` sequences that ask for nothing, the largest first."""
         usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
         for rows, steps in product(reversed(usual), range(most_steps, 0, -1)):
-            for attention in self._pool.inputs((rows, steps)).attentions:
-                attention.fill(self._site.scrap_spans(0, rows))
-            self._pool.replay((rows, steps))
+            self._pool.inputs(Kind(rows, steps)).send(())
+            self._pool.replay(Kind(rows, steps))
 
     def fits(self, starts: Sequence[Start], steps: int) -> bool:
         """Not too many sequences, nor too long ones."""
         if len(starts) > self._sizes[-1]:
             return False
-        last = [Span(i, 1, s.position + steps - 2, s.blocks) for i, s in enumerate(starts)]
-        return steps == 1 or self._pool.inputs((self._rows(starts), steps)).suits(last)
+        return self._pool.inputs(Kind(self._rows(starts), steps)).suits(starts)
 
     def __call__(
         self,
-        logits: Tensor,
+        first: Sequence[int],
         starts: Sequence[Start],
         *,
         steps: int,
-        scales: Sequence[float],
-        keys: Sequence[Key | None],
+        table: Numbers,
+        held: Held | None,
     ) -> Tensor:
         """Float64 `[2, steps, sequences]`: `steps` tokens of each and their leads, on the device;
-        see ModelRunner.chain. `fits` must hold."""
-        key = (self._rows(starts), steps)
-        self._pool.inputs(key).fill(logits, starts, scales, keys)
-        return self._pool.replay(key)[:, :, : len(starts)]
+        `first`: rows of the logits; see ModelRunner.unseen_chain. `fits` must hold."""
+        asks = PLAIN
+        if held is not None:
+            asks = ADJUSTED
+        elif table[:, _FILTERED].any():
+            asks = FILTERED
+        kind = Kind(self._rows(starts), steps, asks)
+        self._pool.inputs(kind).fill(first, starts, table, held)
+        return self._pool.replay(kind)[:, :, : len(starts)]
 
-    def _attention(self, rows: int, step: int) -> StagedAttention:
-        """One for all chains of so many rows: they hold tables of the whole pool."""
-        if (rows, step) not in self._staged:
-            self._staged[rows, step] = self._site.stage(rows)
-        return self._staged[rows, step]
+    def _shared(self, like: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Of all chains, as wide as `like` and for as many sequences."""
+        if self._texts is None:
+            self._texts = torch.zeros_like(like, dtype=torch.int32), torch.zeros_like(like)
+        seen, biases = self._texts
+        return seen[:rows], biases[:rows]
 
     def _rows(self, starts: Sequence[Start]) -> int:
         return next(size for size in self._sizes if size >= len(starts))

@@ -6,6 +6,7 @@ transformers is imported where it is needed: that takes seconds, and plain Llama
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from engine.model.rope import served_positions
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+logger = logging.getLogger(__name__)
+
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
@@ -31,6 +34,10 @@ def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedCon
         config: PretrainedConfig = AutoConfig.from_pretrained(source, **hub)
     except Exception as error:  # transformers raises what it likes; the operator gets one line
         raise ModelError(f"{name} has no usable configuration: {one_line(error)}") from error
+    stored = getattr(config, "quantization_config", None)
+    if isinstance(stored, dict) and stored.get("quant_method") == "mxfp4":
+        logger.info("%s is stored in MXFP4 and held in 16 bits, four times as large", name)
+        stored["dequantize"] = True  # transformers' own kernels for it are fetched at first use
     return config
 
 

@@ -38,12 +38,17 @@ class Site:
     scrap: int
     device: torch.device
 
-    def stage(self, rows: int) -> StagedAttention:
-        return self.backend.stage(self.plane, rows)
+    def stage(self, rows: int, sent: PackedCopy, steps: int = 1) -> StagedAttention:
+        return self.backend.stage(self.plane, rows, sent, steps)
 
     def scrap_spans(self, row: int, more: int) -> list[Span]:
         """What fills up a graph from `row` on, if anything must."""
         return [scrap_span(row, more, self.scrap, self.plane.block_size)] if more else []
+
+    def scrap_rows(self, row: int, last: int, steps: int) -> list[Span]:
+        """The same where each row is a sequence of its own."""
+        blocks = [self.scrap] * -(-steps // self.plane.block_size)
+        return [Span(more, 1, 0, blocks) for more in range(row, last)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +128,16 @@ class GraphPool(Generic[Key, Held]):
 
 
 class _Static:
-    """The inputs of one bucket, and the forward over them."""
+    """The inputs of one bucket, and the forward over them, to the first rows of `logits`."""
 
-    def __init__(self, rows: int, call: Call, site: Site) -> None:
+    def __init__(self, rows: int, call: Call, site: Site, logits: Tensor) -> None:
         self._sent = sent = PackedCopy(site.device)
-        self._ids, self._positions = sent.part(rows), sent.part(rows)
-        self._kept, self._unseen = sent.part(rows), sent.part(rows)  # numbers of rows
+        self._ids, self._positions, self._kept, self._unseen = (
+            sent.part(rows, dtype=torch.int64) for _ in range(4)
+        )
+        self.attention = site.stage(rows, sent)
         sent.build()
-        self.attention = site.stage(rows)
-        self._rows, self._call = rows, call
+        self._call, self._logits = call, logits[:rows]
 
     def fill(self, batch: Batch, spans: Sequence[Span]) -> None:
         used, unseen = len(batch.tokens), batch.unseen
@@ -140,36 +146,40 @@ class _Static:
         self._kept.host[: len(batch.rows)] = batch.rows
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows
-        self._sent.send()
+        self.send(spans)
         if unseen is not None:
-            there = self._unseen.there[: len(unseen.rows)]
-            self._ids.there.index_copy_(0, there.long(), unseen.ids.int())
-        self.attention.fill(spans)
+            self._ids.there.index_copy_(0, self._unseen.there[: len(unseen.rows)], unseen.ids)
 
-    def taken(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The rows that `batch` keeps. Copied: the next replay overwrites what was written."""
-        if batch.trailing:
-            return logits[batch.rows[0] : len(batch.tokens)].clone()
-        return logits.index_select(0, self._kept.there[: len(batch.rows)])
+    def send(self, spans: Sequence[Span]) -> None:
+        """For a capture: what is computed means nothing."""
+        self.attention.fill(spans)
+        self._sent.send()
 
     def run(self) -> Tensor:
-        """Float32 logits of all rows."""
-        ids, positions = self._ids.there[None].long(), self._positions.there[None].long()
-        return self._call(ids, positions, self._rows, self.attention).float()
+        """Float32 logits of the kept rows, and of any others behind them."""
+        ids, positions, kept = self._ids.there, self._positions.there, self._kept.there
+        return self._logits.copy_(
+            self._call(ids[None], positions[None], kept, self.attention.step(0))
+        )
 
 
 class ForwardGraphs:
-    """Forwards of one model over one plane, by number of rows."""
+    """Forwards of one model over one plane, by number of rows. All leave their results in the
+    first rows of `logits`, float32 `[most rows, vocab]`: the next one overwrites them."""
 
-    def __init__(self, call: Call, site: Site, recorder: Recorder, most_rows: int) -> None:
+    def __init__(
+        self, call: Call, site: Site, recorder: Recorder, logits: Tensor, most_rows: int
+    ) -> None:
         self.sizes = buckets(most_rows)
-        self._site = site
-        self._pool = GraphPool[int, _Static](recorder, lambda rows: _Static(rows, call, site))
+        self._site, self._logits = site, logits
+        self._pool = GraphPool[int, _Static](
+            recorder, lambda rows: _Static(rows, call, site, logits)
+        )
 
     def capture(self) -> None:
         """Every bucket, the largest first: later ones fit into the memory of the first."""
         for size in reversed(self.sizes):
-            self._pool.inputs(size).attention.fill(self._site.scrap_spans(0, size))
+            self._pool.inputs(size).send(self._site.scrap_spans(0, size))
             self._pool.replay(size)
 
     def __call__(self, batch: Batch) -> Tensor | None:
@@ -183,4 +193,5 @@ class ForwardGraphs:
         if not static.attention.suits(spans):
             return None
         static.fill(batch, spans)
-        return static.taken(self._pool.replay(size), batch)
+        self._pool.replay(size)
+        return self._logits[: len(batch.rows)]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.config import CacheConfig
+from engine.config import AttentionName, CacheConfig, Role
 from engine.cpu.fused import FusedDecoder
-from engine.model.chain_graphs import MOST_SEQUENCES
+from engine.model.chain_graphs import KINDS, MOST_SEQUENCES
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
 from engine.scheduling.memory import Part, activation_bytes, available_bytes, buckets
@@ -17,6 +17,8 @@ from engine.scheduling.memory import Part, activation_bytes, available_bytes, bu
 UNTOLD = 1 << 62  # where a machine does not say what it has
 IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
 WORKSPACE = 128 << 20  # of an attention library
+SPLITS = 8  # as attention.triton_kernels.Splitting has it, which not every machine can import
+FLEX_TILE = 16  # rows, as attention.flex has it
 
 
 def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
@@ -67,19 +69,48 @@ def _activations(model: LoadedModel, rows: int, logit_rows: int) -> int:
 
 
 def reserve_of(
-    models: Sequence[LoadedModel], *, rows: int, logit_rows: int, graphs: bool
+    models: Sequence[LoadedModel],
+    attention: Sequence[AttentionName],
+    *,
+    rows: int,
+    logit_rows: int,
+    graphs: bool,
 ) -> tuple[Part, ...]:
-    """What forwards, sampling and captured graphs take, by rule: not measured."""
+    """What forwards, sampling and captured graphs take, by rule: not measured. `attention` of each
+    model."""
     widest = max(_activations(model, rows, logit_rows) for model in models)
     parts = [Part("activations", widest, f"about, for {rows} rows of a step")]
+    sizes = buckets(rows) if graphs else [0]
     if models[0].device.type == "cuda":
-        parts.append(Part("attention workspace", WORKSPACE * len(models)))
+        spaces = (WORKSPACE, *(
+            _scratch(model, rows + sizes[-1])
+            for model, name in zip(models, attention, strict=True) if name == "triton"
+        ))  # fmt: skip
+        parts.append(Part("attention workspace", max(spaces) * len(models)))
     if graphs:
-        sizes = buckets(rows)
-        held = sum(sum(sizes) * model.vocab_size * 4 for model in models)
+        held = sum(buckets(max(rows, MOST_SEQUENCES))[-1] * m.vocab_size * 4 for m in models)
         pools = sum(_activations(model, sizes[-1], sizes[-1]) for model in models)
         draws = 4 * MOST_SEQUENCES * 4 * sum(m.vocab_size for m in models if m.role == "draft")
         parts.append(
             Part("graphs", held + pools + draws, f"about, {len(sizes)} sizes for each model")
         )
     return tuple(parts)
+
+
+def _scratch(model: LoadedModel, rows: int) -> int:
+    """What our kernel leaves between its two launches, in eager forwards and in graphs."""
+    heads = int(getattr(model.config, "num_attention_heads", 0))
+    widest = max(layer.value_dim for layer in model.layers)
+    return rows * heads * SPLITS * (widest + 2) * 4
+
+
+def table_bytes(role: Role, attention: AttentionName, *, rows: int, k_max: int) -> int:
+    """What tables of graphs take for each block of the cache. FlexAttention has one for each row
+    and tile of it, and shares it among chains; others list each page twice at most."""
+    forwards, chains = buckets(rows), buckets(MOST_SEQUENCES) if role == "draft" else []
+    if attention == "flex":
+        staged = [*forwards, *chains * max(k_max - 1, 0)]
+        return 4 * sum(size + 1 + -(-size // FLEX_TILE) for size in staged)
+    if attention in ("triton", "flashinfer"):
+        return 4 * 2 * (len(forwards) + KINDS * k_max * len(chains))
+    return 0

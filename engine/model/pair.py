@@ -15,16 +15,24 @@ from pathlib import Path
 import torch
 from llguidance import LLTokenizer
 
-from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
+from engine.config import (
+    AttentionName,
+    DraftModelConfig,
+    EngineConfig,
+    ModelConfig,
+    Role,
+    model_folder,
+)
 from engine.errors import ModelError
 from engine.grammar.vocabulary import load_vocabulary, token_texts
+from engine.model.attention_choice import chosen
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model, pick_device
-from engine.model.memory import device_limit, reserve_of, weights_of
+from engine.model.memory import device_limit, reserve_of, table_bytes, weights_of
 from engine.model.precision import named_dtype
-from engine.model.rope import host_rope
+from engine.model.proof import waits_for_device
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
@@ -178,9 +186,9 @@ def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
     """Logs why there are none where they were to be expected."""
     if not config.graphs or model.device.type != "cuda":
         return None
-    if kind := host_rope(getattr(model.config, "rope_parameters", None)):
-        what = "the %s model %r runs without graphs: its position embeddings (rope_type %r)"
-        logger.info(f"{what} have the host wait in every forward", model.role, model.path, kind)
+    if place := waits_for_device(model):
+        what = "the %s model %r runs without graphs: every forward has the host wait for the device"
+        logger.info(f"{what} (in %s)", model.role, model.path, place)
         return None
     most_steps = config.speculation.k_max if model.role == "draft" else 0
     return Graphs(CudaRecorder(model.device), config.schedule.max_step_tokens, most_steps)
@@ -192,24 +200,36 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     models = [pair.target] + ([pair.draft] if pair.draft else [])
     schedule, device = config.schedule, pair.target.device
     weights = tuple(weights_of(model) for model in models)
-    asked = schedule.max_sequences * (config.speculation.k_max + 1)
+    rows, k_max = schedule.max_step_tokens, config.speculation.k_max
     on_cuda = device.type == "cuda"
+    graphs = on_cuda and config.graphs
+    attention = [_attention_of(config, model) for model in models]
+    tables = [
+        table_bytes(model.role, name, rows=rows, k_max=k_max)
+        for model, name in zip(models, attention, strict=True)
+    ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
+    asked = schedule.max_sequences * (k_max + 1)
     return plan_memory(
         config.cache,
         schedule,
         device=str(device),
         weights=weights,
         reserved=reserve_of(
-            models,
-            rows=schedule.max_step_tokens,
-            logit_rows=min(schedule.max_step_tokens, asked),
-            graphs=on_cuda and config.graphs,
+            models, attention, rows=rows, logit_rows=min(rows, asked), graphs=graphs
         ),
         token_bytes={m.role: bytes_per_token(m.layers, m.dtype) for m in models},
+        table_bytes=sum(tables) if graphs else 0,
         max_model_len=pair.target.max_model_len,
         limit=device_limit(config.cache, str(device))[0] + loaded,
         kv_limit=None if on_cuda else int(config.cache.cpu_memory_gib * GIB),
+    )
+
+
+def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
+    size = config.cache.block_size
+    return chosen(
+        config.attention, model.device, dtype=model.dtype, layers=model.layers, block_size=size
     )
 
 

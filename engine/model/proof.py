@@ -8,7 +8,9 @@ runs under a probe, and then a dozen tokens run both ways.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -48,6 +50,26 @@ def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
         raise ModelError(f"{name} has no attention layer")
     _check_windows(model.config, layers, name)
     return layers
+
+
+@torch.inference_mode()
+def waits_for_device(loaded: LoadedModel) -> str | None:
+    """Which function of a model on CUDA has the host wait in each forward, by torch's own watch:
+    no graph can hold one that does. Dynamic ropes ask how long the text is, and mixtures of experts
+    on some devices and in some types how many tokens each expert has."""
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=loaded.device)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the watch is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        loaded.logits(zero, zero, 1, LayerProbe())
+    except RuntimeError as error:
+        if "synchronizing CUDA operation" not in str(error):
+            raise
+        return extract_tb(error.__traceback__)[-1].name
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None
 
 
 def _check_windows(config: Any, layers: tuple[LayerShape, ...], name: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
-HOST_ROPES = {"dynamic"}  # the host asks the device how long that is: no graph can hold it
 
 
 def served_positions(own: int | None, rope: object) -> int | None:
@@ -16,11 +15,6 @@ def served_positions(own: int | None, rope: object) -> int | None:
     starts = (each.get("original_max_position_embeddings") for each in growing)
     known = [own] if own is not None else []
     return min([*known, *(start for start in starts if start)], default=None)
-
-
-def host_rope(rope: object) -> str | None:
-    """The kind of rope in it, if any, with which every forward waits for the device."""
-    return next((_kind(each) for each in _ropes(rope) if _kind(each) in HOST_ROPES), None)
 
 
 def _ropes(rope: object) -> list[Mapping[str, Any]]:

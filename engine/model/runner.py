@@ -22,13 +22,15 @@ from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, Memory
 from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch, Unseen
-from engine.model.chain_graphs import ChainGraphs, Found
+from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found
 from engine.model.graphs import ForwardGraphs, Recorder, Site
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
-from engine.sampling.noise import Key
+from engine.sampling.device_texts import Held
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
+from engine.sampling.row_facts import Numbers
+from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Segment, Start
 
 Floats = npt.NDArray[np.float32]
@@ -36,38 +38,57 @@ Floats = npt.NDArray[np.float32]
 
 class ModelOutput:
     """Float32 `[rows, vocab]`: the rows that segments asked for, in segment order. As a tensor, and
-    on the CPU as an array, whichever is asked for: what stays in numpy costs no dispatch."""
+    on the CPU as an array, whichever is asked for: what stays in numpy costs no dispatch. On a
+    device the next forward of the model writes over them, unless they are `kept`."""
 
-    __slots__ = ("_given",)
+    __slots__ = ("_given", "_rows")
 
-    def __init__(self, given: Tensor | Floats) -> None:
-        self._given = given
+    def __init__(self, given: Tensor | Floats, rows: list[int] | None = None) -> None:
+        self._given, self._rows = given, rows
 
     @property
     def logits(self) -> Tensor:
-        given = self._given
+        given = self._taken()
         return given if isinstance(given, Tensor) else torch.from_numpy(given)
 
     @property
     def table(self) -> Floats:
         """Float32 `[rows, vocab]` as an array, contiguous."""
-        given = self._given
+        given = self._taken()
         if isinstance(given, Tensor):
             self._given = given = given.numpy()
         return given if given.flags.c_contiguous else np.ascontiguousarray(given)
 
     def take(self, rows: list[int]) -> ModelOutput:
-        """Some rows, rising; not copied where those are all."""
-        given = self._given
-        if len(rows) == len(given):
+        """Some rows, rising; not copied before they are asked for, nor where those are all."""
+        if len(rows) == len(self):
             return self
+        return ModelOutput(self._taken(), rows)
+
+    def within(self, logits: Tensor) -> Sequence[int] | None:
+        """Which rows of `logits` these are, if they lie there."""
+        given = self._given
+        if isinstance(given, Tensor) and given.data_ptr() == logits.data_ptr():
+            return range(len(given)) if self._rows is None else self._rows
+        return None
+
+    def kept(self) -> ModelOutput:
+        return ModelOutput(self.logits.clone())
+
+    def _taken(self) -> Tensor | Floats:
+        given, rows = self._given, self._rows
+        if rows is None:
+            return given
         if isinstance(given, Tensor):  # sent, and not waited for
             index = torch.tensor(rows).to(given.device, non_blocking=True)
-            return ModelOutput(given.index_select(0, index))
-        return ModelOutput(given[rows])
+            given = given.index_select(0, index)
+        else:
+            given = given[rows]
+        self._given, self._rows = given, None
+        return given
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._given) if self._rows is None else len(self._rows)
 
 
 class HostTimer:
@@ -97,15 +118,17 @@ class DeviceTimer:
 
     def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
         self._make = make_event or partial(torch.cuda.Event, enable_timing=True)
+        # Known beforehand: to ask for it takes the host longer than to record an event.
+        self._stream = None if make_event else torch.cuda.current_stream()
         self._open: list[tuple[Any, Any]] = []  # torch's events have no types
 
     def __enter__(self) -> None:
         pair = self._make(), self._make()
-        pair[0].record()
+        pair[0].record(self._stream)
         self._open.append(pair)
 
     def __exit__(self, *_: object) -> None:
-        self._open[-1][1].record()
+        self._open[-1][1].record(self._stream)
 
     def read(self) -> float:
         milliseconds = 0.0
@@ -166,9 +189,13 @@ class ModelRunner:
         if graphs is not None and isinstance(self.backend, StagingBackend):
             assert cache.scrap is not None
             site = Site(self.backend, self._plane, cache.scrap, model.device)
-            self._forwards = ForwardGraphs(model.logits, site, graphs.recorder, graphs.most_rows)
+            asked = max(graphs.most_rows, MOST_SEQUENCES)
+            sizes = buckets(asked)[-1], model.vocab_size
+            self._logits = torch.zeros(sizes, device=model.device)
+            given = (model.logits, site, graphs.recorder, self._logits)
+            self._forwards = ForwardGraphs(*given, graphs.most_rows)
             if model.role == "draft":
-                self._chains = ChainGraphs(model.logits, site, graphs.recorder, model.vocab_size)
+                self._chains = ChainGraphs(*given)
 
     @property
     def chains(self) -> bool:
@@ -274,13 +301,17 @@ class ModelRunner:
         starts: Sequence[Start],
         *,
         steps: int,
-        scales: Sequence[float],
-        keys: Sequence[Key | None],
+        table: Numbers,
+        held: Held | None = None,
     ) -> Tensor:
-        """`chain` in one graph, which makes the noise itself from `keys`, those of the rows,
-        sequence by sequence, None for a row without. Float64 `[2, steps, sequences]`, tokens and
-        leads, still to be computed when this returns, and overwritten by this model's next forward.
-        `fits_chain` must hold."""
+        """`chain` in one graph, which makes the noise itself. `table` as row_facts.Plan's, of
+        `steps` rows of each sequence, and what they hold if any asks for more than filters. Float64
+        `[2, steps, sequences]`, tokens and leads, still to be computed when this returns, and
+        overwritten by this model's next forward. `fits_chain` must hold."""
         assert self._chains is not None
+        first = output.within(self._logits)
+        if first is None:  # they are of a forward without a graph
+            first = range(len(output))
+            self._logits[: len(output)].copy_(output.logits)
         with self._timer:
-            return self._chains(output.logits, starts, steps=steps, scales=scales, keys=keys)
+            return self._chains(first, starts, steps=steps, table=table, held=held)

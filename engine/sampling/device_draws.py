@@ -3,26 +3,70 @@
 A draw is a function of (the row's logits and context, seed, absolute position) alone: the argmax of
 log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
 Filters leave few ids, and only these are given noise: it is a function of (seed, position, id), so
-each has the number that it has in a whole row. The caller decides when the host reads them.
+each has the number that it has in a whole row. Whatever the fields, all that rows are drawn with
+goes there in one copy, and tokens and log-probabilities come back in one, when the caller decides
+to read them. What a grammar allows is known to the host alone: its rows go the long way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.sampling.filters import Bounds, look_of, survivors
+from engine.messages import TokenLogprobs
+from engine.sampling import logprobs
+from engine.sampling.device_texts import DeviceTexts, Held, adjusted
+from engine.sampling.filters import MOST, Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Plain, Rows, plain_of
+from engine.sampling.noise import gumbel_of, hashed, token_words_of
+from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Rows
+from engine.sampling.row_facts import (
+    Facts,
+    Numbers,
+    Plan,
+    Wishes,
+    guesses_before,
+    is_adjusted,
+    plan_of,
+    sent,
+)
 from engine.sampling.triton_draws import available, draw
 from engine.scheduling.sequence import Sequence
 
-_Asked = tuple[Rows, Plain]
+
+class Drawn(NamedTuple):
+    """Of one's rows the tokens, NOT_FINITE where there is none, and their log-probabilities if it
+    asks for them. No tokens: go the long way."""
+
+    tokens: list[int] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class Enqueued(NamedTuple):
+    """Draws that the device may still be computing. `sent`: float64 tensors that are to be read.
+    The first is `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads, the next what
+    `logprobs.scores` says, if anybody asked."""
+
+    asked: Seq[Rows]
+    sent: list[Tensor]
+
+    def told(self, numbers: Seq[list[float]], counts: Seq[int]) -> list[Drawn]:
+        """By what was asked, of so many of each one's rows, from the numbers of `sent`."""
+        tokens, at, scored, found = numbers[0], 0, 0, list[Drawn]()
+        scores = np.reshape(numbers[1], self.sent[1].shape) if numbers[1:] else np.empty(0)
+        for rows, count in zip(self.asked, counts, strict=True):
+            drawn, asks, said = whole(tokens[at : at + count]), rows.seq.params.logprobs, None
+            at += rows.size
+            if asks is not None:
+                own = scores[scored : scored + count].tolist()
+                said = logprobs.told(own, drawn, [asks] * count)
+                scored += rows.size
+            found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
+        return found
 
 
 class DeviceDraws:
@@ -33,32 +77,27 @@ class DeviceDraws:
         self._vocab = vocab_size
         self._device = device
         self._words = token_words_of(vocab_size, device)
+        self._texts = DeviceTexts(vocab_size, processor.eos_ids, device)
 
     def takes(self, seq: Sequence) -> bool:
-        """Whether its fields ask for a temperature and filters alone."""
-        return self._processor.plain(seq) is not None
+        """Whether its tokens can be drawn without asking the host in between."""
+        return seq.constraint is None
 
-    def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[list[int] | None]:
-        """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
-        the long way, as does what is None here. One copy from the device."""
-        found: list[list[int] | None] = [None] * len(asked)
-        mine = [(i, rows) for i, rows in enumerate(asked) if rows is not None]
-        mine = [(i, rows) for i, rows in mine if self.takes(rows.seq)]
+    def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[Drawn]:
+        """Of each one's rows of `[any, vocab]`. One copy from the device."""
+        mine = [rows for rows in asked if rows is not None and self.takes(rows.seq)]
         if not mine:
-            return found
-        tokens, at = whole(self.enqueue(logits, [rows for _, rows in mine])[0].tolist()), 0
-        for i, rows in mine:
-            drawn = tokens[at : at + rows.size]
-            found[i] = None if UNSURE in drawn else drawn
-            at += rows.size
-        return found
+            return [Drawn()] * len(asked)
+        enqueued = self.enqueue(logits, mine)
+        sizes = [rows.size for rows in mine]
+        told = iter(enqueued.told(read_together(enqueued.sent), sizes))
+        takes = [rows is not None and self.takes(rows.seq) for rows in asked]
+        return [next(told) if taken else Drawn() for taken in takes]
 
     def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads (see best_and_lead); None where one of
-        them asks for more. One copy from the device."""
-        if not all(self.takes(rows.seq) for rows in asked):
-            return None
-        tokens, leads = self.enqueue(logits, asked).tolist()
+        """Of all rows in order, tokens and leads (see best_and_lead), or None: go the long way. One
+        copy from the device."""
+        tokens, leads = self.enqueue(logits, asked).sent[0].tolist()
         return None if UNSURE in tokens else (whole(tokens), leads)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
@@ -69,73 +108,120 @@ class DeviceDraws:
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
         """`guess` of rows that anything may be asked of."""
-        asked = [
-            (Rows(each.seq, row, 1, each.position), plain_of(each.seq.params))
-            for row, each in enumerate(contexts)
-        ]
-        adjusted = self._processor.adjust(logits, contexts)
-        tokens, leads = self._drawn(adjusted, asked).tolist()
+        asked = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
+        out, plan = self._processor.adjust(logits, contexts), self._plan(asked)
+        table, filtered = sent(self._device, [plan.table, plan.filtered])
+        tokens, leads = self._drawn(out, table, filtered, plan.look).tolist()
         if UNSURE in tokens:
-            tokens, leads = self._drawn(adjusted, asked, look=self._vocab).tolist()
+            tokens, leads = self._drawn(out, table, filtered, self._vocab).tolist()
         return whole(tokens), leads
 
-    def enqueue(self, logits: Tensor, asked: Seq[Rows]) -> Tensor:
-        """Float64 `[2, rows of all]`: tokens (or NOT_FINITE, UNSURE) and leads, still to be
-        computed when this returns. `takes` must hold; float64 holds every id."""
-        plain = [self._processor.plain(rows.seq) for rows in asked]
-        return self._drawn(
-            logits, [(rows, each) for rows, each in zip(asked, plain, strict=True) if each]
-        )
+    def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
+        """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
+        turn whose `guesses` are left out."""
+        plan = self._plan(asked)
+        known = np.array([token for rows in asked for token in rows.guesses], np.int64)
+        parts = [plan.table, plan.rows, plan.filtered, plan.wish, plan.scored, known]
+        most = 0
+        if len(plan.wish):
+            slots, news = self._texts.news([r.seq for r in asked if is_adjusted(r.seq)])
+            before = guesses_before(asked, slots, 0 if unseen is None else len(unseen))
+            most = int(before[:, 2].max())
+            parts += [before, *news]
+        table, rows, filtered, wish, scored, ids, *more = sent(self._device, parts)
+        if not np.array_equal(plan.rows, np.arange(len(logits))):
+            logits = logits.index_select(0, rows)
+        out = logits
+        if more:
+            there, *written = more
+            self._texts.write(*written)
+            if unseen is not None:
+                ids = torch.cat([unseen, ids]) if len(known) else unseen
+            out = self._adjusted(logits, wish, table, self._texts.rows(there, ids, most))
+        found = [self._drawn(out, table, filtered, plan.look)]
+        if len(scored):
+            tokens = found[0][0].index_select(0, scored).clamp(min=0).long()
+            found.append(logprobs.scores(logits, scored, tokens, plan.alternatives))
+        return Enqueued(asked, found)
 
-    def _drawn(self, logits: Tensor, asked: Seq[_Asked], look: int | None = None) -> Tensor:
-        """`look` as in filters.survivors, if it is not to be chosen here."""
-        usual, filtered, places, at = list[_Asked](), list[_Asked](), (list[int](), list[int]()), 0
-        for rows, plain in asked:
-            kind = plain.is_filtered(self._vocab)
-            (filtered if kind else usual).append((rows, plain))
-            places[kind].extend(range(at, at + rows.size))
-            at += rows.size
-        if not filtered:
-            return self._usual(*self._part(logits, usual))
-        look = look or look_of([plain for _, plain in filtered], self._vocab)
-        drawn = self._filtered(*self._part(logits, filtered), look)
-        if not usual:
+    def held(self, seqs: Seq[Sequence]) -> Held | None:
+        """What these ask for beyond filters, by all that they hold by now, if any of them does."""
+        mine = [seq for seq in seqs if is_adjusted(seq)]
+        if not mine:
+            return None
+        found, news = self._texts.news(mine)
+        slots = np.zeros(len(seqs), np.int64)
+        slots[[is_adjusted(seq) for seq in seqs]] = found
+        there, *written = sent(self._device, [slots, *news])
+        self._texts.write(*written)
+        return Held(there, (self._texts.seen, self._texts.biases))
+
+    def table(self, asked: Seq[Rows]) -> Numbers:
+        """Plan.table."""
+        return self._plan(asked).table
+
+    def _plan(self, asked: Seq[Rows]) -> Plan:
+        return plan_of(asked, self._processor, self._vocab)
+
+    def _adjusted(
+        self, logits: Tensor, wish: Tensor, table: Tensor, texts: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Logits, as the rows in `wish` want them by their `texts`."""
+        own = table[:, len(Facts._fields) :]
+        if len(wish) == len(logits):
+            return adjusted(logits, *texts, Wishes(*torch.split(own, 1, dim=1)))
+        wishes = Wishes(*torch.split(own.index_select(0, wish), 1, dim=1))
+        out = adjusted(logits.index_select(0, wish), *texts, wishes)
+        return logits.index_copy(0, wish, out)
+
+    def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
+        """Float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every id.
+        `filtered`: the rows that are; `look` as in filters.survivors."""
+        if len(filtered) == len(logits):
+            return draw_survivors(logits, self._words, facts_in(table), look)
+        drawn = draw_rows(logits, self._words, facts_in(table))
+        if not len(filtered):
             return drawn
-        drawn = torch.cat([self._usual(*self._part(logits, usual)), drawn], dim=1)
-        order = torch.from_numpy(np.argsort(places[0] + places[1]))
-        return drawn.index_select(1, order.to(self._device, non_blocking=True))
-
-    def _part(self, logits: Tensor, asked: list[_Asked]) -> tuple[Tensor, Tensor]:
-        """Rows, and the facts of each."""
-        facts = torch.from_numpy(_facts(asked, self._vocab)).to(self._device, non_blocking=True)
-        index = [rows.first + i for rows, _ in asked for i in range(rows.size)]
-        if index != list(range(len(logits))):
-            there = torch.tensor(index).to(self._device, non_blocking=True)
-            logits = logits.index_select(0, there)
-        return logits, facts
-
-    def _usual(self, logits: Tensor, facts: Tensor) -> Tensor:
-        scales, loud, low, high = (facts[:, i : i + 1] for i in range(4))
-        return draw_rows(logits, self._words, scales, low, high, loud)
-
-    def _filtered(self, logits: Tensor, facts: Tensor, look: int) -> Tensor:
-        scaled = logits * facts[:, :1].float()
-        left = survivors(scaled, Bounds(facts[:, 4].long(), facts[:, 5], facts[:, 6]), look)
-        scores = left.values + gumbel_of(hashed(self._words[left.ids], *_keys(facts)))
-        best = scores.amax(dim=1, keepdim=True)
-        tokens = left.ids.where(scores == best, self._vocab).amin(dim=1)
-        second = scores.masked_fill(left.ids == tokens[:, None], -torch.inf).amax(dim=1)
-        leads = (best[:, 0] - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
-        tokens = tokens.masked_fill(~left.known, UNSURE)
-        finite = scaled.amax(dim=1).isfinite()
-        return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
+        some = facts_in(table.index_select(0, filtered))
+        rows = logits.index_select(0, filtered)
+        return drawn.index_copy(1, filtered, draw_survivors(rows, self._words, some, look))
 
 
-def draw_rows(
-    logits: Tensor, words: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
-) -> Tensor:
+def facts_in(table: Tensor) -> Facts:
+    """Of Plan.table, on the device."""
+    return Facts(*torch.split(table[:, : len(Facts._fields)], 1, dim=1))
+
+
+def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
+    """`draw_rows`, filtered where facts say so and that is known from the likeliest ids: a guess
+    need not be the target's token."""
+    drawn = draw_rows(logits, words, facts)
+    some = draw_survivors(logits, words, facts, min(MOST, logits.shape[1]))
+    use = (facts.filtered[:, 0] > 0) & (some[0] != UNSURE)
+    return some.where(use, drawn)
+
+
+def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Tensor:
+    """`draw_rows` under filters, among the `look` likeliest ids of each row: UNSURE where these may
+    not be all that survive."""
+    scaled = logits * facts.scales.float()
+    bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
+    left = survivors(scaled, bounds, look)
+    keys = facts.low.int(), facts.high.int()
+    scores = left.values + gumbel_of(hashed(words[left.ids], *keys))
+    best = scores.amax(dim=1, keepdim=True)
+    tokens = left.ids.where(scores == best, logits.shape[1]).amin(dim=1)
+    second = scores.masked_fill(left.ids == tokens[:, None], -torch.inf).amax(dim=1)
+    leads = (best[:, 0] - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+    tokens = tokens.masked_fill(~left.known, UNSURE)
+    finite = scaled.amax(dim=1).isfinite()
+    return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
+
+
+def draw_rows(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
     """Draws without filters, as triton_draws.draw: by it where it can. `words`: token_words_of the
-    vocabulary, where the logits lie; the other four are `[rows, 1]`."""
+    vocabulary, where the logits lie."""
+    scales, loud, low, high, *_ = facts
     if available(logits.device):
         return draw(logits, scales, low, high, loud)
     noise = gumbel_of(hashed(words, low.int(), high.int())).where(loud > 0, 0.0)
@@ -169,25 +255,3 @@ def read_together(parts: Seq[Tensor]) -> list[list[float]]:
 def whole(numbers: Seq[float]) -> list[int]:
     """Tokens, from float64 numbers that came in one copy with others."""
     return [int(number) for number in numbers]
-
-
-def _facts(asked: list[_Asked], vocab: int) -> npt.NDArray[np.float64]:
-    """`[rows, 7]`: scale, whether there is noise, the halves of its key as int32, then sizes,
-    shares and floors of filters.Bounds; sent as one array."""
-    facts = np.empty((sum(rows.size for rows, _ in asked), 7))
-    keys, at = [], 0
-    for rows, plain in asked:
-        size = min(plain.top_k, vocab) if plain.top_k > 0 else vocab
-        part = facts[at : at + rows.size]
-        part[:, 0], part[:, 1] = plain.scale or 1.0, plain.scale > 0
-        part[:, 4:] = size, plain.top_p, plain.floor
-        keys += [(rows.seq.params.seed, rows.position + i) for i in range(rows.size)]
-        at += rows.size
-    for column, half in zip((2, 3), key_columns(keys), strict=True):
-        facts[:, column] = half[:, 0].view(np.int32)
-    return facts
-
-
-def _keys(facts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `_facts`, the low and high halves of the rows' noise keys, `[rows, 1]` int32 each."""
-    return facts[:, 2:3].int(), facts[:, 3:4].int()

@@ -56,6 +56,7 @@ class LogitsProcessor:
     def __init__(self, eos_ids: Collection[int]) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._plain: dict[Sequence, Plain | None] = {}
+        self._fields: dict[Sequence, Plain] = {}
         self._penalties = PenaltyTables()
 
     def adjust(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
@@ -91,6 +92,12 @@ class LogitsProcessor:
             self._plain[seq] = None if adjusted else plain_of(seq.params)
         return self._plain[seq]
 
+    def fields(self, seq: Sequence) -> Plain:
+        """Temperature and filters of `seq`, whatever else it asks for."""
+        if seq not in self._fields:
+            self._fields[seq] = plain_of(seq.params)
+        return self._fields[seq]
+
     def penalised(self, seq: Sequence) -> tuple[Plain, Penalties] | None:
         """What the next rows of `seq` are drawn with if its fields ask for penalties now and later,
         and for nothing else, else None."""
@@ -103,6 +110,7 @@ class LogitsProcessor:
     def forget(self, seq: Sequence) -> None:
         """What is kept for a sequence only saves work."""
         self._plain.pop(seq, None)
+        self._fields.pop(seq, None)
         self._penalties.forget(seq)
 
     def _penalise(self, out: Tensor, rows: Seq[tuple[int, RowContext]]) -> None:

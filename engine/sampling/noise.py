@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 Key = tuple[int, int]  # (seed of 64 bits, absolute position)
+Words = npt.NDArray[np.uint64]
+Halves = npt.NDArray[np.int32]
 
 _MASK64 = 2**64 - 1
 _FIRST_FACTOR, _SECOND_FACTOR, _THIRD_FACTOR = 0x7FEB352D, 0x846CA68B, 0x31848BAB
@@ -77,12 +80,21 @@ def key_columns(
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
 
 
+def key_halves(seeds: Words, positions: Words) -> tuple[Halves, Halves]:
+    """The low and the high halves of the rows' keys, `[rows]` int32 each."""
+    words: Words = _splitmix64(_splitmix64(seeds) ^ positions)
+    low, high = words.astype(np.uint32), (words >> np.uint64(32)).astype(np.uint32)
+    return low.view(np.int32), high.view(np.int32)
+
+
 def row_key(seed: int, position: int) -> int:
     """The 64-bit key of one row: SplitMix64 (Steele, Lea and Flood, 2014) over both."""
-    return _splitmix64(_splitmix64(seed & _MASK64) ^ (position & _MASK64))
+    key: int = _splitmix64(_splitmix64(seed & _MASK64) ^ (position & _MASK64))
+    return key
 
 
-def _splitmix64(x: int) -> int:
+def _splitmix64(x: Any) -> Any:
+    """Of an int, or of each in an array of uint64."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64

@@ -94,7 +94,7 @@ class BlockPool:
             if not self._refs[block]:
                 del self._idle[block]
             self._refs[block] += 1
-        seq.blocks = list(blocks)
+        seq.blocks = array("i", blocks)
         seq.num_published = len(blocks)
 
     def publish(self, seq: Sequence, upto: int) -> None:
@@ -164,7 +164,7 @@ class BlockPool:
         self._releases += 1
         for block in reversed(seq.blocks):
             self._let_go(block)
-        seq.blocks = []
+        seq.blocks = array("i")
         seq.num_published = seq.num_draft_ready = 0
 
     def _let_go(self, block: int) -> None:

@@ -21,7 +21,7 @@ from engine.errors import MemoryPlanError
 GIB = 1 << 30
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
-LARGEST_GRAPH = 256  # rows; with more, launching costs little next to computing
+LARGEST_GRAPH = 512  # rows; with more, launching costs little next to computing
 NO_LIMIT = 1 << 60  # what version 1 of control groups says for none, and more
 
 
@@ -73,9 +73,11 @@ def plan_memory(
     max_model_len: int,
     limit: int,
     kv_limit: int | None = None,
+    table_bytes: int = 0,
 ) -> MemoryPlan:
     """Everything but the KV cache is given; the cache takes what is left of `limit`, and no more
-    than `kv_limit`. `token_bytes`: KV bytes of a token, by plane. Raises MemoryPlanError."""
+    than `kv_limit`. `token_bytes`: KV bytes of a token, by plane; `table_bytes`: what else a block
+    takes. Raises MemoryPlanError."""
     taken = sum(part.size for part in (*weights, *reserved))
     left = limit - taken
     if left < 0:
@@ -89,6 +91,7 @@ def plan_memory(
         cache,
         schedule,
         token_bytes=sum(token_bytes.values()),
+        table_bytes=table_bytes,
         max_model_len=max_model_len,
         granted=left if kv_limit is None else min(left, kv_limit),
     )
@@ -97,7 +100,9 @@ def plan_memory(
         Part(f"KV of the {name}", slots * size, f"{size} bytes a token")
         for name, size in token_bytes.items()
     )
-    return MemoryPlan(device, limit, (*weights, *planes, *reserved), blocks, cache.block_size)
+    tables = (Part("attention tables", blocks * table_bytes),) if table_bytes else ()
+    parts = (*weights, *planes, *tables, *reserved)
+    return MemoryPlan(device, limit, parts, blocks, cache.block_size)
 
 
 def plan_blocks(
@@ -107,15 +112,17 @@ def plan_blocks(
     token_bytes: int,
     max_model_len: int,
     granted: int,
+    table_bytes: int = 0,
 ) -> int:
     """How many blocks to allot: what `granted` bytes hold, at most what `max_sequences` sequences
-    of `max_model_len` tokens could ever use. `token_bytes` is the sum over all planes.
+    of `max_model_len` tokens could ever use. `token_bytes` is the sum over all planes,
+    `table_bytes` what a block takes besides.
 
     Demanded is room for one sequence of `max_model_len` tokens; an explicit `num_blocks` is taken
     as it is if it fits the memory (longer sequences then end early).
     Raises MemoryPlanError with the numbers.
     """
-    block_bytes = token_bytes * config.block_size
+    block_bytes = token_bytes * config.block_size + table_bytes
     affordable = max(granted, 0) // block_bytes
     may_use = gib(max(granted, 0))
     if config.num_blocks is not None:
@@ -149,7 +156,8 @@ def activation_bytes(
 def buckets(most: int) -> list[int]:
     """Numbers of rows that have a graph, rising, up to the first that holds `most` or to
     `LARGEST_GRAPH`: powers of two to 8, then steps of an eighth to a third of the size."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, LARGEST_GRAPH + 1, 32)]
+    steps = ((8, 64, 8), (64, 128, 16), (128, 256, 32), (256, LARGEST_GRAPH + 1, 64))
+    sizes = [1, 2, 4, *(size for step in steps for size in range(*step))]
     return sizes[: 1 + sum(size < most for size in sizes)]
 
 

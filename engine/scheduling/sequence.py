@@ -6,6 +6,7 @@ chases the former. Prompt, decode, verification, resumption after preemption are
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,7 +29,9 @@ class Sequence:
     arrival: float = 0.0
     num_computed: int = 0  # positions whose target KV is valid
     num_draft_computed: int = 0  # the same for the drafter's plane
-    blocks: list[int] = field(default_factory=list)  # block ids in order
+    blocks: array[int] = field(
+        default_factory=lambda: array("i")
+    )  # ids in order, as numpy reads them
     num_published: int = 0  # full blocks already offered to the prefix cache
     num_draft_ready: int = 0  # full blocks already marked as filled in the drafter's plane
     digests: list[bytes] = field(default_factory=list)  # hash chain of the full blocks so far

@@ -38,7 +38,7 @@ from engine.scheduling.step_record import Agreement
 from engine.speculation.drafts import (
     Draft,
     agreements,
-    chain_keys,
+    chain_rows,
     drafts_of,
     judged_rows,
     rows_to_judge,
@@ -127,7 +127,7 @@ class DraftModelProposer(Proposer):
         self.agreements, self.forward_seconds = (), 0.0
         output, counts = self._catch_up(drafts)
         judged, last = judged_rows([draft.seq for draft in drafts], counts)
-        sent = [draws.enqueue(output.logits, judged)] if judged else []
+        sent = draws.enqueue(output.logits, judged).sent[:1] if judged else []
         found = self._unseen_chain(drafts, output.take(last))
         return InFlight(drafts, drafts[0].k, judged, [*sent, found])
 
@@ -196,19 +196,22 @@ class DraftModelProposer(Proposer):
     def _fits_one_call(self, drafts: list[Draft]) -> bool:
         """On a device that draws itself: by the requests' fields, what was guessed already, and
         what its graphs hold."""
-        if self._runner.vocab_size != self._vocab_size:
+        draws, steps = self._draws, drafts[0].k
+        if self._runner.vocab_size != self._vocab_size or not isinstance(draws, DeviceDraws):
             return False
-        steps = drafts[0].k
-        plain = [draft.plain for draft in drafts if not draft.tokens and draft.k == steps]
-        usual = all(each is not None and not each.is_filtered(self._vocab_size) for each in plain)
-        same = usual and len(plain) == len(drafts)
-        return same and self._runner.fits_chain(starts_of(drafts), steps)
+        alike = all(not d.tokens and d.k == steps and draws.takes(d.seq) for d in drafts)
+        return alike and self._runner.fits_chain(starts_of(drafts), steps)
 
     def _unseen_chain(self, drafts: list[Draft], output: ModelOutput) -> Tensor:
         """As ModelRunner's; `output` has the row of each one's last token."""
-        scales = [(draft.plain.scale if draft.plain else 0.0) or 1.0 for draft in drafts]
+        draws, rows = self._draws, chain_rows(drafts)
+        assert isinstance(draws, DeviceDraws)
         return self._runner.unseen_chain(
-            output, starts_of(drafts), steps=drafts[0].k, scales=scales, keys=chain_keys(drafts)
+            output,
+            starts_of(drafts),
+            steps=drafts[0].k,
+            table=draws.table(rows),
+            held=draws.held([each.seq for each in rows]),
         )
 
     def _take_chains(self, drafts: list[Draft], found: Found) -> None:
@@ -266,7 +269,7 @@ class DraftModelProposer(Proposer):
                 room -= last - first
                 first = last
                 if room == 0:
-                    found.append(self._forward(batch))
+                    found.append(self._forward(batch).kept())
                     batch, room = [], self._max_step_tokens
         if batch:
             found.append(self._forward(batch))

@@ -15,7 +15,6 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from engine.sampling.noise import Key
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, Plain, Rows
 from engine.scheduling.segment import Start
 from engine.scheduling.sequence import Sequence
@@ -93,13 +92,9 @@ def starts_of(drafts: list[Draft]) -> list[Start]:
     return [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
 
 
-def chain_keys(drafts: list[Draft]) -> list[Key | None]:
-    """What each guess is drawn with, sequence by sequence; None at temperature 0."""
-    return [
-        (draft.seq.params.seed, position) if draft.seq.params.temperature > 0 else None
-        for draft in drafts
-        for position in range(draft.seq.num_tokens, draft.seq.num_tokens + draft.k)
-    ]
+def chain_rows(drafts: list[Draft]) -> list[Rows]:
+    """Those that each guess is drawn from, one after the other."""
+    return [Rows(draft.seq, 0, draft.k, draft.seq.num_tokens) for draft in drafts]
 
 
 def rows_to_judge(

@@ -15,7 +15,7 @@ import msgspec
 from engine.messages import FinishReason, TokenLogprobs
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput
-from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.device_draws import DeviceDraws, Drawn
 from engine.sampling.logits import RowContext
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import UNSURE, Rows
@@ -116,32 +116,30 @@ class Acceptor:
             self.walk(sampled, output, self._quick(sampled, output))
         return sampled
 
-    def walk(
-        self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[list[int] | None]
-    ) -> None:
-        """Along the tokens `drawn` at each one's rows; where there are none, they are drawn the
-        long way."""
-        left = [item for item, tokens in zip(sampled, drawn, strict=True) if tokens is None]
+    def walk(self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[Drawn]) -> None:
+        """Along what was `drawn` at each one's rows; where nothing was, it is the long way."""
+        left = [item for item, own in zip(sampled, drawn, strict=True) if own.tokens is None]
         found = iter(self._slow(left, output) if left else ())
-        for item, tokens in zip(sampled, drawn, strict=True):
-            result = next(found) if tokens is None else walk(item.proposal, tokens)
+        for item, own in zip(sampled, drawn, strict=True):
+            result = next(found) if own.tokens is None else walk(item.proposal, own.tokens)
             constraint = item.chunk.seq.constraint
             if constraint is not None and constraint.error:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
             elif result.tokens:
                 self._keep(item, result)
+                item.logprobs = own.logprobs and own.logprobs[: len(item.tokens)]
             else:
                 sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
                 item.finish, item.error = "error", sentence
                 item.bad_request = constraint is not None
         _record_logprobs(sampled, output)
 
-    def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[list[int] | None]:
-        """By item, the target's tokens at its rows; None where they must be drawn the long way."""
+    def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[Drawn]:
+        """By item, what is drawn at its rows, if that is no matter of the long way."""
         asked = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, asked)
-        return self._draws.draw(output.table, asked)
+        return [Drawn(tokens) for tokens in self._draws.draw(output.table, asked)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
         """Each proposal along the tokens drawn at its rows."""
@@ -207,8 +205,10 @@ def _contexts(item: Sampled) -> list[RowContext]:
 
 
 def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
-    """Raw log-probabilities of every kept token that asked for them, in one call."""
+    """Raw log-probabilities of every kept token that asked for them and has none yet, in one
+    call."""
     asked = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
+    asked = [item for item in asked if item.logprobs is None]
     if not asked:
         return
     rows, tokens, counts = [], [], []

@@ -29,8 +29,11 @@ from engine.control.profile import (
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
-from engine.sampling.plain import plain_of
+from engine.sampling.logits import LogitsProcessor
+from engine.sampling.plain import Rows, plain_of
+from engine.sampling.row_facts import plan_of
 from engine.scheduling.segment import Segment, Start
+from engine.scheduling.sequence import Sequence
 
 TURNS, LEAST_TURNS = 4, 2  # of which the lower median tells: slow moments only take time
 SWEEPS_SECONDS = 0.02  # of a forward: what it reads is far more than caches hold
@@ -39,7 +42,7 @@ _SETTLED = 0.97  # of the seconds before: what the last size left in the caches 
 # Forwards of a row each before one that is timed: a step without guesses follows others like it,
 # and some ten pass until the caches hold what it reads. Seconds after which there are no more.
 ALIKE, _ALIKE_SECONDS = 10, 0.01
-_CHAINED = 5  # draft steps in a chain that is timed
+CHAINED = 5  # draft steps in a chain that is timed
 _SOME = 16  # sequences, at most, that tell what context costs
 BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
 
@@ -83,8 +86,8 @@ def profile_plain(rehearsal: Rehearsal, numbers: Iterable[int]) -> Points:
 def profile_draft(rehearsal: Rehearsal, k_max: int, most: int) -> Points:
     """(sequences, seconds) of one draft step. Where a proposal is one call, of each step in it
     after the first: the host has no part in those, and what they need is in the caches."""
-    steps, numbers = min(k_max, _CHAINED), list(in_fours(1, most))
-    chained = [n for n in numbers if steps > 1 and rehearsal.draws_chains(n)]
+    steps, numbers = min(k_max, CHAINED), list(in_fours(1, most))
+    chained = [n for n in numbers if steps > 1 and rehearsal.chains(n, steps)]
     found = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, 1 + steps)]
     return [*found, *profile_plain(rehearsal, (n for n in numbers if n not in chained))]
 
@@ -133,7 +136,13 @@ class Rehearsal:
     ) -> None:
         self._runner, self._cache, self._draft = runner, cache, draft
         self._sweeps = False  # whether a forward reads so much that nothing before it matters
-        self.draws_chains = runner.draws_chains
+
+    def chains(self, sequences: int, steps: int) -> bool:
+        """Whether a proposal of so many steps is one call."""
+        if self._runner.draws_chains(sequences) or not self.fits(sequences, 1 + steps):
+            return self._runner.draws_chains(sequences)
+        starts = self._starts(self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps))
+        return self._runner.fits_chain(starts, steps)
 
     def fits(self, sequences: int, rows: int, context: int = CONTEXT) -> bool:
         return sequences * self._blocks_each(rows, context) <= len(self._cache.own)
@@ -172,20 +181,31 @@ class Rehearsal:
 
     def chained(self, sequences: int, steps: int) -> float:
         """Seconds of a step of chains of so many."""
-        batch = self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
-        output, rows = self._runner.forward(batch), range(sequences)
-        starts = [Start(segment.blocks, CONTEXT + 1) for segment in batch]
-        asked = [(plain_of(SamplingParams(seed=0, max_tokens=2)), None)] * sequences
+        runner, batch = self._runner, self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
+        output, starts = runner.forward(batch), self._starts(batch)
+        params = SamplingParams(seed=0, max_tokens=2)
+        asked = [(plain_of(params), None)] * sequences
+        seq = Sequence("", params, [0], 1)
+        on_host = runner.draws_chains(sequences)
+        _read(runner)  # that was no chain
 
         def timed(count: int) -> float:
-            self._runner.chain(output, rows, starts, steps=[count] * sequences, asked=asked)
-            seconds: float = self._runner.seconds
-            return seconds
+            if on_host:
+                steps = [count] * sequences
+                runner.chain(output, range(sequences), starts, steps=steps, asked=asked)
+            else:  # one graph
+                rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
+                plan = plan_of(rows, LogitsProcessor(()), runner.vocab_size)
+                runner.unseen_chain(output, starts, steps=count, table=plan.table)
+            return _read(runner)
 
         turns = [(timed(1), timed(steps)) for _ in range(1 + TURNS)][1:]
         short, long = (median_low(times) for times in zip(*turns, strict=True))
         step: float = max(long - short, 0.0) / (steps - 1)
         return step
+
+    def _starts(self, batch: list[Segment]) -> list[Start]:
+        return [Start(segment.blocks, CONTEXT + 1) for segment in batch]
 
     def _settle(self, size: _Size) -> None:
         """What ran before leaves the caches slowly."""
@@ -240,7 +260,11 @@ def _row(segment: Segment, at: int) -> Segment:
 
 
 def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
-    """Read at once: where a device is timed, what was not read yet would be added to the next."""
     runner.forward(batch)
+    return _read(runner)
+
+
+def _read(runner: ModelRunner) -> float:
+    """At once: where a device is timed, what was not read yet would be added to the next."""
     runner.wait()
     return runner.seconds

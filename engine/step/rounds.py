@@ -8,9 +8,9 @@ their confidences, and the tokens drawn. The host walks the proposals afterwards
 
 So nothing can be left out of that forward by looking at a guess: all K are verified, whatever their
 confidence, and where a draft ended the rows behind its end are of no use. By the trimming law
-(speculation.verify) the text is the same. Requests whose draws need the host in between (penalties,
-bias, grammars, log-probabilities), that bound their guesses, or that filter while they draft, make
-a step go step by step. What a look-up guesses goes into the same forward.
+(speculation.verify) the text is the same. Requests whose draws need the host in between (grammars),
+that bound their guesses or score their prompt make a step go step by step. What a look-up guesses
+goes into the same forward.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from engine.messages import StepSeconds
 from engine.model.batch import Unseen
 from engine.model.draws import Draws
 from engine.model.runner import ModelRunner
-from engine.sampling.device_draws import DeviceDraws, read_together, whole
-from engine.sampling.plain import UNSURE, Rows
+from engine.sampling.device_draws import DeviceDraws, read_together
+from engine.sampling.plain import Rows
 from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.allowance import Allowance
@@ -92,9 +92,9 @@ class Rounds:
         packed, unseen, rows = _packed(chunks, found, flight)
         output = self._runner.forward(packed, unseen)
         seconds.verify = lap()
-        drawn = self._draws.enqueue(output.logits, rows)
-        *drafted, target = read_together([*flight.sent, drawn])
-        left = iter(self._draft.finish(flight, drafted))
+        drawn = self._draws.enqueue(output.logits, rows, unseen.ids)
+        numbers = read_together([*flight.sent, *drawn.sent])
+        left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [
             next(left) if chunk.samples and chunk.k else own
             for chunk, own in zip(chunks, found, strict=True)
@@ -102,9 +102,8 @@ class Rounds:
         self._allowance.keep(plan.chunks, proposals)  # too late to cut, not to learn from
         sampling = [pair for pair in zip(plan.chunks, proposals, strict=True) if pair[0].samples]
         sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
-        tokens = whole(target[: len(target) // 2])
-        own = [tokens[item.row : item.row + 1 + len(item.proposal)] for item in sampled]
-        self._acceptor.walk(sampled, output, [None if UNSURE in part else part for part in own])
+        told = drawn.told(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
+        self._acceptor.walk(sampled, output, told)
         self._proposer.take_over()
         return sampled
 
@@ -112,8 +111,7 @@ class Rounds:
         seq = chunk.seq
         if not self._allowance.is_open(seq) or prompt_rows(chunk):
             return False
-        asks = seq.params.logprobs is not None or not self._draws.takes(seq)
-        return not (chunk.samples and asks)
+        return not chunk.samples or self._draws.takes(seq)
 
 
 def _packed(
@@ -133,7 +131,7 @@ def _packed(
             places += range(at + chunk.length, at + len(tokens))
         at += len(tokens)
         if asked:
-            rows.append(Rows(seq, row, asked, seq.num_tokens))
+            rows.append(Rows(seq, row, asked, seq.num_tokens, own.tokens))
             row += asked
     return packed, Unseen(places, flight.ids), rows
 

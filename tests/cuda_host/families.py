@@ -1,5 +1,6 @@
 """`python -m tests.cuda_host.families`, over the stand-in: which families' forwards can be
-captured, as one line of JSON: what was said against it, by family."""
+captured, by each attention, as one line of JSON: whether they were, and what was said against
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config import DTypeName, EngineConfig
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.pair import runner_of
@@ -33,7 +34,9 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
 }  # fmt: skip
+ATTENTIONS = ("flex", "triton")
 STEADY = "qwen3, batch-invariant"
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
 MOST_NODES = 45  # of a forward: two layers and what is around them
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
@@ -54,42 +57,61 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "olmo2": {"model_type": "olmo2"},
     "granite": {"model_type": "granite"},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
+    "mixtral in float32": {
+        "model_type": "mixtral", "num_local_experts": 4, "dtype": "float32",
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
 }  # fmt: skip
 
 
-def capture(folder: Path, config: EngineConfig, *, steady: bool) -> None:
-    how: dict[str, Any] = {"dtype": "bfloat16", "device": "cuda", "batch_invariant": steady}
+def captured(folder: Path, dtype: DTypeName, config: EngineConfig, *, steady: bool) -> bool:
+    """Whether forwards of the model are graphs."""
+    how: dict[str, Any] = {"dtype": dtype, "device": "cuda", "batch_invariant": steady}
     model = load_model(str(folder), role="target", **how)
-    if steady:
-        config = config.model_copy(update={"attention": "auto"})
     cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
-    runner_of(config, model, cache)
+    return bool(runner_of(config, model, cache).padded)
+
+
+def asked(attention: str) -> EngineConfig:
+    return EngineConfig.model_validate(
+        {"device": "cuda", "attention": attention, "schedule": {"max_step_tokens": 8}}
+    )
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     without_values()
-    standin, said = StandIn(), dict[str, list[str]]()
-    config = EngineConfig.model_validate(
-        {"device": "cuda", "attention": "flex", "schedule": {"max_step_tokens": 8}}
-    )
+    standin, found = StandIn(), dict[str, dict[str, Any]]()
     with tempfile.TemporaryDirectory() as name:
         for family, own in FAMILIES.items():
             folder = Path(name, family)
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps(SIZES | own), encoding="utf-8")
-            before = len(standin.violations)
-            errors: list[str] = []
-            try:
-                capture(folder, config, steady=family == STEADY)
-            except Exception as error:  # whatever the family's code raises is told
-                errors.append(" ".join(str(error).split())[:300])
-            if (nodes := standin.counts["last graph nodes"]) > MOST_NODES:
-                errors.append(f"a forward is {nodes} nodes")
-            standin.lap()
-            said[family] = standin.violations[before:] + errors
-    sys.stdout.write(json.dumps(said) + "\n")
+            steady = family == STEADY
+            for attention in ATTENTIONS[steady:]:
+                before, graphs = len(standin.violations), False
+                errors: list[str] = []
+                dtype, config = own.get("dtype", "bfloat16"), asked(attention)
+                try:
+                    graphs = captured(folder, dtype, config, steady=steady)
+                except Exception as error:  # whatever the family's code raises is told
+                    errors.append(" ".join(str(error).split())[:300])
+                nodes = standin.counts["last graph nodes"] if graphs else 0
+                if nodes > MOST_NODES and family not in MIXTURES:
+                    errors.append(f"a forward is {nodes} nodes")
+                standin.lap()
+                said = standin.violations[before:] + errors
+                found[f"{family} by {attention}"] = {"said": said, "graphs": graphs}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ the device is zeros, so every guess is right, and a step adds five tokens to eac
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from engine.messages import SamplingParams, Submit
 from engine.model.graphs import CudaRecorder, Recorded
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
-from engine.model.pair import runner_of
+from engine.model.pair import load_pair, runner_of
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.limits import SEQUENCES, STEPS
 from tests.cuda_host.valueless import without_values
@@ -110,7 +111,7 @@ def config_of(folder: Path) -> EngineConfig:
             "attention": "triton",
             "target": {"path": config_in(folder, "target", EIGHT_B), "dtype": "bfloat16"},
             "speculation": {
-                "proposer": draft, "controller": {"kind": "fixed", "k": K}, "companions": [],
+                "proposer": draft, "controller": {"kind": "adaptive"}, "companions": [],
             },
         }
     )  # fmt: skip
@@ -127,6 +128,18 @@ def nodes_of_few_layers(
     )
     cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
     runner_of(few, model, cache)
+
+
+def started(config: EngineConfig) -> tuple[Engine, dict[str, float]]:
+    """At `K`; and seconds of CPU time: models built, and all that follows (compiling what is not
+    kept from a run before, captures, the profile)."""
+    times = [sum(os.times()[:4])]  # with those of children: of what assembles kernels
+    pair = load_pair(config)
+    times.append(sum(os.times()[:4]))
+    engine = Engine(config, pair=pair)
+    times.append(sum(os.times()[:4]))
+    engine.set_speculation("fixed", K)
+    return engine, {"models": times[1] - times[0], "engine": times[2] - times[1]}
 
 
 def serve(engine: Engine, number: int) -> None:
@@ -195,13 +208,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = config_of(folder)
-        engine = Engine(config)
+        engine, start = started(config)
         nodes_of_few_layers(folder, config, "target", EIGHT_B)
         nodes_of_few_layers(folder, config, "draft", ONE_B)
         steps = {number: measured(engine, standin, number) for number in SEQUENCES}
     standin.lap()
     found = {
         "violations": standin.violations,
+        "start": start,
         "nodes": nodes_found(nodes),
         "kernels": nodes.layer(0, 2, EIGHT_B["num_hidden_layers"] - FEW),
         "steps": steps,

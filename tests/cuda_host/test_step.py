@@ -1,5 +1,5 @@
-"""What a step asks of the device stays under the ceilings of limits.py, at 1 and at 32 sequences of
-1000 tokens with K = 4."""
+"""What a step asks of the device stays under the ceilings of limits.py, at 1, 32 and 64 sequences
+of 1000 tokens with K = 4."""
 
 from __future__ import annotations
 

@@ -29,7 +29,11 @@ def without_values() -> None:
 
     mock.patch.object(loader, "read_weights", read_weights).start()
     mock.patch.object(loader, "reference", reference).start()
-    # These run libraries' own kernels, of which the stand-in knows nothing.
+    without_libraries()
+
+
+def without_libraries() -> None:
+    """Attention of torch that runs their own kernels, of which the stand-in knows nothing."""
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)

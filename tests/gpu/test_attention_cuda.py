@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
+from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
@@ -88,14 +89,18 @@ def test_equals_sdpa(name: str, spans: list[Span], asked: dict[str, Any]) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_staged_attention_is_filled_anew(name: str) -> None:
     """Law: the same fixed tensors serve other spans."""
-    ours = plane()
-    staged: Any = backend_of(name).stage(ours, 32)  # type: ignore[attr-defined]
-    attend(staged, [Span(0, 32, 0, [])])
+    ours, sent = plane(), PackedCopy(torch.device("cuda"))
+    sent.part(32)  # of a graph
+    staged: Any = backend_of(name).stage(ours, 32, sent)  # type: ignore[attr-defined]
+    sent.build()
+    graph = staged.step(0)
+    attend(graph, [Span(0, 32, 0, [])])
     for spans in (CHAINS, [Span(0, 1, 20, [6, 7])]):
         used = sum(span.length for span in spans)
         padded = [*spans, scrap_span(used, 32 - used, BLOCKS - 1, SIZE)]
         staged.fill(padded)
-        found = attend(staged, padded)
+        sent.send()
+        found = attend(graph, padded)
         expected = attend(SdpaBackend(torch.device("cuda")).prepare(plane(), padded), padded)
         torch.testing.assert_close(found[:, :used], expected[:, :used], rtol=3e-2, atol=3e-2)
 

@@ -100,10 +100,10 @@ def test_the_host_waits_once(k: int, tiny_target: str, tiny_draft: str) -> None:
     start(made, 2, 60)
     for _ in range(4):  # the prompts, and what is captured late
         made.step()
-    torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")  # which warns of itself
             made.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -58,7 +58,9 @@ def test_what_cannot_fit_is_refused(tiny_target: str, tiny_draft: str) -> None:
         build(tiny_target, tiny_draft, cache={"memory_fraction": 1e-6})
 
 
-@pytest.mark.skipif(not find_spec("torchao"), reason="torchao is absent")
+@pytest.mark.skipif(
+    not (find_spec("torchao") and find_spec("accelerate")), reason="torchao or accelerate is absent"
+)
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Law: each request ends with all of its tokens. Widths are those that the kernels ask for."""

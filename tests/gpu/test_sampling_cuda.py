@@ -10,7 +10,7 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.model.graphs import CudaRecorder
-from engine.sampling.device_draws import DeviceDraws, best_and_lead
+from engine.sampling.device_draws import DeviceDraws, Drawn, best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
@@ -72,17 +72,17 @@ def test_logprobs_are_the_same() -> None:
 
 
 def test_draws_on_the_device_say_what_the_long_way_says() -> None:
-    """Law: also where only survivors of the filters are given noise."""
+    """Law: also where only survivors of the filters are given noise, and behind guesses."""
     torch.manual_seed(3)
     logits = (torch.randn(8, VOCAB) * 4).cuda()
     processor = LogitsProcessor([0])
     draws = DeviceDraws(processor, VOCAB, logits.device)
     more: list[dict[str, Any]] = [{"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.8}]
-    for seed, fields in enumerate(FIELDS[:4] + more):
+    for seed, fields in enumerate(FIELDS + more):
         seq = Sequence("s", SamplingParams(seed=seed, max_tokens=20, **fields), [1, 2, 3, 4], 2)
         contexts = [RowContext(seq, [9] * depth) for depth in range(8)]
         expected = sample(finalize(processor, logits, contexts), contexts).tolist()
-        assert draws.draw(logits, [Rows(seq, 0, 8, 4)]) == [expected]
+        assert draws.draw(logits, [Rows(seq, 0, 8, 4, [9] * 7)]) == [Drawn(expected)]
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 128_256])

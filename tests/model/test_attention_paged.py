@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.attention.flashinfer import FlashInferBackend
 from engine.attention.flex import TILE, FlexBackend, Pages, _capped, _fused, _unfused
 from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
+from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import fresh_slots, visible
 from engine.config import EngineConfig
@@ -22,6 +23,8 @@ from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
 from engine.model.attention_choice import choose_backend, without_flashinfer
 from engine.model.kv_cache import Plane
+from engine.model.memory import table_bytes
+from engine.scheduling.memory import buckets
 from engine.scheduling.segment import ancestors_of
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.reference import Reference
@@ -108,15 +111,16 @@ def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> No
     backend: Any = BACKENDS[name]()
     ours, theirs = plane(), plane()
     count = 12
-    staged = backend.stage(ours, count)
-    attend(staged, [Span(0, count, 0, [])], **asked)  # the forward before a capture
+    staged = backend.stage(ours, count, PackedCopy(CPU))
+    graph = staged.step(0)
+    attend(graph, [Span(0, count, 0, [])], **asked)  # the forward before a capture
     for spans in (CHAINS, [Span(0, 1, 3, [6])], [Span(i, 1, i, [10 + i, 22]) for i in range(7)]):
         used = sum(span.length for span in spans)
         padded = [*spans, scrap_span(used, count - used, BLOCKS - 1, SIZE)]
         before = [tensor.clone() for tensor in ours.stacks[0]]
         assert staged.suits(padded)
         staged.fill(padded)
-        found = attend(staged, padded, **asked)
+        found = attend(graph, padded, **asked)
         expected = attend(SdpaBackend(CPU).prepare(theirs, padded), padded, **asked)
         torch.testing.assert_close(found[:, :used], expected[:, :used], rtol=1e-4, atol=1e-5)
         assert found.isfinite().all()
@@ -124,6 +128,20 @@ def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> No
         others = [s for s in range(BLOCKS * SIZE) if s not in touched]
         for tensor, kept in zip(ours.stacks[0], before, strict=True):
             assert torch.equal(tensor[:, :, others], kept[:, :, others])
+
+
+def test_the_tables_of_graphs_are_planned() -> None:
+    """Bug: they have a row of the pool for each row of a graph, and were in no plan."""
+    for rows in (1, 24, 96):
+        pages = FlexBackend(CPU, SIZE).stage_forward(plane(), rows)._pages
+        found = (pages.logical.nbytes + pages.listed.nbytes) // BLOCKS
+        sizes = [size for size in buckets(rows) if size < rows]
+        before = sum(4 * (size + 1 + -(-size // TILE)) for size in sizes)
+        assert table_bytes("target", "flex", rows=rows, k_max=8) == before + found
+    shared = table_bytes("draft", "flex", rows=96, k_max=1)
+    assert shared == table_bytes("target", "flex", rows=96, k_max=8)
+    assert table_bytes("draft", "flex", rows=96, k_max=3) > shared
+    assert table_bytes("target", "sdpa", rows=96, k_max=8) == 0
 
 
 def _slots(block: int) -> range:

@@ -13,16 +13,19 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from engine.attention.interface import LayerShape, Span, Variation, scrap_span
+from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
 from engine.errors import ConfigError
 from engine.model.attention_choice import choose_backend
 from engine.model.kv_cache import Plane
+from engine.model.memory import SPLITS
 from engine.scheduling.segment import ancestors_of
 
 triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later")
@@ -165,11 +168,11 @@ def test_prompts_are_for_another_backend(interpreted: Run) -> None:
 
 
 def check_staged() -> None:
-    setting, count = Setting(), 9
+    setting, count, sent = Setting(), 9, PackedCopy(CPU)
     ours, theirs = plane(setting), plane(setting)
-    staged = backend(setting).stage(ours, count)
-    tensors = staged._packed.tables
-    attend(staged, setting, [Span(0, count, 0, [])], Variation())  # the forward before a capture
+    staged = backend(setting).stage(ours, count, sent)
+    sent.build()
+    graph = staged.step(0)
     for spans in (
         [Span(0, 1, 75, [5, 4, 9, 2, 11]), Span(1, 5, 45, [6, 7, 8, 10])],
         [Span(0, 6, 33, [12, 20, 13], TREE)],
@@ -179,12 +182,12 @@ def check_staged() -> None:
         padded = [*spans, scrap_span(used, count - used, BLOCKS - 1, 16)] if used < count else spans
         assert staged.suits(padded)
         staged.fill(padded)
-        found = attend(staged, setting, padded, Variation())
+        sent.send()
+        found = attend(graph, setting, padded, Variation())
         expected = attend(SdpaBackend(CPU).prepare(theirs, padded), setting, padded, Variation())
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         for one, other in zip(ours.stacks[0], theirs.stacks[0], strict=True):
             assert torch.equal(one[:, :, :-16], other[:, :, :-16])  # all but the scrap block
-    assert all(a is b for a, b in zip(tensors, staged._packed.tables, strict=True))
 
 
 def test_staged_attention_is_filled_anew(interpreted: Run) -> None:
@@ -193,11 +196,35 @@ def test_staged_attention_is_filled_anew(interpreted: Run) -> None:
     interpreted(check_staged)
 
 
+def check_steps() -> None:
+    setting, steps, sent = Setting(page=6), 8, PackedCopy(CPU)
+    how = Variation(window=9)
+    ours, theirs = plane(setting), plane(setting)
+    staged = backend(setting).stage(ours, 4, sent, steps)
+    sent.build()
+    spans = [Span(0, 1, 33, [5, 4, 9, 2, 11, 1, 0]), Span(1, 1, 3, [6, 7])]
+    spans += [Span(row, 1, 0, [BLOCKS - 1] * 2) for row in (2, 3)]
+    staged.fill(spans)
+    sent.send()
+    for step in range(steps):
+        now = [span._replace(start=span.start + step) for span in spans]
+        found = attend(staged.step(step), setting, now, how)
+        expected = attend(SdpaBackend(CPU).prepare(theirs, now), setting, now, how)
+        torch.testing.assert_close(found[:, :2], expected[:, :2], rtol=1e-4, atol=1e-5)
+        assert found.isfinite().all()
+
+
+def test_steps_count_on_from_the_first(interpreted: Run) -> None:
+    """Law: one filling serves all steps of a chain, each a position further, across pages and under
+    a window; what fills it up stays in the scrap block."""
+    interpreted(check_steps)
+
+
 def test_graphs_are_for_few_rows_a_span() -> None:
     """Law: a prompt is refused, what fills up a graph is not; nor are more pages taken than the
     tensors hold."""
     long, made = 2 * MOST_ROWS, plane(Setting())
-    staged = backend().stage(made, long)
+    staged = backend().stage(made, long, PackedCopy(CPU))
     assert staged.suits([Span(0, 1, 3, [6]), scrap_span(1, long - 1, BLOCKS - 1, 16)])
     assert not staged.suits([Span(0, long, 0, list(range(8)))])
     assert not staged.suits([Span(i, 1, 16 * 20 - 1, list(range(20))) for i in range(long)])
@@ -214,6 +241,11 @@ def check_poison() -> None:
     assert (
         attend(backend(setting).prepare(made, spans), setting, spans, Variation()).isfinite().all()
     )
+
+
+def test_the_plan_knows_the_splits() -> None:
+    """Law: what is reserved for the sums of all splits is for as many as there are."""
+    assert Splitting().splits == SPLITS
 
 
 def test_a_poisoned_neighbour_does_no_harm(interpreted: Run) -> None:
@@ -252,16 +284,16 @@ def test_masks_say_what_is_visible() -> None:
     spans = [*SPANS, Span(21, 43, 20, [3, 1, 8, 9], BROAD), Span(64, 20, 7, [3, 1])]
     listed = Listed(spans, 16)
     seen: dict[int, list[bool]] = {}
-    for first, count, end, root, origin, *_ in listed.pieces:
+    for first, count, end, root, origin, *_ in listed.pieces.tolist():
         for row in range(first, first + count):
-            bits = listed.rows[row][2]
+            bits = int(listed.rows[row, 2:].view(np.uint64)[0])
             assert bits >> (end - root) == 0
             assert listed.rows[origin][0] == root
             seen[row] = [key < root or bool(bits >> key - root & 1) for key in range(end)]
     for span in spans:
         for row, expected in enumerate(visible(span, None).tolist(), span.row):
             assert seen[row] + [False] * (span.end - len(seen[row])) == expected
-    assert [place for _, place, _ in listed.rows] == list(range(84))
+    assert listed.rows[:, 1].tolist() == list(range(84))
 
 
 def test_the_choice_says_why_not() -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
 from engine.model.draws import build_draws
-from engine.sampling.device_draws import DeviceDraws
+from engine.sampling.device_draws import DeviceDraws, Drawn, read_together
 from engine.sampling.filters import MOST
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import Rows
 from engine.scheduling.sequence import Sequence
 from tests.support.long_way import finalize, guess
@@ -96,6 +97,77 @@ def test_rows_that_anything_may_be_asked_of(
     assert leads == pytest.approx(expected[1].tolist(), abs=1e-4)
 
 
+@pytest.mark.parametrize("fields", [*ADJUSTED, {"logit_bias": {7: 99.0, 5000: 1.0}}], ids=str)
+@pytest.mark.parametrize("seen", [(True, True), (False, True), (False, False)], ids=str)
+def test_behind_guesses_as_behind_committed_tokens(
+    seen: tuple[bool, bool], fields: dict[str, Any], processor: LogitsProcessor
+) -> None:
+    """Law: penalties, bias and min_tokens give each row what the long way gives it, step after step
+    as the text grows, whether the host knows the guesses or the device alone, beside rows that ask
+    for nothing."""
+    generator = torch.Generator().manual_seed(11)
+    draws = DeviceDraws(processor, VOCAB, torch.device("cpu"))
+    seqs = [sequence(2, **fields), sequence(6), sequence(9, **fields)]
+    for step in range(4):
+        logits = torch.randn(12, VOCAB, generator=generator) * 3
+        paths = [[7, 9, 7], [1, 2, 3], [9, step, 9]]
+        known = {0: seen[0], 1: True, 2: seen[1]}
+        asked = [
+            Rows(seq, 4 * i, 4, seq.num_tokens, paths[i] if known[i] else ())
+            for i, seq in enumerate(seqs)
+        ]
+        hidden = [token for i in known if not known[i] for token in paths[i]]
+        found = draws.enqueue(logits, asked, torch.tensor(hidden) if hidden else None)
+        told = found.told(read_together(found.sent), [4, 4, 4])
+        contexts = [
+            RowContext(seq, paths[i][:depth]) for i, seq in enumerate(seqs) for depth in range(4)
+        ]
+        expected = draws.draw_adjusted(logits, contexts)
+        for i, seq in enumerate(seqs):
+            assert told[i].tokens in (None, expected[4 * i : 4 * i + 4])
+            assert told[i].tokens is not None or "top_p" in fields or "top_k" in fields
+            seq.tokens += paths[i][: step + 1]
+
+
+def test_slots_go_to_whoever_asks(processor: LogitsProcessor) -> None:
+    """Law: with more sequences than slots, at once and in turns, each is penalised by its own
+    text."""
+    draws = DeviceDraws(processor, VOCAB, torch.device("cpu"))
+    seqs = [sequence(i, repetition_penalty=1.9, frequency_penalty=1.0) for i in range(24)]
+    generator = torch.Generator().manual_seed(2)
+    for some in (seqs[:5], seqs[:14], seqs[10:], seqs[:3], seqs[5:19], seqs):
+        logits = torch.randn(len(some), VOCAB, generator=generator)
+        logits[:, :5] = 4.0  # the prompt
+        asked = [Rows(seq, i, 1, seq.num_tokens) for i, seq in enumerate(some)]
+        expected = draws.draw_adjusted(logits, [RowContext(seq, []) for seq in some])
+        assert [found.tokens for found in draws.draw(logits, asked)] == [[t] for t in expected]
+        for seq, token in zip(some, expected, strict=True):
+            seq.tokens.append(token)
+
+
+@pytest.mark.parametrize("count", [0, 3, 5000])
+def test_log_probabilities_come_in_the_same_copy(
+    count: int, processor: LogitsProcessor, draws: DeviceDraws
+) -> None:
+    """Law: those of the model itself, whatever the fields, for those who ask."""
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
+    fields: list[dict[str, Any]] = [
+        {"logprobs": count}, {}, {"logprobs": 1, "presence_penalty": 2.0, "top_k": 9},
+    ]  # fmt: skip
+    asked = [Rows(sequence(i, **more), 2 * i, 2, 5, [3]) for i, more in enumerate(fields)]
+    with Waits() as waits:
+        found = draws.draw(logits, asked)
+    assert waits.seen == ["tolist"]
+    assert found[1].logprobs is None
+    for i in (0, 2):
+        tokens, said = found[i]
+        assert tokens is not None
+        asks = fields[i]["logprobs"]
+        assert said == token_logprobs(logits, [2 * i, 2 * i + 1], tokens, [asks] * 2)
+        assert said is not None
+        assert all(len(each.top) == min(asks, VOCAB) for each in said)
+
+
 @pytest.mark.parametrize("fields", [{}, *FILTERS], ids=str)
 def test_ties_and_numbers_that_are_none(
     fields: dict[str, Any], processor: LogitsProcessor, draws: DeviceDraws
@@ -113,7 +185,7 @@ def test_ties_and_numbers_that_are_none(
         rows = torch.from_numpy(logits)
         for i in range(len(rows)):
             seq = sequence(i, **fields)
-            [found] = draws.draw(rows, [Rows(seq, i, 1, 5)])
+            [(found, _)] = draws.draw(rows, [Rows(seq, i, 1, 5)])
             if found is not None:
                 told += 1
                 assert found == long_way(processor, rows[i : i + 1], seq)[0]
@@ -124,33 +196,32 @@ def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: De
     """Law: where survivors may lie beyond those that are looked at, nothing is said; min_p may cut
     before."""
     flat = torch.zeros(1, VOCAB)
-    assert draws.draw(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) == [None]
-    assert draws.draw(flat, [Rows(sequence(min_p=0.5), 0, 1, 5)]) == [None]
+    assert draws.draw(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) == [Drawn()]
+    assert draws.draw(flat, [Rows(sequence(min_p=0.5), 0, 1, 5)]) == [Drawn()]
     assert draws.guess(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) is None
     flat[0, 700:710] = 5.0
     seq = sequence(top_p=0.9, min_p=0.5)
-    assert draws.draw(flat, [Rows(seq, 0, 1, 5)]) == [long_way(processor, flat, seq)[0]]
+    assert draws.draw(flat, [Rows(seq, 0, 1, 5)]) == [Drawn(long_way(processor, flat, seq)[0])]
 
 
 def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: DeviceDraws) -> None:
     """Law: each as if it were alone, and the host waits once for all of them."""
     logits = torch.randn(11, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
     fields: list[dict[str, Any]] = [
-        {"top_p": 0.9}, {}, {"top_k": 9}, {"temperature": 0.0}, {"logit_bias": {3: 1.0}},
+        {"top_p": 0.9}, {}, {"top_k": 9}, {"temperature": 0.0}, {"logit_bias": {3: 9.0}},
     ]  # fmt: skip
     seqs = [sequence(i, **more) for i, more in enumerate(fields)]
-    asked = [Rows(seq, 2 * i, 2, 5) for i, seq in enumerate(seqs)]
+    asked = [Rows(seq, 2 * i, 2, 5, [0]) for i, seq in enumerate(seqs)]
     expected: list[Any] = [
         long_way(processor, logits[2 * i : 2 * i + 2], seq)[0] for i, seq in enumerate(seqs)
     ]
     with Waits() as waits:
         found = draws.draw(logits, [asked[0], None, *asked[1:]])
-    assert found == [expected[0], None, *expected[1:4], None]
+    assert [each.tokens for each in found] == [expected[0], None, *expected[1:]]
     assert waits.seen == ["tolist"]
-    assert draws.guess(logits, asked) is None
-    mixed = draws.guess(logits, asked[:4])
+    mixed = draws.guess(logits, asked)
     assert mixed is not None
-    assert mixed[0] == [token for tokens in expected[:4] for token in tokens]
+    assert mixed[0] == [token for tokens in expected for token in tokens]
 
 
 def test_only_survivors_are_given_noise(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, cast
@@ -65,7 +66,7 @@ class Blocks:
 
     def release(self, seq: Sequence) -> None:
         self._free[:0] = seq.blocks
-        seq.blocks = []
+        seq.blocks = array("i")
         seq.num_computed = seq.num_draft_computed = 0
 
 

@@ -3,9 +3,9 @@ padding, fixed tensors, eviction; the numbers are those of eager forwards."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +24,14 @@ from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
 from engine.model.pair import Pair, _graphs_of, use_device
-from engine.model.runner import DeviceTimer, Graphs, ModelRunner
+from engine.model.proof import waits_for_device
+from engine.model.runner import DeviceTimer, Graphs, ModelOutput, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
-from engine.sampling.noise import Key, gumbel
+from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.plain import Rows
 from engine.scheduling.segment import Segment, Start
+from engine.scheduling.sequence import Sequence
+from engine.speculation.draft_model import DraftModelProposer
 from engine.step.rounds import settle
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
@@ -106,13 +110,20 @@ def test_a_tree_is_run_eagerly(target: LoadedModel) -> None:
     assert recorder.replayed == before
 
 
-def test_logits_outlive_the_next_replay(target: LoadedModel) -> None:
-    """Bug: long stretches are caught up in several forwards, whose logits are joined at the end."""
-    ours = captured(target, Again())
-    first = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 2)]).logits
-    kept = first.clone()
-    ours.forward([Segment(PROMPT[::-1], 0, [4, 5, 6], 2)])
-    assert torch.equal(first, kept)
+def test_a_long_stretch_is_caught_up_in_several_replays(draft: LoadedModel) -> None:
+    """Bug: their logits are joined at the end, and each replay wrote over those of the one before:
+    all forwards of a model leave them in one place."""
+    processor, found = LogitsProcessor(draft.eos_ids), list[Tensor]()
+    for runner in (captured(draft, Again()), eager(draft)):
+        proposer = DraftModelProposer(
+            runner,
+            processor=processor,
+            draws=DeviceDraws(processor, draft.vocab_size, CPU),
+            vocab_size=draft.vocab_size,
+            max_step_tokens=4,
+        )
+        found.append(proposer._run([Segment(PROMPT, 0, [3, 1, 2], 10)]).logits)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def test_all_buckets_are_recorded_at_start(target: LoadedModel) -> None:
@@ -145,28 +156,36 @@ def test_the_pool_drops_what_was_used_longest_ago() -> None:
     assert recorder.recorded == 3
 
 
+ASKS: list[list[dict[str, Any]]] = [
+    [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 2.0}],
+    [{}, {"top_p": 0.7}, {"top_k": 5, "min_p": 0.1, "temperature": 0.6}],
+    [{"presence_penalty": 2.0}, {"top_p": 0.9}, {}],
+    [
+        {"repetition_penalty": 2.0, "logit_bias": {8: 3.0}, "temperature": 0.0},
+        {"min_tokens": 4, "stop_token_ids": tuple(range(60))},
+        {"frequency_penalty": -2.0, "top_k": 20},
+    ],
+]
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_chain_draws_what_steps_draw(draft: LoadedModel, name: str, count: int) -> None:
+@pytest.mark.parametrize("asks", ASKS, ids=str)
+def test_a_chain_draws_what_steps_draw(
+    draft: LoadedModel, name: str, count: int, asks: list[dict[str, Any]]
+) -> None:
     """Law: one graph of K steps draws the tokens that K forwards with the same keyed noise draw,
-    greedy rows and noisy ones alike, and leaves the same keys and values."""
+    whatever the fields, and leaves the same keys and values."""
     ours, theirs = captured(draft, Again(), name), eager(draft)
     theirs._compiled = None
-    tables = [[3, 1, 2, 4], [9, 8, 7, 6], [20, 21, 22, 23]][:count]
-    prompts = [Segment(PROMPT[i:], 0, tables[i], 1) for i in range(count)]
+    seqs = [sequence(i, **fields) for i, fields in enumerate(asks[:count])]
+    prompts = [Segment(seq.tokens, 0, seq.blocks, 1) for seq in seqs]
     output = ours.forward(prompts)
     theirs.forward(prompts)
+    draws = draws_of(draft)
     for steps in (3, 4, 3):
-        starts = [Start(table, len(PROMPT) - i) for i, table in enumerate(tables)]
-        scales = [1.0, 2.0, 0.5][:count]
-        keys: list[Key | None] = [
-            (77 + i, start.position + step) if i != 1 else None
-            for i, start in enumerate(starts)
-            for step in range(steps)
-        ]
-        told = ours.unseen_chain(output, starts, steps=steps, scales=scales, keys=keys)
-        found = read_chains(told.tolist())
-        assert found[0] == stepwise(theirs, output.logits, starts, scales, keys, steps)
+        found = read_chains(chained(ours, output, draws, seqs, steps).tolist())
+        assert found[0] == stepwise(theirs, output.logits, seqs, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
 
 
@@ -179,13 +198,11 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     ours.capture()
     assert recorder.recorded == 6 + 4 * 3  # forwards of up to 24 rows; 1, 2, 4 and 8 sequences
     prompt = [Segment(PROMPT, 0, [3, 1, 2, 4], 1)]
-    output = ours.forward(prompt)
+    output, seqs = ours.forward(prompt), [sequence(0)]
     theirs.forward(prompt)
-    starts = [Start([3, 1, 2, 4], len(PROMPT))]
     for steps in (3, 2, 3, 1):
-        keys: list[Key | None] = [(77, len(PROMPT) + step) for step in range(steps)]
-        told = ours.unseen_chain(output, starts, steps=steps, scales=[1.0], keys=keys)
-        expected = stepwise(theirs, output.logits, starts, [1.0], keys, steps)
+        told = chained(ours, output, draws_of(draft), seqs, steps)
+        expected = stepwise(theirs, output.logits, seqs, steps)
         assert read_chains(told.tolist())[0] == expected
     assert recorder.recorded == 6 + 4 * 3
 
@@ -195,7 +212,7 @@ def test_all_chains_are_kept(draft: LoadedModel) -> None:
     ours = captured(draft, recorder)
     assert ours._chains is not None
     pool, sizes = ours._chains._pool, ours._chains._sizes
-    assert pool._most == len(sizes) * MAX_K == 176
+    assert pool._most == len(sizes) * MAX_K * 3 == 528
 
 
 def test_what_no_graph_holds_is_run_at_start(
@@ -225,41 +242,58 @@ def test_what_no_graph_holds_is_run_at_start(
     assert ours.seconds == 0.0
 
 
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"presence_penalty": 1.0}], ids=str)
 @pytest.mark.parametrize("steps", [1, 3, 6])
-def test_a_proposal_is_told_once(draft: LoadedModel, steps: int) -> None:
+def test_a_proposal_is_told_once(draft: LoadedModel, steps: int, fields: dict[str, Any]) -> None:
     """Law: the host hears of a proposal in one copy, whatever K is."""
     ours = captured(draft, Again())
     output = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
-    given: dict[str, Any] = {
-        "steps": steps,
-        "scales": [1.0],
-        "keys": [(5, len(PROMPT) + step) for step in range(steps)],
-    }
-    ours.unseen_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given)  # records
+    seqs, draws = [sequence(0, **fields)], draws_of(draft)
+    chained(ours, output, draws, seqs, steps)  # records
     with Waits() as waits:
-        ours.unseen_chain(output, [Start([3, 1, 2, 4, 5], len(PROMPT))], **given).tolist()
+        chained(ours, output, draws, seqs, steps).tolist()
     assert waits.seen == ["tolist"]
 
 
+def sequence(i: int, **fields: Any) -> Sequence:
+    """A prompt in blocks of its own, with room for guesses."""
+    params = SamplingParams(seed=77 + i, max_tokens=99, **fields)
+    blocks = [[3, 1, 2, 4, 5], [9, 8, 7, 6, 10], [20, 21, 22, 23, 24]][i]
+    given = array("i", blocks)
+    return Sequence(str(i), params, PROMPT[i:], len(PROMPT) - i, blocks=given)
+
+
+def draws_of(draft: LoadedModel) -> DeviceDraws:
+    return DeviceDraws(LogitsProcessor([0]), draft.vocab_size, CPU)
+
+
+def chained(
+    runner: ModelRunner, output: ModelOutput, draws: DeviceDraws, seqs: list[Sequence], steps: int
+) -> Tensor:
+    return runner.unseen_chain(
+        output,
+        [Start(seq.blocks, seq.num_tokens) for seq in seqs],
+        steps=steps,
+        table=draws.table([Rows(seq, 0, steps, seq.num_tokens) for seq in seqs]),
+        held=draws.held(seqs),
+    )
+
+
 def stepwise(
-    runner: ModelRunner,
-    logits: Tensor,
-    starts: list[Start],
-    scales: list[float],
-    keys: list[Key | None],
-    steps: int,
+    runner: ModelRunner, logits: Tensor, seqs: list[Sequence], steps: int
 ) -> list[list[int]]:
-    drawn = list[list[int]]()
+    draws = DeviceDraws(LogitsProcessor([0]), logits.shape[1], CPU)
+    paths: list[list[int]] = [[] for _ in seqs]
     for step in range(steps):
-        noise = gumbel(keys[step::steps], logits.shape[1])
-        scores = logits * torch.tensor(scales)[:, None] + noise
-        drawn.append(scores.argmax(1).tolist())
+        contexts = [RowContext(seq, path) for seq, path in zip(seqs, paths, strict=True)]
+        drawn = draws.draw_adjusted(logits, contexts)
+        paths = [[*path, token] for path, token in zip(paths, drawn, strict=True)]
         segments = [
-            Segment([token], start.position + step, start.blocks, 1)
-            for token, start in zip(drawn[-1], starts, strict=True)
+            Segment([token], seq.num_tokens + step, seq.blocks, 1)
+            for token, seq in zip(drawn, seqs, strict=True)
         ]
         logits = runner.forward(segments).logits
-    return [list(tokens) for tokens in zip(*drawn, strict=True)]
+    return paths
 
 
 FIELDS: list[list[dict[str, Any]]] = [
@@ -324,19 +358,40 @@ def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [torch.device("cuda:1")]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "default", "longrope"])
-def test_a_rope_that_asks_the_host_is_not_captured(
-    kind: str, target: LoadedModel, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_forward_that_has_the_host_wait_is_not_captured(
+    waits: bool,
+    target: LoadedModel,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bug: Llamas of dynamic NTK died in capture, with an error of CUDA's."""
-    rope = {"full_attention": {"rope_type": kind, "factor": 2.0}}
-    device = torch.device("cuda")
-    model = replace(target, config=SimpleNamespace(rope_parameters=rope), device=device)
+    monkeypatch.setattr("engine.model.pair.waits_for_device", lambda _: "f" if waits else None)
+    model = replace(target, device=torch.device("cuda"))
     config = EngineConfig.model_validate({"schedule": {"max_step_tokens": 77}})
     with caplog.at_level("INFO"):
         graphs = _graphs_of(config, model)
-    assert (graphs is None) == (kind == "dynamic") == ("rope_type 'dynamic'" in caplog.text)
+    assert (graphs is None) == waits == ("wait for the device (in f)" in caplog.text)
     assert graphs is None or graphs.most_rows == 77
+
+
+def test_who_has_the_host_wait_is_named(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: by torch's own watch, which is on for one forward; any other error goes on."""
+    said, modes = "called a synchronizing CUDA operation", list[str]()
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def dynamic_frequency_update(*_given: object) -> torch.Tensor:
+        raise RuntimeError(said)
+
+    assert waits_for_device(target) is None
+    model = replace(target, logits=dynamic_frequency_update)
+    assert waits_for_device(model) == "dynamic_frequency_update"
+    said = "out of memory"
+    with pytest.raises(RuntimeError, match=said):
+        waits_for_device(model)
+    assert modes == ["error", "default"] * 3
 
 
 class Event:
@@ -348,7 +403,7 @@ class Event:
     def __init__(self) -> None:
         self.at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: None) -> None:
         Event.recorded += 10.0
         self.at = Event.recorded
 

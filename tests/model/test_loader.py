@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordLevel
 from torch import Tensor
 from transformers import (
     AttentionInterface,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     Mamba2Config,
     Mamba2ForCausalLM,
@@ -159,6 +162,41 @@ def test_weights_of_another_shape(tiny_target: str, tmp_path: Path) -> None:
     said = refusal(folder)
     assert "9 weights of a shape" in said
     assert "mlp.down_proj.weight: [48, 96] in the file, [48, 64] by the configuration" in said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # transformers' own
+def test_experts_stored_in_four_bits_are_held_in_sixteen(tmp_path: Path) -> None:
+    """Bug: gpt-oss as it is published was refused for a package, or would have asked the network
+    for kernels at its first token. Law: its numbers are a sign, a table of eight and a power of
+    two for each 32 of them."""
+    wide = tiny.GROUPED | {"hidden_size": 64, "intermediate_size": 32}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    model = tiny.build(
+        GptOssForCausalLM,
+        GptOssConfig(**wide, rope_parameters=rope, num_local_experts=2, num_experts_per_tok=2),
+    ).bfloat16()
+    plain = tiny.save(model, tmp_path / "plain")
+    weights = load_file(f"{plain}/model.safetensors")
+    packed = dict(weights)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = packed.pop(name).shape
+        each = experts, outputs, inputs // 32
+        codes = torch.randint(16, (*each, 16, 2), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 125, each, generator=generator, dtype=torch.uint8)
+        packed[f"{name}_blocks"], packed[f"{name}_scales"] = (
+            codes[..., 0] | codes[..., 1] << 4,
+            scales,
+        )
+        numbers = table[codes.int()].flatten(-2) * 2.0 ** (scales[..., None].float() - 127)
+        weights[name] = numbers.flatten(-2).transpose(1, 2).bfloat16().contiguous()
+    stored = copy_of(plain, tmp_path / "stored", quantization_config={"quant_method": "mxfp4"})
+    save_file(weights, f"{plain}/model.safetensors", {"format": "pt"})
+    save_file(packed, stored / "model.safetensors", {"format": "pt"})
+    found = load(stored, dtype="float32").model.state_dict()
+    for name, expected in load(plain, dtype="float32").model.state_dict().items():
+        assert torch.equal(found[name], expected), name
 
 
 def test_weights_that_are_not_numbers(tmp_path: Path) -> None:

@@ -26,8 +26,11 @@ from engine.model.runner import Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.scheduling.step_plan import StepPlan
 from engine.step.clock import Stopwatch
+from tests.model.test_lossless import FIELDS as ALL_FIELDS
+from tests.model.test_lossless import Replies, run
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
+from tests.support.reference import Reference
 from tests.support.waits import Waits
 
 CPU = torch.device("cpu")
@@ -155,6 +158,56 @@ def test_every_step_says_the_same(make: MakeEngine, k: int, twin: bool, backend:
     assert k == 1 or any(any(metrics.k_counts[1:k]) for _, metrics in mine)  # ended early
 
 
+FIELDS: dict[str, dict[str, Any]] = {
+    "top_p": {"top_p": 0.8},
+    "filters": {"top_k": 40, "top_p": 0.9, "min_p": 0.02},
+    "presence and frequency": {"presence_penalty": 1.5, "frequency_penalty": -0.7},
+    "repetition": {"repetition_penalty": 1.7},
+    "bias": {"logit_bias": {3: 4.0, 9: -100.0, 77: 2.5}},
+    "min_tokens": {"min_tokens": 7, "stop_token_ids": STOPS},
+    "logprobs": {"logprobs": 3},
+    "everything": {
+        "top_k": 60, "top_p": 0.95, "presence_penalty": 0.5, "frequency_penalty": 0.3,
+        "repetition_penalty": 1.3, "logit_bias": {5: 2.0}, "logprobs": 0, "min_tokens": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("name", FIELDS)
+def test_no_field_makes_the_host_wait_in_between(
+    make: MakeEngine, name: str, twin: bool, everybody: bool
+) -> None:
+    """Law: every step that has a draft to ask goes the one way, whether all sequences set a field
+    or some, and says what the other way says, guess by guess and log-probability by
+    log-probability."""
+    fields = [FIELDS[name] if everybody or i % 2 else {} for i in range(4)]
+    asked = [params(i, **{"max_tokens": 14, **more}) for i, more in enumerate(fields)]
+    ours, theirs = (make(3, usual=usual, twin=twin) for usual in (True, False))
+    counted = Counted(ours)
+    mine, other = told(ours, asked), told(theirs, asked)
+    assert mine == other
+    assert counted.once > 3
+    assert counted.other == 0
+    assert any(metrics.num_accepted for _, metrics in mine)
+
+
+def test_it_is_lossless(make: MakeEngine, tiny_target: str, tiny_eos: list[int]) -> None:
+    """Law: the text of a reference that shares no code, under every field at once."""
+    reference = Reference(tiny_target, tiny_eos)
+    for k, twin in ((4, True), (2, False), (0, False)):
+        engine = make(k, twin=twin, cache={"block_size": BLOCK, "num_blocks": 400})
+        for name, asked in ALL_FIELDS.items():
+            engine.add(Submit(name, PROMPT, asked, 0.0))
+        replies = Replies(run(engine))
+        for name, asked in ALL_FIELDS.items():
+            tokens, logprobs = reference.generate(PROMPT, asked)
+            assert replies.tokens[name] == tokens, name
+            if name in replies.logprobs:
+                assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
+
+
 MIXED: list[dict[str, Any]] = [
     {}, {"top_p": 0.9}, {"logprobs": 2}, {"presence_penalty": 0.5}, {"logit_bias": {7: 2.0}},
     {"min_tokens": 5, "stop_token_ids": STOPS}, {"prompt_logprobs": 1}, {"max_tokens": 1},
@@ -205,12 +258,15 @@ def test_the_controller_chooses_as_ever(make: MakeEngine) -> None:
     assert counted.once > 0
 
 
-@pytest.mark.parametrize("k", [1, 4])
-def test_the_host_waits_once(make: MakeEngine, k: int) -> None:
-    """Law: for catch-up, proposal, verification and draws together."""
+@pytest.mark.parametrize("name", [None, *FIELDS])
+@pytest.mark.parametrize("k", [0, 1, 4])
+def test_the_host_waits_once(make: MakeEngine, k: int, name: str | None) -> None:
+    """Law: for catch-up, proposal, verification and draws together, whatever the fields; also where
+    nothing is guessed."""
     engine = make(k)
     for i in range(3):
-        engine.add(Submit(str(i), PROMPT[i:], params(i, max_tokens=60, ignore_eos=True), 0.0))
+        fields = {"max_tokens": 90, "ignore_eos": True, **(FIELDS[name] if name else {})}
+        engine.add(Submit(str(i), PROMPT[i:], params(i, **{**fields, "stop_token_ids": ()}), 0.0))
     for _ in range(12):  # in which every bucket is allotted
         engine.step()
     for _ in range(4):
@@ -220,11 +276,12 @@ def test_the_host_waits_once(make: MakeEngine, k: int) -> None:
         assert waits.seen == ["tolist"]
 
 
-def test_look_ups_go_into_the_same_forward(make: MakeEngine) -> None:
+@pytest.mark.parametrize("fields", [{}, {"frequency_penalty": -0.2, "logprobs": 1}], ids=str)
+def test_look_ups_go_into_the_same_forward(make: MakeEngine, fields: dict[str, Any]) -> None:
     """Law: beside sequences that are drafted for, what a look-up guesses is verified in the one
     call, and nobody can see which way the step went."""
     prompts = [PROMPT[:6], PROMPT[2:7], [5, 6, 7, 8, 9] * 4]
-    asked = [params(i, temperature=0.0, max_tokens=60, ignore_eos=True) for i in range(3)]
+    asked = [params(i, temperature=0.0, max_tokens=60, ignore_eos=True, **fields) for i in range(3)]
 
     def steps(engine: Engine) -> tuple[list[list[Output]], Counted | None]:
         counted = Counted(engine) if engine._rounds._one_wait else None

@@ -25,3 +25,25 @@ def test_all_parts_are_sent_at_once_and_stay_where_they_are() -> None:
     assert scales.there.tolist() == [[0.5], [-1e9]]
     assert keys.there.tolist() == [[1, 2], [3, 4]]
     assert [part.there.data_ptr() for part in (ids, scales, keys)] == places
+
+
+def test_of_the_last_part_what_is_used_is_sent() -> None:
+    """Law: what varies in size costs what it is; the numbers behind it stay as they were. Int64
+    parts are their own words."""
+    sent = PackedCopy(torch.device("cpu"))
+    slots, pages = sent.part(2, 3, dtype=torch.int64), sent.part(5, 2)
+    sent.build()
+    slots.host[:], pages.host[:] = 1 << 40, 7
+    pages.used = 2
+    sent.send()
+    assert slots.there.tolist() == [[1 << 40] * 3] * 2
+    assert pages.there.tolist() == [[7, 7]] * 2 + [[0, 0]] * 3
+
+
+def test_every_part_begins_where_a_kernel_may_read_sixteen_bytes() -> None:
+    """Law: Triton compiles one more kernel for a pointer that does not divide by sixteen."""
+    sent = PackedCopy(torch.device("cpu"))
+    parts = [sent.part(n) for n in (1, 3, 4, 5, 2)]
+    sent.build()
+    first = parts[0].there.data_ptr()
+    assert all((part.there.data_ptr() - first) % 16 == 0 for part in parts)

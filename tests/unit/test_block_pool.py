@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from engine.messages import SamplingParams
@@ -34,7 +36,7 @@ def test_a_lone_sequence_on_a_fresh_pool_gets_consecutive_ids_as_it_grows() -> N
     seq = sequence("a", list(range(9)), max_tokens=100)
     for upto in range(9, 113):
         assert pool.reserve(seq, upto)
-    assert seq.blocks == list(range(28))
+    assert [*seq.blocks] == list(range(28))
 
 
 def test_two_growing_sequences_stay_out_of_each_others_way() -> None:
@@ -45,7 +47,7 @@ def test_two_growing_sequences_stay_out_of_each_others_way() -> None:
         assert pool.reserve(first, upto)
         assert pool.reserve(second, upto)
     for seq in (first, second):
-        assert seq.blocks == list(range(seq.blocks[0], seq.blocks[0] + 4))
+        assert [*seq.blocks] == list(range(seq.blocks[0], seq.blocks[0] + 4))
 
 
 def test_room_left_for_growth_is_no_reservation() -> None:
@@ -76,7 +78,7 @@ def test_a_hit_covers_the_common_full_blocks() -> None:
     pool = pool_of()
     first = compute(pool, sequence("a", [*range(8), 100, 101]))
     second = sequence("b", [*range(8), 200, 201, 202, 203, 204])
-    assert pool.match(second) == first.blocks[:2]
+    assert pool.match(second) == [*first.blocks[:2]]
     pool.adopt(second, pool.match(second))
     assert pool.reserve(second, second.num_tokens)
     second.num_computed = 8
@@ -88,8 +90,8 @@ def test_a_hit_never_covers_the_last_token() -> None:
     """A step needs the last token's logits, so its position must be computed."""
     pool = pool_of()
     first = compute(pool, sequence("a", list(range(8))))
-    assert pool.match(sequence("b", list(range(8)))) == first.blocks[:1]
-    assert pool.match(sequence("c", list(range(9)))) == first.blocks[:2]
+    assert pool.match(sequence("b", list(range(8)))) == [*first.blocks[:1]]
+    assert pool.match(sequence("c", list(range(9)))) == [*first.blocks[:2]]
 
 
 def test_the_parent_is_part_of_a_blocks_name() -> None:
@@ -131,7 +133,7 @@ def test_equal_blocks_computed_twice_are_cached_once() -> None:
     second = compute(pool, sequence("b", list(range(9))))
     audit_pool(pool, [first, second])
     pool.release(second)
-    assert pool.match(sequence("c", list(range(9)))) == first.blocks[:2]
+    assert pool.match(sequence("c", list(range(9)))) == [*first.blocks[:2]]
     pool.release(first)
     audit_pool(pool, [])
     assert len(pool.match(sequence("d", list(range(9))))) == 2
@@ -181,7 +183,7 @@ def test_growth_by_eviction_continues_the_table() -> None:
     assert pool.reserve(seq, 8)
     start = seq.blocks[0]
     assert pool.reserve(seq, 12)
-    assert seq.blocks[:2] == [start, start + 1]
+    assert [*seq.blocks[:2]] == [start, start + 1]
     audit_pool(pool, [seq])
 
 
@@ -215,7 +217,7 @@ def test_an_undrafted_block_before_a_drafted_one_is_marked_later() -> None:
     pool.mark_draft_ready(drafted, 8)
     third = sequence("c", list(range(14)))
     pool.adopt(third, pool.match(third))
-    assert third.blocks == [undrafted.blocks[0], drafted.blocks[1]]
+    assert [*third.blocks] == [undrafted.blocks[0], drafted.blocks[1]]
     assert [pool.draft_ready(b) for b in third.blocks] == [False, True]
     compute(pool, third)
     for upto in (8, 12, 14):
@@ -277,9 +279,9 @@ def test_a_table_stays_in_one_piece_until_others_blocks_begin() -> None:
     for upto in range(4, 28 * SIZE + 1):
         assert pool.reserve(third, upto)
     audit_pool(pool, [first, second, third])
-    assert first.blocks == [10, 11, 12, 13]
-    assert second.blocks == [*range(20, 34)]
-    assert third.blocks == [*range(34, 60), 0, 1]
+    assert [*first.blocks] == [10, 11, 12, 13]
+    assert [*second.blocks] == [*range(20, 34)]
+    assert [*third.blocks] == [*range(34, 60), 0, 1]
 
 
 def test_a_table_grows_in_one_piece_at_the_end_of_the_memory_too() -> None:
@@ -288,14 +290,14 @@ def test_a_table_grows_in_one_piece_at_the_end_of_the_memory_too() -> None:
     seq = sequence("a", [1] * 20, max_tokens=1000)
     for upto in range(20, 20 * SIZE + 1):
         assert pool.reserve(seq, upto)
-    assert seq.blocks == [*range(40, 60)]
+    assert [*seq.blocks] == [*range(40, 60)]
 
 
 def test_audit_sees_a_block_of_others() -> None:
     pool = BlockPool(4, SIZE, prefix_caching=True, own=[0, 1])
     seq = sequence("a", [1] * 4)
     audit_pool(pool, [])
-    seq.blocks = [2]
+    seq.blocks = array("i", [2])
     pool._refs[2] = 1
     with pytest.raises(AssertionError):
         audit_pool(pool, [seq])

@@ -158,7 +158,7 @@ def test_the_youngest_gives_way_and_comes_back_first() -> None:
     while not (plan := scheduler.schedule(k_of(0))).preempted:
         run(scheduler, plan)
     assert plan.preempted == [young]
-    assert (young.status, young.num_computed, young.blocks) == ("waiting", 0, [])
+    assert (young.status, young.num_computed, [*young.blocks]) == ("waiting", 0, [])
     assert list(scheduler.waiting) == [young, queued]
     run(scheduler, plan)
     scheduler.abort(["a"])

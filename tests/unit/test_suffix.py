@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 
@@ -161,7 +162,7 @@ def test_preemption_changes_nothing_and_forgetting_costs_only_work() -> None:
     seq = sequence([1, 2, 3, 4, 1, 2, 3])
     proposer = ngram(n_max=3, n_min=2)
     before = guess(proposer, seq, 3)
-    seq.num_computed, seq.blocks, seq.status = 0, [], "waiting"
+    seq.num_computed, seq.blocks, seq.status = 0, array("i"), "waiting"
     assert guess(proposer, seq, 3) == before
     proposer.forget(seq)
     proposer.forget(seq)

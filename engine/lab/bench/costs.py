@@ -8,6 +8,7 @@ target steps, as if verifying k + 1 rows took as long as one. `speed_up` charges
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean, median
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.cpu.fused import FusedDecoder
-from engine.lab.bench.offline import BLOCK, Clock
+from engine.lab.bench.offline import Clock
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import MAX_K, OFF
@@ -26,9 +27,10 @@ from engine.lab.plan.roofline import expected_tokens
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.memory import held_bytes
-from engine.model.pair import Pair, runner_of
+from engine.model.pair import Pair, build_cache, runner_of
 from engine.model.runner import DeviceTimer, HostTimer, ModelRunner
 from engine.scheduling.segment import Segment
+from engine.step.profiling import CHAINED, Rehearsal
 
 CONTEXT = 256  # tokens before the timed rows
 COPIED = 1 << 26  # float32 numbers: more than any cache holds
@@ -52,24 +54,13 @@ class Costs:
 
 
 def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock) -> Costs:
-    """Each thing once a round; ratios are medians of ratios within a round."""
+    """Each thing once a round; ratios are medians of ratios within a round. Raises EngineError."""
     longest = min(CONTEXT + MAX_K + 1, pair.target.max_model_len)
     start = longest - MAX_K - 1
-    blocks = list(range(-(-longest // BLOCK)))
-    device = pair.target.device
-    cache = KVCache(len(blocks), BLOCK, device, scrap=device.type == "cuda")
-    target = runner_of(config, pair.target, cache, clock)
-    draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
-    source = torch.ones(COPIED, device=device)
-    sink = torch.empty_like(source)
-    found: list[list[float]] = []  # rows 1 to MAX_K + 1, a draft step; the rate of a copy
-    for _ in range(rounds + 1):
-        for _ in range(SETTLING):
-            _forward(target, start, blocks, 1)
-        seconds = [_forward(target, start, blocks, n) for n in range(1, MAX_K + 2)]
-        seconds.append(_forward(draft, start, blocks, 1) if draft else 0.0)
-        found.append([*seconds, _copy(source, sink, clock)])
-    found = found[1:]  # the first one is warm-up
+    found = _measured(config, pair, longest, rounds=rounds, clock=clock)
+    if pair.target.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # whoever plans memory next asks the device
     *rows, drafted, copied = (median(column) for column in zip(*found, strict=True))
     shares = [[second / round_[0] for second in round_] for round_ in found]
     *ratios, draft_ratio, _ = (median(column) for column in zip(*shares, strict=True))
@@ -83,6 +74,36 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
         read=(weights + start * bytes_per_token(pair.target.layers, pair.target.dtype)) / rows[0],
         weight_bytes=weights,
     )
+
+
+def _measured(
+    config: EngineConfig, pair: Pair, longest: int, *, rounds: int, clock: Clock
+) -> list[list[float]]:
+    """By round: seconds of 1 to MAX_K + 1 rows and of a draft step, and the rate of a copy. On the
+    pool that an engine would have, since what a step does may grow with it."""
+    cache, _ = build_cache(config, pair)
+    blocks = list(cache.own[: -(-longest // cache.block_size)])
+    target = runner_of(config, pair.target, cache, clock)
+    draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
+    start = longest - MAX_K - 1
+    source = torch.ones(COPIED, device=cache.device)
+    sink = torch.empty_like(source)
+    found: list[list[float]] = []
+    for _ in range(rounds + 1):
+        for _ in range(SETTLING):
+            _forward(target, start, blocks, 1)
+        seconds = [_forward(target, start, blocks, n) for n in range(1, MAX_K + 2)]
+        seconds.append(_drafted(draft, cache, start, blocks) if draft else 0.0)
+        found.append([*seconds, _copy(source, sink, clock)])
+    return found[1:]  # the first one is warm-up
+
+
+def _drafted(draft: ModelRunner, cache: KVCache, start: int, blocks: list[int]) -> float:
+    """Seconds of a step; on CUDA of one within a chain, as drafts run there."""
+    rehearsal = Rehearsal(draft, cache)
+    if cache.device.type == "cuda" and rehearsal.chains(1, CHAINED):
+        return rehearsal.chained(1, CHAINED)
+    return _forward(draft, start, blocks, 1)
 
 
 def _forward(runner: ModelRunner, start: int, blocks: list[int], rows: int) -> float:

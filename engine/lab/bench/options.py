@@ -76,13 +76,17 @@ def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
     return config, pair, partial(tokenizer.encode, add_special_tokens=False)
 
 
+def _card(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
 def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:
     """What is measured, for headings."""
     return {
         "target": pair.target.path,
         "draft": pair.draft.path if pair.draft else "none",
         "dtype": pair.target.dtype_name,
-        "device": pair.target.device_name,
+        "device": _card(pair.target.device),
         "MB of target weights": round(weights_of(pair.target).size / 1e6),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -4,6 +4,7 @@ not offered where it would not."""
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -181,7 +182,7 @@ def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path:
 def sequence(index: int, fields: dict[str, Any]) -> Sequence:
     settings = {"seed": index, "max_tokens": 99, "ignore_eos": True, **fields}
     prompt = [40 + index, 5, 6, 7]
-    blocks = [i * 3 + index for i in range(20)]
+    blocks = array("i", [i * 3 + index for i in range(20)])
     return Sequence(str(index), SamplingParams(**settings), prompt, len(prompt), blocks=blocks)
 
 

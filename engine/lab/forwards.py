@@ -1,0 +1,85 @@
+"""`python -m engine.lab.forwards`: what a target's forward takes by sequences, rows of each and
+tokens before them, and a step of the draft's chain.
+
+On the pool that an engine would have, sequences far apart in it, by the attention that is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import get_args
+
+from engine.arguments import Parser, exit_code
+from engine.config import AttentionName, EngineConfig
+from engine.lab.bench.options import add_pair, pair_config, set_threads
+from engine.lab.comparison.report import table
+from engine.lab.files import writable, write_json
+from engine.model.pair import Pair, build_cache, load_pair, runner_of
+from engine.step.profiling import CHAINED, Rehearsal
+
+SEQUENCES, ROWS, CONTEXTS = (1, 8, 32, 64), (1, 2, 5, 8), (64, 1024, 8192)
+
+Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
+
+
+def sizes(rehearsal: Rehearsal, longest: int) -> Iterator[Size]:
+    """Those that there is room for."""
+    for sequences, rows, context in product(SEQUENCES, ROWS, CONTEXTS):
+        if context + rows <= longest and rehearsal.fits(sequences, rows, context):
+            yield sequences, rows, context
+
+
+def measured(config: EngineConfig, pair: Pair) -> tuple[str, dict[Size, float], dict[int, float]]:
+    """The attention's name, seconds of a forward by size, and of a step of a chain by sequences.
+    Raises EngineError."""
+    cache, _ = build_cache(config, pair)
+    target = runner_of(config, pair.target, cache)
+    draft = runner_of(config, pair.draft, cache) if pair.draft else None
+    rehearsal = Rehearsal(target, cache, draft)
+    chosen = list(sizes(rehearsal, pair.target.max_model_len))
+    asked = [(sequences, rows) for sequences, rows, _ in chosen]
+    seconds = rehearsal.seconds(asked, contexts=[context for *_, context in chosen])
+    chains: dict[int, float] = {}
+    if draft is not None:
+        rehearsal = Rehearsal(draft, cache)
+        some = [n for n in SEQUENCES if rehearsal.chains(n, CHAINED)]
+        chains = {n: rehearsal.chained(n, CHAINED) for n in some if rehearsal.fits(n, 1 + CHAINED)}
+    return target.backend.name, dict(zip(chosen, seconds, strict=True)), chains
+
+
+def show(parsed: argparse.Namespace) -> int:
+    """Measure and print; the exit code. Raises EngineError."""
+    writable({"--json": parsed.json})
+    set_threads(parsed.threads)
+    config = pair_config(parsed).model_copy(update={"attention": parsed.attention})
+    name, found, chains = measured(config, load_pair(config))
+    rows = [["sequences", "rows of each", "tokens before", "ms", "of one row"]]
+    for (sequences, each, context), seconds in found.items():
+        ratio = seconds / found[sequences, 1, context]
+        shown = f"{seconds * 1e3:.3f}", f"{ratio:.2f}"
+        rows.append([str(sequences), str(each), str(context), *shown])
+    print(f"forwards of the target, attention by {name}")
+    print("\n".join(table(rows)))
+    for sequences, seconds in chains.items():
+        print(f"a step of the draft's chain, {sequences} sequences: {seconds * 1e3:.3f} ms")
+    if parsed.json is not None:
+        forwards = [[*size, seconds] for size, seconds in found.items()]
+        write_json(parsed.json, {"attention": name, "forwards": forwards, "chains": chains})
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake."""
+    parser = Parser("python -m engine.lab.forwards", __doc__)
+    add_pair(parser)
+    parser.add_argument("--attention", choices=get_args(AttentionName), default="auto")
+    parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
+    parsed = parser.parse_args(arguments)
+    return exit_code(parser.prog, lambda: show(parsed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What sequences hold and ask for, id by id, on the device: penalties, logit_bias and min_tokens
+without a word to the host.
+
+A sequence that asks for one of these has a slot, brought up to date by the few tokens that were
+committed since it was last asked about. What a step guesses is counted where it is used. The rule
+itself is `adjusted`, which gives the numbers of `logits.LogitsProcessor.adjust` to the bit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.sampling.row_facts import Numbers, Wishes
+from engine.scheduling.sequence import Sequence
+
+# Of an id, in a sum: that the prompt holds it, that it ends a text, each time it was generated.
+PROMPT, ENDS, GENERATED = 1, 2, 4
+_LEAST_SLOTS = 8
+
+
+class Held(NamedTuple):
+    """What sequences hold: theirs are the `slots` int64 `[sequences]` of `seen` and `biases`, the
+    `texts`, on the device."""
+
+    slots: Tensor
+    texts: tuple[Tensor, Tensor]
+
+
+class DeviceTexts:
+    """`seen` int32 and `biases` float32 `[slots, vocab]`: of an id the sum of the constants above,
+    and what is added to its logit. `eos_ids` are ends of every sequence. Slots are as many as one
+    call ever asked for, rounded up; who was asked for longest ago gives way. Slot 0 is nobody's."""
+
+    def __init__(self, vocab_size: int, eos_ids: Collection[int], device: torch.device) -> None:
+        self._vocab, self._eos_ids, self._device = vocab_size, eos_ids, device
+        self._held: OrderedDict[Sequence, tuple[int, int]] = OrderedDict()  # slots, and lengths
+        self.seen = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self.biases = torch.zeros(0, vocab_size, device=device)
+
+    def news(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
+        """The slots of these, and what `write` needs to bring them up to date."""
+        self._make_room(len(seqs))
+        adds, biases = _Entries(), _Entries()
+        for seq in seqs:
+            if seq in self._held:
+                self._held.move_to_end(seq)
+        for seq in seqs:
+            if seq not in self._held:
+                self._held[seq] = self._free_slot(), seq.num_prompt
+                self._introduce(seq, adds, biases)
+            slot, length = self._held[seq]
+            new = seq.tokens[length:]
+            adds.put(slot * self._vocab, new, [GENERATED] * len(new))
+            self._held[seq] = slot, len(seq.tokens)
+        return [self._held[seq][0] for seq in seqs], [*adds.arrays(), *biases.arrays()]
+
+    def write(self, places: Tensor, adds: Tensor, biased: Tensor, biases: Tensor) -> None:
+        """What `news` said, once it is on the device."""
+        if len(places):
+            self.seen.view(-1).index_add_(0, places, adds.int())
+        if len(biased):
+            self.biases.view(-1).index_copy_(0, biased, biases.float())
+
+    def rows(self, before: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Of `seen` and `biases` what each row goes by. `before` as row_facts.guesses_before, of
+        the guesses `ids`: those that a row is behind, `most` at most, count as generated."""
+        slots, first, depth = torch.split(before.long(), 1, dim=1)
+        seen = self.seen.index_select(0, slots[:, 0])
+        if most:
+            steps = torch.arange(most, device=seen.device)
+            guesses = ids[(first + steps).clamp(max=len(ids) - 1)]
+            seen.scatter_add_(1, guesses, (steps < depth).int() * GENERATED)
+        return seen, self.biases.index_select(0, slots[:, 0])
+
+    def _make_room(self, count: int) -> None:
+        slots = max(len(self.seen), _LEAST_SLOTS)
+        while slots <= count:
+            slots *= 2
+        if more := slots - len(self.seen):
+            self.seen = torch.cat([self.seen, self.seen.new_zeros(more, self._vocab)])
+            self.biases = torch.cat([self.biases, self.biases.new_zeros(more, self._vocab)])
+
+    def _free_slot(self) -> int:
+        if len(self._held) + 1 < len(self.seen):
+            return len(self._held) + 1
+        _, (slot, _) = self._held.popitem(last=False)
+        self.seen[slot].zero_()
+        self.biases[slot].zero_()
+        return slot
+
+    def _introduce(self, seq: Sequence, adds: _Entries, biases: _Entries) -> None:
+        first, params = self._held[seq][0] * self._vocab, seq.params
+        prompt = list(set(seq.tokens[: seq.num_prompt]))
+        adds.put(first, prompt, [PROMPT] * len(prompt))
+        ends = [t for t in {*self._eos_ids, *params.stop_token_ids} if t < self._vocab]
+        adds.put(first, ends, [ENDS] * len(ends))
+        biased = [token for token in params.logit_bias if token < self._vocab]
+        biases.put(first, biased, [params.logit_bias[token] for token in biased])
+
+
+class _Entries:
+    """Numbers and where they go."""
+
+    def __init__(self) -> None:
+        self._places, self._numbers = list[int](), list[float]()
+
+    def put(self, first: int, ids: Seq[int], numbers: Seq[float]) -> None:
+        self._places += [first + token for token in ids]
+        self._numbers += numbers
+
+    def arrays(self) -> tuple[Numbers, Numbers]:
+        return np.array(self._places, np.int64), np.array(self._numbers, np.float64)
+
+
+def adjusted(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Wishes) -> Tensor:
+    """Float32 `[rows, vocab]` logits under logit_bias, min_tokens and penalties, in that order, by
+    the row's `seen` and `biases`. Without a wish a row stays as it is."""
+    early, repetition, frequency, presence = (wish.float() for wish in wishes)
+    logits = logits + biases
+    logits = logits.masked_fill(((seen & ENDS) > 0) & (early > 0), -torch.inf)
+    counts = (seen >> 2).float()
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = repeated.where((seen & ~ENDS) > 0, logits)
+    return logits - (counts * frequency + (counts > 0) * presence)

@@ -1,0 +1,57 @@
+"""`python -m tests.cuda_host.day`, over the stand-in: the parts of the day of the GPU that measure,
+on a tiny pair, as one line of JSON: how each ended."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import tempfile
+import traceback
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from engine.lab.gpu_day import Part, parts_of
+from tests.cuda_host.counts import StandIn
+from tests.cuda_host.valueless import without_libraries, without_values
+
+# transformers' own generation does not end where every number is zero, and streams are what
+# `machine` runs, for minutes.
+LEFT_OUT = ("streams", "transformers")
+
+
+def ended(part: Part) -> str:
+    """What is against it; nothing where it ended well."""
+    module, *words = part.words[1:]
+    try:
+        with mock.patch.object(sys, "argv", [module, *words]), redirect_stdout(sys.stderr):
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return f"exit code {end.code}" if end.code else ""
+    except Exception:  # whatever it is, is told
+        return traceback.format_exc()[-2000:]
+    return ""
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    without_libraries()
+    standin, found = StandIn(), dict[str, str]()
+    with tempfile.TemporaryDirectory() as name:
+        for part in parts_of(Path(name), "cuda", "1.2e6", quick=True):
+            if "pytest" in part.words or part.name in LEFT_OUT:
+                continue
+            found[part.name] = ended(part)
+            if part.name == "pair":
+                without_values()
+    standin.lap()
+    sys.stdout.write(json.dumps({"ended": found, "violations": standin.violations}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

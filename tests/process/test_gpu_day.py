@@ -1,0 +1,64 @@
+"""The day of the GPU, rehearsed on a CPU: each part as far as it goes there."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.lab.gpu_day import Part, judged, main, run
+
+SMALL = ["--device", "cpu", "--parameters", "1.2e6", "--quick"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_part_runs_and_one_page_tells_all(tmp_path: Path) -> None:
+    """Law: none fails but for the device, and each limit that is wanted is judged."""
+    only = "attention,pair,machine,streams,transformers,forwards-sdpa,host"
+    day = tmp_path / "day"
+    assert main(["--output", str(day), *SMALL, "--only", only]) == 0
+    told = json.loads((day / "gpu_day.json").read_text())
+    assert [part["name"] for part in told["parts"]] == only.split(",")
+    assert {part["code"] for part in told["parts"]} == {0}
+    tests = told["found"]["attention"]
+    assert tests["tests"] == tests["skipped"] > 0
+    assert all(value is not None for _, value, _, _ in told["judged"])
+    page = (day / "gpu_day.md").read_text()
+    assert all(f"## {name}\n" in page for name in only.split(","))
+    assert "a step of the draft's chain, 1 sequences" in page
+    assert not (day / "pair").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("print('here', flush=True); raise SystemExit(3)", 3, "here\n"),
+        ("import os; print('here', flush=True); os.abort()", -6, "here\n"),
+        ("import time; print('here', flush=True); time.sleep(60)", None, "here\n"),
+    ],
+    ids=["fails", "crashes", "hangs"],
+)
+def test_what_a_part_said_is_kept_however_it_ends(
+    tmp_path: Path, program: str, code: int | None, said: str
+) -> None:
+    began = time.monotonic()
+    outcome = run(Part("a", "?", 3.0, ("-c", program)), tmp_path, 60.0)
+    assert (outcome.code, outcome.said) == (code, said)
+    assert time.monotonic() - began < 30
+
+
+def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
+    program = f"open({str(tmp_path / 'began')!r}, 'w')"
+    assert run(Part("a", "?", 3.0, ("-c", program)), tmp_path, 0.0).code is None
+    assert not (tmp_path / "began").exists()
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    """Law: a limit is met, missed or not known, and a part that failed leaves the others."""
+    costs: dict[str, Any] = {"read": 0.9, "copy": 1.0, "ratios": [1.0] * 7 + [1.2]}
+    found = {"machine": {"costs": costs, "promises": []}, "streams": None}
+    assert [met for *_, met in judged(found)] == [True, False, *[None] * 5]
