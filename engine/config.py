@@ -234,8 +234,8 @@ class EngineConfig(Part):
     attention: AttentionName = Field(
         "auto",
         description="attention backend; `auto`: `flashinfer` on CUDA where it is installed, else"
-        " `flex` there; on CPU `compiled` for plain layers on one or two threads, else `sdpa`;"
-        " `triton` (CUDA): this engine's own kernel, not measured yet",
+        " `triton` there, this engine's own kernel; on CPU `compiled` for plain layers on one or"
+        " two threads, else `sdpa`",
     )
     graphs: bool = Field(
         True, description="capture forwards as CUDA graphs, by number of rows; nothing on a CPU"

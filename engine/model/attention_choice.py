@@ -1,8 +1,8 @@
 """Which attention backend serves: the only place that decides.
 
-`auto` is FlashInfer on CUDA where it is installed and knows the model's heads, else FlexAttention
-there; on a CPU compiled code for plain layers on few threads, else SDPA. Our Triton kernel serves
-who asks for it by name. Heavy imports happen when a backend is chosen.
+`auto` is FlashInfer on CUDA where it is installed and knows the model's heads, else our Triton
+kernel there, with FlexAttention or SDPA for prompts; on a CPU compiled code for plain layers on few
+threads, else SDPA. Heavy imports happen when a backend is chosen.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def chosen(
         return "compiled" if suits(device, dtype, layers) else "sdpa"
     if not _obstacle("flashinfer", device, dtype, layers):
         return "flashinfer"
+    if not _obstacle("triton", device, dtype, layers):
+        return "triton"
     return _without_packages(device, dtype, layers, block_size)
 
 
@@ -82,7 +84,7 @@ def _steady(
 def _without_packages(
     device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape], block_size: int
 ) -> AttentionName:
-    """What serves on CUDA whatever is installed there."""
+    """What serves on CUDA, prompts or all of a model, whatever is installed there."""
     known = block_size in FLEX_BLOCKS and not _obstacle("flex", device, dtype, layers)
     return "flex" if known else "sdpa"
 

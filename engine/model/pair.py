@@ -227,6 +227,8 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
 
 
 def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
+    if model.batch_invariant:
+        return "triton"
     size = config.cache.block_size
     return chosen(
         config.attention, model.device, dtype=model.dtype, layers=model.layers, block_size=size

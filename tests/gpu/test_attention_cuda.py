@@ -106,5 +106,5 @@ def test_staged_attention_is_filled_anew(name: str) -> None:
 
 
 def test_auto_takes_the_best_there_is() -> None:
-    expected = "flashinfer" if find_spec("flashinfer") else "flex"
+    expected = "flashinfer" if find_spec("flashinfer") else "triton"
     assert backend_of("auto").name == expected

@@ -271,6 +271,7 @@ def test_narrow_heads_are_not_for_flex_attention_on_cuda(monkeypatch: pytest.Mon
         return choose_backend(name, cuda, dtype=torch.float32, layers=layers, block_size=16).name
 
     monkeypatch.setattr("engine.attention.flex._fused", lambda: None)
+    monkeypatch.setattr("engine.model.attention_choice.find_spec", lambda name: None)
     assert [chosen("auto", dim) for dim in (12, 16)] == ["sdpa", "flex"]
     with pytest.raises(ConfigError, match="heads of 16 and more, and the model's are 12"):
         chosen("flex", 12)
