@@ -178,6 +178,7 @@ API E cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
+    case cudaDevAttrMaxGridDimX: *value = 2147483647; break;  // a scan takes so many tiles at a time
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
     default: *value = 0;
   }
