@@ -160,8 +160,11 @@ class StagedAttention(ABC):
 class StagingBackend(Protocol):
     """A backend whose attention can be part of a graph."""
 
-    def stage(self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int = 1) -> StagedAttention:
-        """With numbers of its own as the last parts of `sent`, which is yet to be built."""
+    def stage(
+        self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
+    ) -> StagedAttention:
+        """Of a forward, or of so many steps of a chain. With numbers of its own as the last parts
+        of `sent`, which is yet to be built."""
         ...
 
 
@@ -177,12 +180,17 @@ class StagedForward(PreparedAttention):
 
 class StepTables(ABC):
     """A backend that sends its numbers itself, to tensors that may have the size of the pool. All
-    graphs of one model and so many rows share them: each is filled right before it is replayed."""
+    chains of one model and so many rows share them: one runs between two waits for the device. A
+    forward has its own, since one and a chain do."""
 
     def __init__(self) -> None:
         self._staged: dict[tuple[KVPlane, int, int], StagedForward] = {}
 
-    def stage(self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int = 1) -> StagedSteps:
+    def stage(
+        self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
+    ) -> StagedSteps:
+        if steps is None:
+            return StagedSteps([self.stage_forward(plane, rows)])
         for key in [(plane, rows, number) for number in range(steps)]:
             if key not in self._staged:
                 self._staged[key] = self.stage_forward(plane, rows)

@@ -59,16 +59,33 @@ class PackedCopy:
         self._firsts = firsts = [0, *ends[:-1]]
         self._host = torch.zeros(ends[-1], dtype=torch.int32)
         self._there = torch.zeros(ends[-1], dtype=torch.int32, device=self._device)
-        numbers = self._host.numpy()
+        self._numbers = numbers = self._host.numpy()
         for part, first, size in zip(self._parts, firsts, sizes, strict=True):
             last = first + size
             part.host = numbers[first:last].view(KINDS[part.dtype]).reshape(part.shape)
             part.there = self._there[first:last].view(part.dtype).view(part.shape)
 
-    def send(self) -> None:
-        """The host does not wait for it, and may write again at once."""
-        size = self._firsts[-1] + self._parts[-1].words(self._parts[-1].used)
+    def send(self, along: npt.NDArray[np.int64] | None = None) -> Tensor | None:
+        """The host does not wait for it, and may write again at once. What is to go `along` with
+        it stands on the device, until the next `send`, where the answer is."""
+        last = self._parts[-1]
+        size, there = self._firsts[-1] + last.words(last.used), None
+        if along is not None:
+            first = -(-size // APART) * APART
+            if first + 2 * len(along) > len(self._host):
+                there = sent_alone(along, self._device)  # there is no room for it
+            else:
+                size = first + 2 * len(along)
+                self._numbers[first:size].view(np.int64)[:] = along
+                there = self._there[first:size].view(torch.int64)
         given = self._host[:size]
         if self._device.type == "cuda":
             given = given.pin_memory()
         self._there[:size].copy_(given, non_blocking=True)
+        return there
+
+
+def sent_alone(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """On the device, in a copy of their own that the host does not wait for."""
+    given = torch.from_numpy(numbers)
+    return (given.pin_memory() if device.type == "cuda" else given).to(device, non_blocking=True)

@@ -54,8 +54,10 @@ class TritonBackend:
             return self.prompts.prepare(plane, spans)
         return TritonForward(self, plane, spans)
 
-    def stage(self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int = 1) -> TritonStaged:
-        return TritonStaged(self, plane, rows, sent, steps)
+    def stage(
+        self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
+    ) -> TritonStaged:
+        return TritonStaged(self, plane, rows, sent, steps or 1)
 
 
 class TritonStep(PagedAttention):

@@ -22,8 +22,9 @@ from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
 from engine.sampling.device_draws import draw_guesses, draw_rows
-from engine.sampling.device_texts import GENERATED, Held, adjusted
+from engine.sampling.device_texts import Held, Texts, adjusted
 from engine.sampling.noise import token_words_of
+from engine.sampling.plain import GENERATED
 from engine.sampling.row_facts import COLUMNS, Facts, Numbers, Wishes
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
@@ -34,6 +35,7 @@ PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what dep
 KINDS = 3
 _FILTERED = Facts._fields.index("filtered")
 _KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
+_SLOT, _OWN = len(Facts._fields), len(Facts._fields) + Wishes._fields.index("early")
 
 Found = tuple[list[list[int]], list[list[float]]]
 
@@ -57,7 +59,7 @@ class _Chain:
         words: Tensor,
         kind: Kind,
         logits: Tensor,
-        texts: tuple[Tensor, Tensor] | None,
+        texts: Texts | None,
     ) -> None:
         rows, steps, *_ = kind
         self._call, self._site, self._words = call, site, words
@@ -68,7 +70,10 @@ class _Chain:
         self._first, self._positions = (sent.part(rows, dtype=torch.int64) for _ in range(2))
         self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
+        self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # what is read must be a number of ids
+        self._table.host[:, _SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
+        self._table.host[:, _SLOT + 1 : _OWN] = 0
 
     def fill(
         self,
@@ -81,7 +86,8 @@ class _Chain:
         sequences draw greedily from whatever is there, in the scrap block."""
         used = len(starts)
         given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
-        self._table.host[:, :, :used], self._table.host[:, :, used:] = given, 1
+        for own in (slice(0, _SLOT), slice(_OWN, COLUMNS)):
+            self._table.host[:, own, :used], self._table.host[:, own, used:] = given[:, own], 1
         self._keys.host[:, :, :used] = given[:, _KEYS]
         self._first.host[:used] = first
         self._positions.host[:used] = [start.position for start in starts]
@@ -109,19 +115,19 @@ class _Chain:
         """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
         logits, found = self._logits.index_select(0, self._first.there), []
         draw = draw_guesses if self._kind.asks else draw_rows
-        seen = self._texts[0].clone() if self._texts else None
+        texts = (self._texts[0].clone(), self._texts[1]) if self._texts else None
         for step in range(self._kind.steps):
-            columns = [*self._table.there[step]]
-            columns[_KEYS] = self._keys.there[step]
-            facts, wishes = columns[: -len(Wishes._fields)], columns[-len(Wishes._fields) :]
-            if self._texts and seen is not None:
-                logits = adjusted(logits, seen, self._texts[1], Wishes(*wishes))
+            table = self._table.there[step]
+            facts = [*table[:_SLOT]]
+            facts[_KEYS] = self._keys.there[step]
+            if texts is not None:
+                logits = adjusted(logits, texts, table[_SLOT:, :, 0].T, self._none, 0)
             found.append(draw(logits, self._words, Facts(*facts)))
             if step < self._kind.steps - 1:
                 assert self._attention is not None
                 ids = found[step][:1].clamp(min=0).long()
-                if seen is not None:
-                    seen.scatter_add_(1, ids.T, seen.new_full(ids.T.shape, GENERATED))
+                if texts is not None:
+                    texts[0].scatter_add_(1, ids.T, texts[0].new_full(ids.T.shape, GENERATED))
                 positions, attention = self._positions.there[None] + step, self._attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
         return torch.stack(found, dim=1)
@@ -133,7 +139,7 @@ class ChainGraphs:
 
     def __init__(self, call: Call, site: Site, recorder: Recorder, logits: Tensor) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
-        self._texts: tuple[Tensor, Tensor] | None = None
+        self._texts: Texts | None = None
         words = token_words_of(logits.shape[1], site.device)
 
         def make(kind: Kind) -> _Chain:
@@ -178,7 +184,7 @@ class ChainGraphs:
         self._pool.inputs(kind).fill(first, starts, table, held)
         return self._pool.replay(kind)[:, :, : len(starts)]
 
-    def _shared(self, like: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    def _shared(self, like: Tensor, rows: int) -> Texts:
         """Of all chains, as wide as `like` and for as many sequences."""
         if self._texts is None:
             self._texts = torch.zeros_like(like, dtype=torch.int32), torch.zeros_like(like)

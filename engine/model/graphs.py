@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
 from engine.scheduling.memory import buckets
+
+Along = npt.NDArray[np.int64] | None
 
 MOST_GRAPHS = 64  # of one pool; the one that was used longest ago makes room
 WARM_UPS = 2  # runs before a capture: compiling, planning and allotting happen there
@@ -38,7 +42,7 @@ class Site:
     scrap: int
     device: torch.device
 
-    def stage(self, rows: int, sent: PackedCopy, steps: int = 1) -> StagedAttention:
+    def stage(self, rows: int, sent: PackedCopy, steps: int | None = None) -> StagedAttention:
         return self.backend.stage(self.plane, rows, sent, steps)
 
     def scrap_spans(self, row: int, more: int) -> list[Span]:
@@ -139,21 +143,22 @@ class _Static:
         sent.build()
         self._call, self._logits = call, logits[:rows]
 
-    def fill(self, batch: Batch, spans: Sequence[Span]) -> None:
+    def fill(self, batch: Batch, spans: Sequence[Span], along: Along) -> Tensor | None:
         used, unseen = len(batch.tokens), batch.unseen
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
         self._positions.host[:used], self._positions.host[used:] = batch.places, 0
         self._kept.host[: len(batch.rows)] = batch.rows
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows
-        self.send(spans)
+        there = self.send(spans, along)
         if unseen is not None:
             self._ids.there.index_copy_(0, self._unseen.there[: len(unseen.rows)], unseen.ids)
+        return there
 
-    def send(self, spans: Sequence[Span]) -> None:
+    def send(self, spans: Sequence[Span], along: Along = None) -> Tensor | None:
         """For a capture: what is computed means nothing."""
         self.attention.fill(spans)
-        self._sent.send()
+        return self._sent.send(along)
 
     def run(self) -> Tensor:
         """Float32 logits of the kept rows, and of any others behind them."""
@@ -182,8 +187,9 @@ class ForwardGraphs:
             self._pool.inputs(size).send(self._site.scrap_spans(0, size))
             self._pool.replay(size)
 
-    def __call__(self, batch: Batch) -> Tensor | None:
-        """Float32 logits of the rows that `batch` keeps; None if it is not for graphs."""
+    def __call__(self, batch: Batch, along: Along) -> tuple[Tensor, Tensor | None] | None:
+        """Float32 logits of the rows that `batch` keeps, and where the numbers that go `along` are;
+        None if it is not for graphs."""
         rows = len(batch.tokens)
         size = next((size for size in self.sizes if size >= rows), None)
         if size is None or not batch.rows:
@@ -192,6 +198,6 @@ class ForwardGraphs:
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None
-        static.fill(batch, spans)
+        there = static.fill(batch, spans, along)
         self._pool.replay(size)
-        return self._logits[: len(batch.rows)]
+        return self._logits[: len(batch.rows)], there

@@ -90,7 +90,8 @@ def reserve_of(
     if graphs:
         held = sum(buckets(max(rows, MOST_SEQUENCES))[-1] * m.vocab_size * 4 for m in models)
         pools = sum(_activations(model, sizes[-1], sizes[-1]) for model in models)
-        draws = 4 * MOST_SEQUENCES * 4 * sum(m.vocab_size for m in models if m.role == "draft")
+        # Of each sequence: a draft's logits, noise and scores, and twice what its text holds.
+        draws = 8 * MOST_SEQUENCES * 4 * sum(m.vocab_size for m in models if m.role == "draft")
         parts.append(
             Part("graphs", held + pools + draws, f"about, {len(sizes)} sizes for each model")
         )

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import AttentionBackend, StagingBackend
+from engine.attention.packed_copy import sent_alone
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, Memory
 from engine.model.attention_choice import choose_backend
 from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found
-from engine.model.graphs import ForwardGraphs, Recorder, Site
+from engine.model.graphs import Along, ForwardGraphs, Recorder, Site
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.sampling.device_texts import Held
@@ -39,12 +40,15 @@ Floats = npt.NDArray[np.float32]
 class ModelOutput:
     """Float32 `[rows, vocab]`: the rows that segments asked for, in segment order. As a tensor, and
     on the CPU as an array, whichever is asked for: what stays in numpy costs no dispatch. On a
-    device the next forward of the model writes over them, unless they are `kept`."""
+    device the next forward of the model writes over them, unless they are `kept`, and over the
+    numbers that were sent `along`, an int64 tensor there."""
 
-    __slots__ = ("_given", "_rows")
+    __slots__ = ("_given", "_rows", "along")
 
-    def __init__(self, given: Tensor | Floats, rows: list[int] | None = None) -> None:
-        self._given, self._rows = given, rows
+    def __init__(
+        self, given: Tensor | Floats, rows: list[int] | None = None, along: Tensor | None = None
+    ) -> None:
+        self._given, self._rows, self.along = given, rows, along
 
     @property
     def logits(self) -> Tensor:
@@ -239,24 +243,25 @@ class ModelRunner:
         self._timer.wait()
         self._timer.read()  # it is no time of a forward that is asked for
 
-    def forward(self, segments: Sequence[Segment], unseen: Unseen | None = None) -> ModelOutput:
+    def forward(
+        self, segments: Sequence[Segment], unseen: Unseen | None = None, along: Along = None
+    ) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
-        `start + len(tokens)`, and everything before `start` must have been computed."""
+        `start + len(tokens)`, and everything before `start` must have been computed. Numbers for
+        whoever goes on with the logits are sent `along` with what the forward needs."""
         compiled = self._compiled
         if unseen is None and compiled is not None and compiled.suits(segments):
             with self._timer:
                 return ModelOutput(compiled.forward(segments, self._memory))
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device, unseen)
-            return ModelOutput(self._computed(batch))
-
-    def _computed(self, batch: Batch) -> Tensor:
-        if self._forwards is not None:
-            with self._timer:
-                replayed = self._forwards(batch)
-            if replayed is not None:
-                return replayed
-        return self._eager(batch)
+            if self._forwards is not None:
+                with self._timer:
+                    replayed = self._forwards(batch, along)
+                if replayed is not None:
+                    return ModelOutput(replayed[0], along=replayed[1])
+            there = None if along is None else sent_alone(along, self.model.device)
+            return ModelOutput(self._eager(batch), along=there)
 
     def _eager(self, batch: Batch) -> Tensor:
         prepared = self.backend.prepare(self._plane, batch.spans)

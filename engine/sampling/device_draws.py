@@ -14,9 +14,11 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.attention.packed_copy import sent_alone
 from engine.messages import TokenLogprobs
 from engine.sampling import logprobs
 from engine.sampling.device_texts import DeviceTexts, Held, adjusted
@@ -28,8 +30,8 @@ from engine.sampling.row_facts import (
     Facts,
     Numbers,
     Plan,
-    Wishes,
-    guesses_before,
+    apart,
+    flat,
     is_adjusted,
     plan_of,
     sent,
@@ -67,6 +69,20 @@ class Enqueued(NamedTuple):
                 scored += rows.size
             found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
         return found
+
+
+class Question(NamedTuple):
+    """Rows that are to be drawn from, their plan, whether any of them wants for more than filters,
+    and what the device must know for it."""
+
+    asked: Seq[Rows]
+    plan: Plan
+    wanting: bool
+    parts: list[Numbers]
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        return flat(self.parts)
 
 
 class DeviceDraws:
@@ -116,28 +132,37 @@ class DeviceDraws:
             tokens, leads = self._drawn(out, table, filtered, self._vocab).tolist()
         return whole(tokens), leads
 
+    def ask(self, asked: Seq[Rows], unseen: int = 0) -> Question:
+        """`takes` must hold. So many guesses of those whose `guesses` are left out are `unseen`."""
+        wanting = [rows.seq for rows in asked if is_adjusted(rows.seq)]
+        slots, news = self._texts.news(wanting)
+        plan = self._plan(asked, slots, unseen)
+        known = np.array([token for rows in asked for token in rows.guesses], np.int64)
+        parts = [plan.table, plan.rows, plan.filtered, plan.scored, known, *news]
+        return Question(asked, plan, bool(wanting), parts)
+
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
         turn whose `guesses` are left out."""
-        plan = self._plan(asked)
-        known = np.array([token for rows in asked for token in rows.guesses], np.int64)
-        parts = [plan.table, plan.rows, plan.filtered, plan.wish, plan.scored, known]
-        most = 0
-        if len(plan.wish):
-            slots, news = self._texts.news([r.seq for r in asked if is_adjusted(r.seq)])
-            before = guesses_before(asked, slots, 0 if unseen is None else len(unseen))
-            most = int(before[:, 2].max())
-            parts += [before, *news]
-        table, rows, filtered, wish, scored, ids, *more = sent(self._device, parts)
+        question = self.ask(asked, 0 if unseen is None else len(unseen))
+        return self.answer(logits, question, unseen, sent_alone(question.numbers, self._device))
+
+    def answer(
+        self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor
+    ) -> Enqueued:
+        """`enqueue`, with the question's numbers `there` on the device already."""
+        asked, plan, wanting, parts = question
+        known = parts[4]
+        table, rows, filtered, scored, ids, *written = apart(there, parts)
         if not np.array_equal(plan.rows, np.arange(len(logits))):
             logits = logits.index_select(0, rows)
         out = logits
-        if more:
-            there, *written = more
+        if wanting:
             self._texts.write(*written)
             if unseen is not None:
                 ids = torch.cat([unseen, ids]) if len(known) else unseen
-            out = self._adjusted(logits, wish, table, self._texts.rows(there, ids, most))
+            wishes = table[:, len(Facts._fields) :]
+            out = adjusted(logits, self._texts.texts, wishes, ids, plan.most)
         found = [self._drawn(out, table, filtered, plan.look)]
         if len(scored):
             tokens = found[0][0].index_select(0, scored).clamp(min=0).long()
@@ -146,33 +171,25 @@ class DeviceDraws:
 
     def held(self, seqs: Seq[Sequence]) -> Held | None:
         """What these ask for beyond filters, by all that they hold by now, if any of them does."""
-        mine = [seq for seq in seqs if is_adjusted(seq)]
-        if not mine:
+        mine = [is_adjusted(seq) for seq in seqs]
+        if not any(mine):
             return None
-        found, news = self._texts.news(mine)
-        slots = np.zeros(len(seqs), np.int64)
-        slots[[is_adjusted(seq) for seq in seqs]] = found
-        there, *written = sent(self._device, [slots, *news])
+        slots, news = self._texts.news([seq for seq in seqs if is_adjusted(seq)])
+        every = np.zeros(len(seqs), np.int64)
+        every[mine] = slots
+        there, *written = sent(self._device, [every, *news])
         self._texts.write(*written)
-        return Held(there, (self._texts.seen, self._texts.biases))
+        return Held(there, self._texts.texts)
 
     def table(self, asked: Seq[Rows]) -> Numbers:
-        """Plan.table."""
+        """Plan.table, without slots."""
         return self._plan(asked).table
 
-    def _plan(self, asked: Seq[Rows]) -> Plan:
-        return plan_of(asked, self._processor, self._vocab)
-
-    def _adjusted(
-        self, logits: Tensor, wish: Tensor, table: Tensor, texts: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Logits, as the rows in `wish` want them by their `texts`."""
-        own = table[:, len(Facts._fields) :]
-        if len(wish) == len(logits):
-            return adjusted(logits, *texts, Wishes(*torch.split(own, 1, dim=1)))
-        wishes = Wishes(*torch.split(own.index_select(0, wish), 1, dim=1))
-        out = adjusted(logits.index_select(0, wish), *texts, wishes)
-        return logits.index_copy(0, wish, out)
+    def _plan(self, asked: Seq[Rows], slots: Seq[int] = (), unseen: int = 0) -> Plan:
+        """`slots` of those that want one, in order."""
+        left = iter(slots)
+        every = [next(left) if slots and is_adjusted(rows.seq) else 0 for rows in asked]
+        return plan_of(asked, self._processor, self._vocab, every, unseen)
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
         """Float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every id.

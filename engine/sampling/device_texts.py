@@ -17,25 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.row_facts import Numbers, Wishes
+from engine.sampling.plain import ENDS, GENERATED, PROMPT
+from engine.sampling.row_facts import Numbers
+from engine.sampling.triton_draws import adjust, available
 from engine.scheduling.sequence import Sequence
 
-# Of an id, in a sum: that the prompt holds it, that it ends a text, each time it was generated.
-PROMPT, ENDS, GENERATED = 1, 2, 4
 _LEAST_SLOTS = 8
 
 
+Texts = tuple[Tensor, Tensor]  # DeviceTexts.seen and biases, or some slots of them
+
+
 class Held(NamedTuple):
-    """What sequences hold: theirs are the `slots` int64 `[sequences]` of `seen` and `biases`, the
-    `texts`, on the device."""
+    """What sequences hold: the `slots` int64 `[sequences]` of `texts`, on the device."""
 
     slots: Tensor
-    texts: tuple[Tensor, Tensor]
+    texts: Texts
 
 
 class DeviceTexts:
-    """`seen` int32 and `biases` float32 `[slots, vocab]`: of an id the sum of the constants above,
-    and what is added to its logit. `eos_ids` are ends of every sequence. Slots are as many as one
+    """`seen` int32 and `biases` float32 `[slots, vocab]`: of an id a sum of marks (plain), and what
+    is added to its logit. `eos_ids` are ends of every sequence. Slots are as many as one
     call ever asked for, rounded up; who was asked for longest ago gives way. Slot 0 is nobody's."""
 
     def __init__(self, vocab_size: int, eos_ids: Collection[int], device: torch.device) -> None:
@@ -46,7 +48,8 @@ class DeviceTexts:
 
     def news(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
         """The slots of these, and what `write` needs to bring them up to date."""
-        self._make_room(len(seqs))
+        if seqs:
+            self._make_room(len(seqs))
         adds, biases = _Entries(), _Entries()
         for seq in seqs:
             if seq in self._held:
@@ -61,23 +64,16 @@ class DeviceTexts:
             self._held[seq] = slot, len(seq.tokens)
         return [self._held[seq][0] for seq in seqs], [*adds.arrays(), *biases.arrays()]
 
+    @property
+    def texts(self) -> Texts:
+        return self.seen, self.biases
+
     def write(self, places: Tensor, adds: Tensor, biased: Tensor, biases: Tensor) -> None:
         """What `news` said, once it is on the device."""
         if len(places):
             self.seen.view(-1).index_add_(0, places, adds.int())
         if len(biased):
             self.biases.view(-1).index_copy_(0, biased, biases.float())
-
-    def rows(self, before: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Of `seen` and `biases` what each row goes by. `before` as row_facts.guesses_before, of
-        the guesses `ids`: those that a row is behind, `most` at most, count as generated."""
-        slots, first, depth = torch.split(before.long(), 1, dim=1)
-        seen = self.seen.index_select(0, slots[:, 0])
-        if most:
-            steps = torch.arange(most, device=seen.device)
-            guesses = ids[(first + steps).clamp(max=len(ids) - 1)]
-            seen.scatter_add_(1, guesses, (steps < depth).int() * GENERATED)
-        return seen, self.biases.index_select(0, slots[:, 0])
 
     def _make_room(self, count: int) -> None:
         slots = max(len(self.seen), _LEAST_SLOTS)
@@ -119,13 +115,21 @@ class _Entries:
         return np.array(self._places, np.int64), np.array(self._numbers, np.float64)
 
 
-def adjusted(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Wishes) -> Tensor:
-    """Float32 `[rows, vocab]` logits under logit_bias, min_tokens and penalties, in that order, by
-    the row's `seen` and `biases`. Without a wish a row stays as it is."""
-    early, repetition, frequency, presence = (wish.float() for wish in wishes)
+def adjusted(logits: Tensor, texts: Texts, wishes: Tensor, ids: Tensor, most: int) -> Tensor:
+    """Float32 `[rows, vocab]` logits under logit_bias, min_tokens and penalties, in that order.
+    `wishes` `[rows, fields of Wishes]`; of the guesses `ids` int64 those that a row is behind,
+    `most` at most, count as generated. A row without a wish stays as it is."""
+    if available(logits.device):
+        return adjust(logits, *texts, wishes, ids)
+    slots, first, depths, early, repetition, frequency, presence = torch.split(wishes, 1, dim=1)
+    seen, biases = (each.index_select(0, slots[:, 0].long()) for each in texts)
+    if most:
+        steps = torch.arange(most, device=seen.device)
+        guesses = ids[(first.long() + steps).clamp(max=len(ids) - 1)]
+        seen.scatter_add_(1, guesses, (steps < depths).int() * GENERATED)
     logits = logits + biases
     logits = logits.masked_fill(((seen & ENDS) > 0) & (early > 0), -torch.inf)
+    repeated = logits / repetition.float(), logits * repetition.float()
+    logits = torch.where(logits > 0, *repeated).where((seen & ~ENDS) > 0, logits)
     counts = (seen >> 2).float()
-    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = repeated.where((seen & ~ENDS) > 0, logits)
-    return logits - (counts * frequency + (counts > 0) * presence)
+    return logits - (counts * frequency.float() + (counts > 0) * presence.float())

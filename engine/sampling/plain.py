@@ -13,6 +13,9 @@ from engine.scheduling.sequence import Sequence
 NOT_FINITE, UNSURE = -1, -2  # in place of a drawn token
 MOST_SURE = 99.0  # the largest lead of a token over the next that is reported
 
+# Of an id, in a sum: that the prompt holds it, that it ends a text, each time it was generated.
+PROMPT, ENDS, GENERATED = 1, 2, 4
+
 _LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
 _PARTS, _WORDS = Struct("<Qfxxxxqdd"), Struct("<qixxxxqqq")
 

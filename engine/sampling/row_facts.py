@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.attention.packed_copy import sent_alone
 from engine.sampling.filters import look_of
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import key_halves
-from engine.sampling.plain import Rows
+from engine.sampling.plain import Plain, Rows
 from engine.scheduling.sequence import Sequence
 
 Numbers = npt.NDArray[Any]
@@ -39,8 +40,13 @@ class Facts(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """Of rows, `[rows, 1]` each: whether ends are impossible still (not 0), and the penalties."""
+    """Of rows, `[rows, 1]` each: the slot of the sequence (0: it asks for nothing), where among all
+    guesses its own begin, how many of these the row is behind, whether ends are impossible still
+    (not 0), and the penalties."""
 
+    slots: Tensor
+    first: Tensor
+    depths: Tensor
     early: Tensor
     repetition: Tensor
     frequency: Tensor
@@ -48,72 +54,80 @@ class Wishes(NamedTuple):
 
 
 COLUMNS = len(Facts._fields) + len(Wishes._fields)
+_COMPUTED = ("low", "high", "depths", "early")  # of each row; the others are the sequence's
+_KEPT = [i for i, n in enumerate(Facts._fields + Wishes._fields) if n not in _COMPUTED]
+_LOW, _DEPTHS = Facts._fields.index("low"), len(Facts._fields) + Wishes._fields.index("depths")
 
 
 class Plan(NamedTuple):
     """How rows are drawn. `table` float64 `[rows, COLUMNS]`; `rows` of the logits; and by their
-    numbers among these, which are `filtered`, which `wish` for anything, and which are `scored`,
-    with so many `alternatives` at most. `look` as in filters.survivors."""
+    numbers among these, which are `filtered` and which `scored`, with so many `alternatives` at
+    most. `look` as in filters.survivors; no row is behind more than `most` guesses."""
 
     table: Numbers
     rows: Numbers
     filtered: Numbers
-    wish: Numbers
     scored: Numbers
     alternatives: int
     look: int
+    most: int
 
 
-def plan_of(asked: Seq[Rows], processor: LogitsProcessor, vocab: int) -> Plan:
-    """Of all rows that are asked for, in order."""
+def plan_of(
+    asked: Seq[Rows], processor: LogitsProcessor, vocab: int, slots: Seq[int], unseen: int
+) -> Plan:
+    """Of all rows that are asked for, in order, with the slots of their sequences. The `unseen`
+    guesses come before those that are known: they are, in turn, of those whose `guesses` are left
+    out."""
     sizes = [rows.size for rows in asked]
     fields = [processor.fields(rows.seq) for rows in asked]
-    wishing = [is_adjusted(rows.seq) for rows in asked]
-    counts = [_alternatives(rows.seq) for rows in asked]
-    each = np.array(
-        [
-            (
-                *(rows.first, rows.position, wish, count, plain.scale or 1.0, plain.scale > 0),
-                *(min(plain.top_k or vocab, vocab), plain.top_p, plain.floor),
-                plain.is_filtered(vocab),
-                *_wishes(rows.seq),
-            )
-            for rows, plain, wish, count in zip(asked, fields, wishing, counts, strict=True)
-        ]
-    ).repeat(sizes, axis=0)
+    firsts = _first_guesses(asked, unseen)
+    told = [_told(*each, vocab) for each in zip(asked, fields, slots, firsts, strict=True)]
+    each = np.array(told).repeat(sizes, axis=0)
+    first, position, count, left, *_ = each.T
     depths = depths_of(sizes)
     seeds = np.array([rows.seq.params.seed for rows in asked], np.uint64).repeat(sizes)
-    positions = (each[:, 1] + depths).astype(np.uint64)
     table = np.empty((len(each), COLUMNS))
-    table[:, [0, 1, 4, 5, 6, 7, 8, 9, 10, 11]] = each[:, 4:]
-    table[:, 2], table[:, 3] = key_halves(seeds, positions)
-    table[:, 8] = depths < table[:, 8]
+    table[:, _KEPT] = each[:, 4:]
+    low, high = key_halves(seeds, (position + depths).astype(np.uint64))
+    table[:, _LOW], table[:, _LOW + 1] = low, high
+    table[:, _DEPTHS], table[:, _DEPTHS + 1] = depths, depths < left
     cut = [plain for plain in fields if plain.is_filtered(vocab)]
     return Plan(
         table,
-        each[:, 0].astype(np.int64) + depths,
-        np.flatnonzero(table[:, 7]),
-        np.flatnonzero(each[:, 2]),
-        np.flatnonzero(each[:, 3] >= 0),
-        max(counts),
+        first.astype(np.int64) + depths,
+        np.flatnonzero(table[:, Facts._fields.index("filtered")]),
+        np.flatnonzero(count >= 0),
+        int(count.max()),
         look_of(cut, vocab) if cut else 0,
+        max(sizes) - 1,
     )
 
 
-def guesses_before(asked: Seq[Rows], slots: Seq[int], unseen: int) -> Numbers:
-    """Float64 `[rows of those with slots, 3]`: the slot, where among all guesses those of its
-    sequence begin, and how many of them the row is behind. The `unseen` ones come first, of those
-    in turn whose `guesses` are left out."""
-    found, sizes, left, at, known = list[tuple[int, int]](), list[int](), iter(slots), 0, unseen
+def _told(rows: Rows, plain: Plain, slot: int, guess: int, vocab: int) -> tuple[float, ...]:
+    """Row, position, alternatives (-1: none are asked for), tokens until it may end; then what all
+    rows of a sequence have alike, in the order of the columns."""
+    seq, p = rows.seq, rows.seq.params
+    count = -1 if p.logprobs is None else p.logprobs
+    size = min(plain.top_k, vocab) if plain.top_k > 0 else vocab
+    filters = size, plain.top_p, plain.floor, plain.is_filtered(vocab)
+    return (
+        *(rows.first, rows.position, count, p.min_tokens - seq.num_output),
+        *(plain.scale or 1.0, plain.scale > 0, *filters),
+        *(slot, guess, p.repetition_penalty, p.frequency_penalty, p.presence_penalty),
+    )
+
+
+def _first_guesses(asked: Seq[Rows], unseen: int) -> list[int]:
+    """Where the guesses of each begin among all."""
+    firsts, at, known = list[int](), 0, unseen
     for rows in asked:
-        if is_adjusted(rows.seq):
-            found.append((next(left), known if rows.guesses else at))
-            sizes.append(rows.size)
+        firsts.append(known if rows.guesses else at)
         if rows.guesses:
             known += len(rows.guesses)
         else:
             at += rows.size - 1
-    return np.column_stack([np.array(found).repeat(sizes, axis=0), depths_of(sizes)]) * 1.0
+    return firsts
 
 
 def is_adjusted(seq: Sequence) -> bool:
@@ -127,23 +141,19 @@ def depths_of(sizes: Seq[int]) -> Numbers:
     return np.arange(ends[-1]) - (ends - sizes).repeat(sizes)
 
 
-def _wishes(seq: Sequence) -> tuple[float, ...]:
-    """Tokens until it may end, and its penalties."""
-    p = seq.params
-    early = p.min_tokens - seq.num_output
-    return early, p.repetition_penalty, p.frequency_penalty, p.presence_penalty
-
-
-def _alternatives(seq: Sequence) -> int:
-    count = seq.params.logprobs
-    return -1 if count is None else count
-
-
 def sent(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:
     """The same arrays on the device, in one copy that the host does not wait for."""
-    flat = torch.from_numpy(np.concatenate([part.reshape(-1).view(np.int64) for part in parts]))
-    given = flat.pin_memory() if device.type == "cuda" else flat
-    there, at, found = given.to(device, non_blocking=True), 0, list[Tensor]()
+    return apart(sent_alone(flat(parts), device), parts)
+
+
+def flat(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:
+    """As one array, to be sent."""
+    return np.concatenate([part.reshape(-1).view(np.int64) for part in parts])
+
+
+def apart(there: Tensor, parts: Seq[Numbers]) -> list[Tensor]:
+    """The arrays in what was `flat`, on the device."""
+    at, found = 0, list[Tensor]()
     for part in parts:
         own = there[at : at + part.size]
         at += part.size

@@ -1,6 +1,6 @@
 """A draw over the whole vocabulary in two launches, which read the logits once and nothing else of
-the vocabulary's size: noise and the ids' words are made where they are used. `triton_kernels` says
-how its numbers compare to torch's."""
+the vocabulary's size: noise and the ids' words are made where they are used. And penalties, bias
+and impossible ends in one. `triton_kernels` says how the numbers compare to torch's."""
 
 from __future__ import annotations
 
@@ -42,3 +42,18 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
         )
         kernels.best_of_rows[rows,](drawn, tops, ids, BLOCKS=blocks, LANES=lanes, **kernels.OPTIONS)
     return drawn
+
+
+def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Tensor) -> Tensor:
+    """`device_texts.adjusted` of `[rows, vocab]` logits, to the bit. One launch."""
+    from engine.sampling import triton_kernels as kernels
+
+    (rows, vocab), logits = logits.shape, logits.contiguous()
+    out = torch.empty(rows, vocab, device=logits.device)
+    blocks = -(-vocab // kernels.BLOCK.value)
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        kernels.adjust_blocks[rows, blocks](
+            out, logits, seen, biases, wishes, ids, *wishes.stride(),
+            WIDTH=vocab, **kernels.OPTIONS,
+        )  # fmt: skip
+    return out

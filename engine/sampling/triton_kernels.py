@@ -25,6 +25,8 @@ _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # th
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
 _NO_ID = tl.constexpr(2**31 - 1)
+_ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
+_TEXT = tl.constexpr(~plain.ENDS)  # that it is in the text
 _MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
 
 
@@ -132,3 +134,31 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
     token = tl.where(tl.abs(most) < _INF, token, _NOT_FINITE)
     tl.store(drawn + row, token.to(tl.float64))
     tl.store(drawn + rows + row, lead.to(tl.float64))
+
+
+@triton.jit(do_not_specialize_on_alignment=("wishes", "ids"))
+def adjust_blocks(
+    out, logits, seen, biases, wishes, ids, of_row, of_column, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Each `(row, block)` of `device_texts.adjusted`. `of_...`: from one number of `wishes` to the
+    next. What is one number for a row is float32 from the start, as in torch."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lanes = block * BLOCK + tl.arange(0, BLOCK)
+    there, own = lanes < WIDTH, wishes + row * of_row
+    at = tl.load(own).to(tl.int64) * WIDTH + lanes
+    first, depth = tl.load(own + of_column).to(tl.int64), tl.load(own + 2 * of_column).to(tl.int32)
+    held = tl.load(seen + at, mask=there, other=0)
+    for guess in range(depth):
+        held += tl.where(lanes == tl.load(ids + first + guess), _GENERATED, 0)
+    scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
+    scores += tl.load(biases + at, mask=there, other=0.0)
+    if tl.load(own + 3 * of_column) > 0:
+        scores = tl.where((held & _ENDS) > 0, -_INF, scores)
+    repetition = tl.load(own + 4 * of_column).to(tl.float32)
+    repeated = tl.where(scores > 0, tl.div_rn(scores, repetition), scores * repetition)
+    scores = tl.where((held & _TEXT) > 0, repeated, scores)
+    counts = (held >> 2).to(tl.float32)
+    frequency = tl.load(own + 5 * of_column).to(tl.float32)
+    presence = tl.load(own + 6 * of_column).to(tl.float32)
+    scores -= counts * frequency + tl.where(counts > 0, presence, 0.0)
+    tl.store(out + row * WIDTH + lanes, scores, mask=there)

@@ -90,9 +90,11 @@ class Rounds:
             return None
         seconds.propose = lap()
         packed, unseen, rows = _packed(chunks, found, flight)
-        output = self._runner.forward(packed, unseen)
+        question = self._draws.ask(rows, len(unseen.ids))
+        output = self._runner.forward(packed, unseen, question.numbers)
         seconds.verify = lap()
-        drawn = self._draws.enqueue(output.logits, rows, unseen.ids)
+        assert output.along is not None
+        drawn = self._draws.answer(output.logits, question, unseen.ids, output.along)
         numbers = read_together([*flight.sent, *drawn.sent])
         left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [

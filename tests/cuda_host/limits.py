@@ -39,17 +39,31 @@ def in_bytes(counters: tuple[str, ...]) -> tuple[str, ...]:
 
 
 STEPS = (
-    Step("waits for the device", ("wait",), (1, 1, 1), (1, 1, 1)),
-    Step("copies to the device", TO_DEVICE, (4, 4, 4), (3, 3, 3)),
-    Step("of these from pageable memory", TO_DEVICE[1:], (1, 1, 1), (0, 0, 0)),
-    Step("bytes to the device", in_bytes(TO_DEVICE), (2_200, 65_000, 130_000),
+    WAITS := Step("waits for the device", ("wait",), (1, 1, 1), (1, 1, 1)),
+    Step("copies to the device", TO_DEVICE, (3, 3, 3), (3, 3, 3)),
+    Step("of these from pageable memory", TO_DEVICE[1:], (0, 0, 0), (0, 0, 0)),
+    Step("bytes to the device", in_bytes(TO_DEVICE), (2_800, 84_000, 180_000),
          (64_000, 64_000, 128_000)),
     Step("bytes copied on the device", in_bytes(("copy on the device",)), (0, 0, 0),
          (1_000_000, 1_000_000, 1_000_000)),
-    Step("launches outside graphs", ("launch", "memset"), (6, 7, 7), (12, 12, 12)),
+    LAUNCHES := Step("launches outside graphs", ("launch", "memset"), (6, 7, 7), (12, 12, 12)),
     Step("launches of graphs", ("graph launch",), (3, 3, 3), None),
-    Step("allocations, frees and captures", ALLOTTED, (0, 0, 0), (0, 0, 0)),
+    ALLOTMENTS := Step("allocations, frees and captures", ALLOTTED, (0, 0, 0), (0, 0, 0)),
 )  # fmt: skip
+# What all sequences ask for, by name, and the most launches outside graphs in a step then.
+FIELDS: dict[str, dict[str, Any]] = {
+    "filters": {"top_p": 0.9, "top_k": 50, "min_p": 0.01},
+    "penalties": {
+        "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2,
+        "logit_bias": {7: 1.0}, "min_tokens": 2000,
+    },
+    "logprobs": {"logprobs": 5},
+}  # fmt: skip
+FIELDS["all fields"] = FIELDS["filters"] | FIELDS["penalties"] | FIELDS["logprobs"]
+ASKED = {
+    "filters": (99, 99, 99), "penalties": (99, 99, 99), "logprobs": (99, 99, 99),
+    "all fields": (199, 199, 199),
+}  # fmt: skip
 NODES = (
     Nodes("target layer", 10, 12),
     Nodes("target forward", 335, None),
@@ -57,8 +71,8 @@ NODES = (
     Nodes("draft forward", 175, None),
     Nodes("chain of four", 537, None),
 )
-# Of the host, printed only, since machines differ: for a step, and of a start.
-WANTED_MILLISECONDS = (0.4, 1.2, 2.0)
+# Of the host, for a step, and with fields; printed only, since machines differ.
+WANTED_MILLISECONDS, WANTED_OF_FIELDS = (0.4, 1.2, 2.0), (0.8, 2.4, 4.0)
 WANTED_START = {"models": None, "engine": 20.0}
 
 Row = tuple[str, float, float | None, float | None]  # name, measured, ceiling, wanted
@@ -79,9 +93,30 @@ def rows(found: dict[str, Any]) -> list[Row]:
         for kind, milliseconds in there["milliseconds"].items():
             name = f"{number}: host ms, {kind}"
             table.append((name, milliseconds, None, WANTED_MILLISECONDS[column]))
+        for asked in FIELDS:
+            table += field_rows(found["fields"][asked][str(number)], asked, column)
     for part, seconds in found["start"].items():
         table.append((f"start: CPU s, {part}", seconds, None, WANTED_START[part]))
     return table
+
+
+def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
+    """Of steps in which all sequences ask for that."""
+    start, rows = f"{SEQUENCES[column]}: {asked}: ", list[Row]()
+    for step in STEPS:
+        ceiling = field_ceiling(step, asked, column)
+        if ceiling is not None:
+            wanted = step.wanted[column] if step.wanted else None
+            rows.append((start + step.name, there["most"][step.name], ceiling, wanted))
+    least = there["milliseconds"]["least"]
+    return [*rows, (start + "host ms, least", least, None, WANTED_OF_FIELDS[column])]
+
+
+def field_ceiling(step: Step, asked: str, column: int) -> float | None:
+    """None: it is not held to any."""
+    if step is LAUNCHES:
+        return ASKED[asked][column]
+    return step.ceilings[column] if step in (WAITS, ALLOTMENTS) else None
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -107,8 +142,11 @@ def place_lines(found: dict[str, Any]) -> list[str]:
     first."""
     text = ["", "kernels of a target layer: times, mangled name"]
     text += [f"{times:8.2f}  {name[:WIDEST]}" for name, times in found["kernels"].items()]
-    for number, there in found["steps"].items():
-        text += ["", f"{number} sequences: times a step, bytes a step, what, where"]
+    heads = {f"{number} sequences": there for number, there in found["steps"].items()}
+    for number, there in found["fields"]["all fields"].items():
+        heads[f"{number} sequences, all fields"] = there
+    for head, there in heads.items():
+        text += ["", f"{head}: times a step, bytes a step, what, where"]
         for what, where, times, size in there["places"]:
             text.append(f"{times:8.2f} {size:14,.0f}  {what:32} {where}")
     return text

@@ -32,7 +32,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.pair import load_pair, runner_of
 from tests.cuda_host.counts import StandIn
-from tests.cuda_host.limits import SEQUENCES, STEPS
+from tests.cuda_host.limits import FIELDS, SEQUENCES, STEPS
 from tests.cuda_host.valueless import without_values
 
 K = 4
@@ -142,10 +142,10 @@ def started(config: EngineConfig) -> tuple[Engine, dict[str, float]]:
     return engine, {"models": times[1] - times[0], "engine": times[2] - times[1]}
 
 
-def serve(engine: Engine, number: int) -> None:
+def serve(engine: Engine, number: int, fields: dict[str, Any]) -> None:
     """So many sequences, up to where all are past their prompts."""
     for i in range(number):
-        params = SamplingParams(seed=i, max_tokens=4000, ignore_eos=True)
+        params = SamplingParams(seed=i, max_tokens=4000, ignore_eos=True, **fields)
         prompt = [(7 * i + j) % 1000 + 5 for j in range(PROMPT)]
         engine.add(Submit(f"{number}-{i}", prompt, params, 0.0))
     warm = 0
@@ -154,10 +154,12 @@ def serve(engine: Engine, number: int) -> None:
         warm += len(items) == number and all(len(item.tokens) == K + 1 for item in items)
 
 
-def measured(engine: Engine, standin: StandIn, number: int) -> dict[str, Any]:
+def measured(
+    engine: Engine, standin: StandIn, number: int, fields: dict[str, Any]
+) -> dict[str, Any]:
     """The most of each of `STEPS` in any of `CYCLE` steps; milliseconds of the host's thread; and
     who asks for what, as (what, where, times a step, bytes a step)."""
-    serve(engine, number)
+    serve(engine, number, fields)
     most = Counter({step.name: 0 for step in STEPS})
     for _ in range(CYCLE):
         standin.lap()
@@ -211,16 +213,22 @@ def main() -> None:
         engine, start = started(config)
         nodes_of_few_layers(folder, config, "target", EIGHT_B)
         nodes_of_few_layers(folder, config, "draft", ONE_B)
-        steps = {number: measured(engine, standin, number) for number in SEQUENCES}
+        steps = {number: measured(engine, standin, number, {}) for number in SEQUENCES}
+        found = nodes_found(nodes)  # before chains with fields are captured
+        asked = {
+            name: {number: measured(engine, standin, number, fields) for number in SEQUENCES}
+            for name, fields in FIELDS.items()
+        }
     standin.lap()
-    found = {
+    told = {
         "violations": standin.violations,
         "start": start,
-        "nodes": nodes_found(nodes),
+        "nodes": found,
         "kernels": nodes.layer(0, 2, EIGHT_B["num_hidden_layers"] - FEW),
         "steps": steps,
+        "fields": asked,
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cuda_host.build import LIMIT, missing
-from tests.cuda_host.limits import NODES, SEQUENCES, STEPS, Nodes, Step
+from tests.cuda_host.limits import FIELDS, NODES, SEQUENCES, STEPS, Nodes, Step, field_ceiling
 
 if reason := missing():
     pytest.skip(reason, allow_module_level=True)
@@ -22,6 +22,17 @@ def test_a_step_stays_under_its_ceiling(found: dict[str, Any], step: Step, colum
     """Law: in every step of a cycle in which blocks are entered at each of their offsets."""
     most = found["steps"][str(SEQUENCES[column])]["most"][step.name]
     assert most <= step.ceilings[column]
+
+
+@pytest.mark.parametrize("column", range(len(SEQUENCES)), ids=map(str, SEQUENCES))
+@pytest.mark.parametrize("asked", FIELDS)
+def test_no_field_makes_the_host_wait(found: dict[str, Any], asked: str, column: int) -> None:
+    """Law: where all sequences ask for filters, penalties and log-probabilities, a step waits for
+    the device once, allots nothing, and launches no more than it did."""
+    there = found["fields"][asked][str(SEQUENCES[column])]["most"]
+    for step in STEPS:
+        ceiling = field_ceiling(step, asked, column)
+        assert ceiling is None or there[step.name] <= ceiling, step.name
 
 
 @pytest.mark.parametrize("nodes", NODES, ids=lambda nodes: nodes.name)

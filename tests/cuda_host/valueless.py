@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -12,11 +13,14 @@ from transformers import AutoModelForCausalLM
 from engine.attention.interface import NAME
 from engine.model import loader
 from engine.model.proof import LENGTH
+from engine.sampling import device_draws
+from engine.step import rounds
 
 
 def without_values() -> None:
     """From here on weights are made on the device instead of read, and the proof compares with
-    zeros; a model's folder needs a config.json alone."""
+    zeros; a model's folder needs a config.json alone. What a step reads of its draws is zeros too:
+    memory that was used before holds anything."""
 
     def read_weights(source: str, name: str, arguments: dict[str, Any]) -> Any:
         build: Any = AutoModelForCausalLM
@@ -27,6 +31,13 @@ def without_values() -> None:
     def reference(model: Any, name: str) -> Tensor:
         return torch.zeros(LENGTH, model.config.vocab_size, device="cuda")
 
+    read_together = device_draws.read_together
+
+    def zeros(parts: Sequence[Tensor]) -> list[list[float]]:
+        return [[0.0] * len(numbers) for numbers in read_together(parts)]
+
+    for module in (device_draws, rounds):
+        mock.patch.object(module, "read_together", zeros).start()
     mock.patch.object(loader, "read_weights", read_weights).start()
     mock.patch.object(loader, "reference", reference).start()
     without_libraries()

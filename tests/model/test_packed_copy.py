@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from engine.attention.packed_copy import PackedCopy
@@ -38,6 +39,25 @@ def test_of_the_last_part_what_is_used_is_sent() -> None:
     sent.send()
     assert slots.there.tolist() == [[1 << 40] * 3] * 2
     assert pages.there.tolist() == [[7, 7]] * 2 + [[0, 0]] * 3
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_numbers_of_others_go_along(room: bool) -> None:
+    """Law: in the same copy behind what is used of the last part, or, where there is no room, on
+    their own; no part is touched."""
+    sent = PackedCopy(torch.device("cpu"))
+    ids, pages = sent.part(3), sent.part(40)
+    sent.build()
+    ids.host[:], pages.host[:] = 5, 6
+    pages.used = 7 if room else 39
+    along = sent.send(np.array([1 << 50, -2]))
+    assert along is not None
+    assert along.tolist() == [1 << 50, -2]
+    within = ids.there.data_ptr() <= along.data_ptr() < ids.there.data_ptr() + 4 * 44
+    assert within == room
+    assert ids.there.tolist() == [5] * 3
+    assert pages.there[: pages.used].tolist() == [6] * pages.used
+    assert sent.send() is None
 
 
 def test_every_part_begins_where_a_kernel_may_read_sixteen_bytes() -> None:

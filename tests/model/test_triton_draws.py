@@ -12,10 +12,19 @@ import pytest
 import torch
 
 from engine.sampling.device_draws import best_and_lead
+from engine.sampling.device_texts import adjusted as by_torch
 from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.plain import NOT_FINITE
 from engine.sampling.triton_draws import available
-from tests.support.interpreted_draws import Array, Interpreted, drawn, guessed, noise, words
+from tests.support.interpreted_draws import (
+    Array,
+    Interpreted,
+    adjusted,
+    drawn,
+    guessed,
+    noise,
+    words,
+)
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for CUDA")
 
@@ -134,6 +143,36 @@ def test_draws_on_the_device_go_this_way(interpreted: Interpreted) -> None:
     assert np.abs(found[1] - expected[1]).max() < 1e-4
 
 
+@pytest.mark.parametrize("across", [False, True])
+def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
+    """Law: bit for bit, behind guesses and without, for rows that ask for some, for all or for
+    nothing; whether the numbers of a row or those of a wish lie side by side."""
+    generator, width = np.random.default_rng(3), 1100
+    logits = normal(width)
+    logits[3, :9] = -np.inf
+    seen = generator.integers(0, 16, (4, width)).astype(np.int32)
+    biases = np.round(generator.standard_normal((4, width))).astype(np.float32)
+    seen[0], biases[0] = 0, 0
+    ids = np.array([5, 5, 1099, 1023, 7, 8, 5])
+    wishes = np.array(
+        [  # slot, first guess, guesses, early, repetition, frequency, presence
+            [0, 0, 3, 0, 1, 0, 0],
+            [1, 0, 3, 1, 1.3, 0.7, -0.4],
+            [2, 3, 2, 0, 0.7, -1.1, 0],
+            [3, 5, 0, 1, 1, 0, 0.3],
+            [1, 0, 0, 0, 1, 0.1, 0.1],
+            [2, 3, 4, 0, 1.9, 0, 0],
+        ]
+    )
+    wishes = np.asfortranarray(wishes).astype(np.float32) if across else wishes
+    texts = torch.from_numpy(seen), torch.from_numpy(biases)
+    there = torch.from_numpy(wishes.T.copy()).T if across else torch.from_numpy(wishes)
+    expected = by_torch(torch.from_numpy(logits), texts, there, torch.from_numpy(ids), 4).numpy()
+    found = interpreted(adjusted, logits, seen, biases, wishes, ids)
+    assert np.array_equal(found, expected)
+    assert np.array_equal(found[0], logits[0])
+
+
 def test_the_law_of_draws(interpreted: Interpreted) -> None:
     """Chi-square of 100 draws at 3 degrees of freedom: 22 is exceeded once in 15 000. They are
     few, since the interpreter takes long."""
@@ -173,6 +212,11 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             text = compiled(kernels.best_of_blocks, pointers, {"WIDTH": 128_256})
             assert wide in text
             assert "fma." not in text
+    pointers = {"out": "*fp32", "logits": "*fp32", "seen": "*i32", "biases": "*fp32", "ids": "*i64"}
+    for kind in ("*fp64", "*fp32"):
+        pointers |= {"wishes": kind, "of_row": "i32", "of_column": "i32"}
+        text = compiled(kernels.adjust_blocks, pointers, {"WIDTH": 128_256})
+        assert "ld.global.v4.b32" in text
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
     compiled(kernels.best_of_rows, pointers, {"BLOCKS": 126, "LANES": 128})
 

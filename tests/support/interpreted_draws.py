@@ -49,6 +49,11 @@ def drawn(logits: Array, *columns: Array) -> Array:
     return found.numpy()
 
 
+def adjusted(*arrays: Array) -> Array:
+    """Of `adjust`."""
+    return triton_draws.adjust(*(torch.from_numpy(array) for array in arrays)).numpy()
+
+
 def words(ids: Array, low: Array, high: Array) -> Array:
     """Of each key the int32 words of all ids."""
     from tests.support.triton_parts import hashed_words
