@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from llguidance import LLTokenizer
 
+from engine.attention.interface import FP8
 from engine.config import DraftModelConfig, EngineConfig, ModelConfig, Role, model_folder
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
@@ -29,9 +30,9 @@ from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
-    parameters_in,
     plan_memory,
     refuse_heavy_weights,
+    weight_bytes_in,
 )
 
 logger = logging.getLogger(__name__)
@@ -150,9 +151,21 @@ def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
 
 
 def _empty_cache(num_blocks: int, config: EngineConfig, pair: Pair) -> KVCache:
-    device = pair.target.device
+    device, dtype = pair.target.device, _kept_in(config, pair)
     scrap = device.type == "cuda"  # where graphs write what fills them up
-    return KVCache(num_blocks, config.cache.block_size, device, scrap=scrap)
+    return KVCache(num_blocks, config.cache.block_size, device, scrap=scrap, dtype=dtype)
+
+
+def _kept_in(config: EngineConfig, pair: Pair) -> torch.dtype | None:
+    """The precision of keys and values, if it is not the models' own. Raises ConfigError."""
+    if config.cache.dtype == "auto":
+        return None
+    if pair.target.compiled is not None:
+        raise ConfigError(
+            "cache.dtype is 'fp8', but compiled code runs the target, and does not read it: set"
+            " target.dtype to 'float32' or cache.dtype to 'auto'"
+        )
+    return FP8
 
 
 def runner_of(
@@ -194,6 +207,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     asked = schedule.max_sequences * (config.speculation.k_max + 1)
     on_cuda = device.type == "cuda"
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
+    kept = _kept_in(config, pair)
     return plan_memory(
         config.cache,
         schedule,
@@ -205,7 +219,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
             logit_rows=min(schedule.max_step_tokens, asked),
             graphs=on_cuda and config.graphs,
         ),
-        token_bytes={m.role: bytes_per_token(m.layers, m.dtype) for m in models},
+        token_bytes={m.role: bytes_per_token(m.layers, kept or m.dtype) for m in models},
         max_model_len=pair.target.max_model_len,
         limit=device_limit(config.cache, str(device))[0] + loaded,
         kv_limit=None if on_cuda else int(config.cache.cpu_memory_gib * GIB),
@@ -219,9 +233,10 @@ def _refuse_heavy_weights(config: EngineConfig) -> None:
         said["draft"] = config.speculation.proposer
     sizes: dict[str, int] = {}
     for role, model in said.items():
-        numbers = parameters_in(Path(model_folder(model.path, role)))
-        if numbers is not None and model.quantization in ("none", "auto"):
-            sizes[role] = numbers * named_dtype(model.dtype, pick_device(config.device)).itemsize
+        item = named_dtype(model.dtype, pick_device(config.device)).itemsize
+        size = weight_bytes_in(Path(model_folder(model.path, role)), item)
+        if size is not None and model.quantization in ("none", "auto"):
+            sizes[role] = size
     refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))
 
 
