@@ -4,7 +4,7 @@ no loop over an array keeps its sums in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -17,6 +17,7 @@ PANEL = 2 * LANES  # outputs whose packed weights stand together
 
 FLOAT, INT, WIDE = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
@@ -118,6 +119,19 @@ class Emit:
         """Of pairs of bfloat16 the first and the second numbers as float32, in integer vectors."""
         low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF0000))
         return [self.builder.shl(words, low), self.builder.and_(words, high)]
+
+    def widened(self, pointer: Any, at: Any) -> Any:
+        """int8 of sixteen outputs and two inputs, a PANEL apart, as `halves` gives words."""
+        numbers = (
+            self.load(pointer, self.builder.add(at, ir.Constant(WIDE, i)), BYTES)
+            for i in (0, PANEL)
+        )
+        return [self.builder.bitcast(self.builder.sitofp(n, FLOATS), INTS) for n in numbers]
+
+    def joined(self, halves: Sequence[Any]) -> Any:
+        """The words again, of numbers that bfloat16 holds."""
+        low, high = halves
+        return self.builder.or_(self.builder.lshr(low, ir.Constant(INTS, [16] * LANES)), high)
 
     def rounded(self, low: Any, high: Any) -> Any:
         """32 float32 in order as sixteen words of two bfloat16, to nearest, ties to even. A NaN
