@@ -47,7 +47,8 @@ class ModelConfig(Part):
         description="bits of the linear layers' weights. On a CPU `int8`: compiled code keeps it"
         " where it runs the model, else torchao, at a fraction of the speed. On CUDA by torchao"
         " (`pip install 'foredraft[quantization]'`), in bfloat16: `int4` (groups of 128; compute"
-        " capability 8.0) and `fp8` (rows; 8.9); `int8` saves memory alone. A checkpoint that is"
+        " capability 8.0) and `fp8` (rows; 8.9; install `mslk-cuda`, too); `int8` saves memory"
+        " alone. A checkpoint that is"
         " stored quantised is loaded by transformers where it can be, with `none`",
     )
     max_model_len: int | None = Field(

@@ -2,9 +2,9 @@
 targets. A forward is one call, reads half the bytes, and has all sums in float32.
 
 In bfloat16 it runs every row, whose bits depend on no other row, on the few threads on which torch
-is no faster with prompts. Only for what is plainly Llama-shaped and exact in bfloat16; everything
-else, every forward of a tree, and in float32 or on more threads those of many rows, go the other
-way (`engine.model.loaded`). Both write the same KV.
+is no faster with prompts. Only for what is plainly Llama-shaped and exact in bfloat16, or is to be
+int8; everything else, every forward of a tree, and in float32 or on more threads those of many
+rows, go the other way (`engine.model.loaded`). Both write the same KV.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from engine.cpu.weights import (
     packed_weights,
     padded,
 )
+from engine.cpu.weights import quantised as quantised  # whose door this is
 from engine.messages import SamplingParams
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from engine.attention.interface import register
 from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Role, folder_of
-from engine.cpu.decoder import Quantised, compiled_decoder, obstacle_to_bfloat16
+from engine.cpu.decoder import Quantised, compiled_decoder, obstacle_to_bfloat16, quantised
 from engine.cpu.fused import fused_decoder, packed_decoder
-from engine.cpu.weights import quantised
 from engine.errors import ModelError
 from engine.model.checkpoint import (
     length_limit,

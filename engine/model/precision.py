@@ -10,8 +10,9 @@ Weights in fewer bits are transformers' own loading with torchao, or compiled co
 (`engine.cpu.weights.quantised`), where the head is int8 too. torchao changes only the linear layers
 inside of the model; embedding and head stay as they are. Scales belong to rows of weights (int8,
 fp8), to groups of 128 (int4), and to rows of activations (fp8), so a row of a forward is still the
-same in any batch. int4 is multiplied by torch's own kernel (tinygemm), fp8 by cuBLAS, or by MSLK
-where that is installed; torchao's int8 is widened in memory first, which saves no time.
+same in any batch. int4 is multiplied by torch's own kernel (tinygemm), fp8 by cuBLAS; the package
+mslk-cuda, where it is installed, rounds rows for fp8 in one kernel and not in eight. torchao's int8
+is widened in memory first, which saves no time.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ def quantization_arguments(
     if kind == "int4":
         config = Int4WeightOnlyConfig(128, int4_packing_format="tile_packed_to_4d", **alone)
     elif kind == "fp8":
+        if find_spec("mslk") is None:
+            logger.info("%s in fp8 takes 8 more kernels a product, 1 with mslk-cuda", name)
         config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), **alone)
     return {"quantization_config": TorchAoConfig(config), **place}
 

@@ -51,6 +51,9 @@ def test_it_is_near_to_exact_and_half_as_large(
     assert small.compiled.packed_bytes < 0.6 * whole.compiled.packed_bytes
     assert weight_bytes(small) == small.compiled.packed_bytes
     assert "linear layers int8 and a packed copy in eight bits" in weights_of(small).note
+    draft = load(tmp_path, role="draft", kind="int8", **shape)
+    assert draft.compiled is not None
+    assert torch.equal(logits_of(draft), found)
 
 
 def test_what_compiled_code_does_not_run_is_torchao_s(
