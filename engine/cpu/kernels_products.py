@@ -99,9 +99,10 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any, coded: bool) -> None:
             emit.fetch(words, emit.at(far, 0, size, vector), near=False)
             emit.fetch(words, emit.at(loop.index, _NEAR, size, vector), near=True)
         places = [(w, emit.at(loop.index, 0, size, v)) for w, v in vectors]
-        if coded:
+        if coded and emit.pairs:
+            read = [words for place in places[::VECTORS] for words in emit.looked_up(*place)]
+        elif coded:
             halves = [emit.widened(*place) for place in places]
-            read = [emit.joined(half) for half in halves]
         else:
             read = [emit.load(*place, INTS) for place in places]
             halves = [emit.halves(words) for words in read]

@@ -279,7 +279,8 @@ def unpack(typing: Any, codes: Any, step: Any, steps: Any, width: Any, space: An
     numbers apart; what comes next is asked for."""
     whole = types.int64
     signature = types.void(codes, whole, whole, whole, space)
-    of_a_step = _UNPACK[str(codes.dtype)]
+    ways = {"int8": _unpack_int8, "uint16": _unpack_eight, "uint8": _unpack_twelve}
+    of_a_step = ways[str(codes.dtype)]
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         codes, step, steps, width, space = pointers(context, builder, signature, args)
@@ -337,9 +338,6 @@ def _unpack_twelve(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
             other = builder.and_(exponent, _every(_SHORTS, 0x7F80))
             word = builder.bitcast(builder.or_(kept, other), INTS)
             emit.store(word, space, emit.at(step, 0, STEP // 2, line * LANES))
-
-
-_UNPACK = {"int8": _unpack_int8, "uint16": _unpack_eight, "uint8": _unpack_twelve}
 
 
 def _exponents(emit: Emit, table: Any, halves: Any) -> list[Any]:

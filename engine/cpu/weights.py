@@ -4,8 +4,7 @@
 exponent hardly differ among weights that were trained, and sixteen of them serve nearly all of a
 panel. `pack_eight` is not exact: a sign, three bits of exponent, counted from the least that an
 output needs, and four of mantissa. These two are for processors that multiply tiles
-(`engine.cpu.kernels_tiles`). `pack_int8` has a model that its operator wants quantised: int8, with
-one scale for an output.
+(`engine.cpu.kernels_tiles`). `pack_int8`, for who asks for it, has one scale for an output.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.cpu.jit import HAS_TILES
+from engine.cpu.kernels_products import BY_PAIRS
 from engine.cpu.kernels_tiles import NONE, SIDE, STEP, TAIL
 from engine.cpu.vectors import LANES, PANEL
 
@@ -129,18 +129,20 @@ def _eight_bits(weight: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.u
     return codes, bases
 
 
-def pack_int8(weight: Tensor) -> npt.NDArray[np.int8]:
+def pack_int8(weight: Tensor, *, pairs: bool = BY_PAIRS) -> npt.NDArray[np.int8]:
     """`[out, in]` -> `[panels, bytes]`: of each input a panel's numbers, then their scales as
-    float32, then NONE (no exceptions)."""
+    float32, then NONE (no exceptions). `pairs`, for `Emit.looked_up`: of each pair of inputs four
+    outputs of the panel's first half, four of its second and so on, as a sign and a size."""
     outputs, inputs = weight.shape
-    full, every = (
-        torch.zeros(padded(outputs), inputs, dtype=torch.int8),
-        torch.ones(padded(outputs)),
-    )
+    full = torch.zeros(padded(outputs), inputs, dtype=torch.int8)
+    every = torch.ones(len(full))
     full[:outputs], every[:outputs] = int8_of(weight)
     found = np.zeros((len(full) // PANEL, inputs * PANEL + TAIL), dtype=np.int8)
-    turned = full.view(-1, PANEL, inputs).transpose(1, 2).reshape(len(found), -1)
-    found[:, : inputs * PANEL] = turned.numpy()
+    turned = full.view(len(found), PANEL, inputs).transpose(1, 2)
+    if pairs:
+        full = torch.where(full < 0, -128 - full, full)
+        turned = full.view(-1, 2, 4, 4, inputs // 2, 2).permute(0, 4, 2, 1, 3, 5)
+    found[:, : inputs * PANEL] = turned.reshape(len(found), -1).numpy()
     tail = found.view(np.uint32)[:, inputs * PANEL // 4 :]
     tail[:, :PANEL] = every.numpy().view(np.uint32).reshape(-1, PANEL)
     tail[:, PANEL] = NONE

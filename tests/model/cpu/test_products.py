@@ -90,9 +90,9 @@ def test_rows_of_bfloat16_are_rounded_as_torch_does(inputs: int) -> None:
 
 def codes_of(weight: torch.Tensor, rows: torch.Tensor, way: Any = None) -> torch.Tensor:
     """The product as it is chosen here, or by vectors in this way, without scales."""
-    codes = pack_int8(weight)
     if way is not None:
-        return by(way, rows, codes)
+        return by(way, rows, pack_int8(weight, pairs=way is as_words))
+    codes = pack_int8(weight)
     found = np.full((len(rows), padded(len(weight))), np.nan, dtype=np.float32)
     product(rows.float().numpy(), codes, True, found)
     return torch.from_numpy(found)
