@@ -35,7 +35,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def with_torchao() -> None:
     """transformers, which `without_values` does without, quantises all but the head."""
-    read = loader.read_weights
+    patched: Any = loader
+    read = patched.read_weights
 
     def read_weights(source: str, name: str, arguments: dict[str, Any]) -> Any:
         model = read(source, name, arguments)
