@@ -24,6 +24,7 @@ from engine.attention.torchao_warnings import mute
 from engine.errors import ModelError
 
 NAME = "foredraft"
+FP8 = torch.float8_e4m3fn  # a precision of planes, not of what is computed
 
 # Arguments of an attention call that change nothing here: the position is in the rotated query,
 # dropout is off in inference, nothing is cached by transformers.
@@ -69,8 +70,9 @@ def scrap_span(row: int, length: int, scrap: int, block_size: int) -> Span:
 
 
 class KVPlane(Protocol):
-    """One model's keys and values. `stacks[s]` is a pair of `[layers, kv_heads, slots, dim]` for
-    the layers of one shape; `where[layer]` is (s, index within the stack)."""
+    """One model's keys and values, in its precision or in FP8. `stacks[s]` is a pair of `[layers,
+    kv_heads, slots, dim]` for the layers of one shape; `where[layer]` is (s, index within the
+    stack)."""
 
     @property
     def block_size(self) -> int: ...
@@ -126,9 +128,22 @@ class PagedAttention(PreparedAttention):
         stack, index = self._plane.where[layer]
         keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
         if layer not in self._placed:
-            keys.index_copy_(1, self._slots, key[0])
-            values.index_copy_(1, self._slots, value[0])
+            for kept, rows in ((keys, key), (values, value)):
+                movable(kept).index_copy_(1, self._slots, movable(as_kept(rows[0], kept.dtype)))
         return keys, values
+
+
+def as_kept(rows: Tensor, kind: torch.dtype) -> Tensor:
+    """In a plane's precision. Beyond the largest of eight bits is that, where torch may say NaN."""
+    if kind == FP8:
+        most = torch.finfo(FP8).max
+        rows = rows.clamp(-most, most)
+    return rows.to(kind)
+
+
+def movable(kept: Tensor) -> Tensor:
+    """Numbers that torch copies by index wherever it runs."""
+    return kept.view(torch.uint8) if kept.dtype == FP8 else kept
 
 
 class AttentionBackend(Protocol):

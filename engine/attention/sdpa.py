@@ -7,6 +7,8 @@ What is chosen once per forward, for every span (one sequence's rows):
   nothing is copied;
 - otherwise its keys are gathered slot by slot.
 
+What a plane has in FP8 is widened, which is a copy.
+
 Each span is a call of its own: on a GPU, which pays for launches, batches want FlashInfer or Flex.
 """
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.attention.interface import KVPlane, PagedAttention, Span, Variation
+from engine.attention.interface import FP8, KVPlane, PagedAttention, Span, Variation
 from engine.attention.spans import bias_of, first_slot, lowest, slots_of, written_slots
 
 # Up to so many rows. One thread, 16 heads on 4 of keys, 260 keys, us: torch's own grouping takes 57
@@ -51,7 +53,9 @@ class SdpaForward(PagedAttention):
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         stack, index = self._plane.where[layer]
         kind, asked = self._plane.stacks[stack][0].dtype, query.dtype
-        self._write(layer, key.to(kind), value.to(kind))
+        self._write(layer, key, value)
+        if kind == FP8:
+            kind = asked
         calls = self._calls.get(how.window)
         if calls is None:
             calls = self._calls[how.window] = [
@@ -85,7 +89,10 @@ class _Call:
             self._slots = slice(base + low, base + span.end)
 
     def run(self, stack: int, index: int, query: Tensor, how: Variation) -> Tensor:
-        keys, values = (plane[index : index + 1, :, self._slots] for plane in self._stacks[stack])
+        keys, values = (
+            plane[index : index + 1, :, self._slots].to(query.dtype)
+            for plane in self._stacks[stack]
+        )
         return attention(query.narrow(2, self._row, self._length), keys, values, *self._bias, how)
 
 

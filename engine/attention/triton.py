@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import (
+    FP8,
     AttentionBackend,
     KVPlane,
     PagedAttention,
@@ -74,7 +75,8 @@ class TritonStep(PagedAttention):
             self._plane.stacks[self._plane.where[layer][0]][0].dtype,
             self._plane.block_size,
         )
-        keys, values = self._write(layer, key.to(kind), value.to(kind))
+        keys, values = self._write(layer, key, value)
+        kind = query.dtype if kind == FP8 else kind
         _, heads, rows, _ = query.shape
         output = query.new_empty(1, rows, heads, values.shape[2])
         splitting = self._backend.splitting

@@ -146,12 +146,14 @@ def attend_splits(
         page = tl.load(table + index // PAGE, there, 0).to(tl.int64)
         slot = page * PAGE + index % PAGE
         k = _rows(keys + kv_head * key_head, slot * key_slot, there, KEY_DIM, KEY_WIDTH)
+        k = k.to(q.dtype)
         seen = _seen(rows, origin, index - root, there, index, early, late, own, steps, WINDOW)
         scores = tl.where(seen, _scores(q, k, scale, SOFTCAP), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of lines that saw no key yet
         weights, shrunk = tl.exp2(scores - base[:, None]), tl.exp2(top - base)
         v = _rows(values + kv_head * value_head, slot * value_slot, there, VALUE_DIM, VALUE_WIDTH)
+        v = v.to(q.dtype)
         parts = tl.dot(weights.to(v.dtype), v, parts * shrunk[:, None], input_precision="ieee")
         total, top = total * shrunk + tl.sum(weights, 1), higher
     at = tl.load(rows + mine * 4 + 1, live, 0).to(tl.int64) * heads + head
@@ -204,7 +206,7 @@ def attend(
 ) -> None:
     """`output` `[rows, heads, value_dim]`, of rows with a place, of `query` `[heads, rows, dim]`
     on `keys` and `values` `[kv_heads, slots, dim]` in pages of `page` slots. All but the output in
-    one precision. Launches depend on shapes alone."""
+    one precision, or keys and values in FP8. Launches depend on shapes alone."""
     heads, (kv_heads, _, value_dim) = query.shape[0], values.shape
     query, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)

@@ -2,8 +2,8 @@
 targets. A forward is one call, reads half the bytes, and has all sums in float32.
 
 In bfloat16 it runs every row, whose bits depend on no other row, on the few threads on which torch
-is no faster with prompts. Only for what is plainly Llama-shaped and exact in bfloat16; everything
-else, and in float32 or on more threads forwards of many rows, go the other way
+is no faster with prompts. Only for what is plainly Llama-shaped and exact in bfloat16, or is to be
+int8; everything else, and in float32 or on more threads forwards of many rows, go the other way
 (`engine.model.loaded`). Both write the same KV. A node of a tree attends to its path as to a chain,
 so its bits do not depend on the tree around it.
 """
@@ -27,6 +27,7 @@ from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.cpu.weights import (
     SMALL,
     Floats,
+    Packed,
     has_even_inputs,
     has_whole_tiles,
     head_dim,
@@ -34,6 +35,7 @@ from engine.cpu.weights import (
     packed_weights,
     padded,
 )
+from engine.cpu.weights import quantised as quantised  # whose door this is
 from engine.messages import SamplingParams
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed
@@ -47,6 +49,7 @@ TOGETHER = 16  # rows of a prompt that attend together: more look at keys that f
 LONGEST = 1 << 17  # positions whose angles are kept in a table
 
 Integers = npt.NDArray[np.int64]
+Quantised = tuple[Packed, ...]  # of `engine.cpu.weights.quantised`
 
 
 class BlockTables:
@@ -90,14 +93,16 @@ class Memory(NamedTuple):
 class CompiledDecoder:
     """Holds packed copies of the weights; shares embedding and norms with a float32 model."""
 
-    def __init__(self, model: Any, *, positions: int, eight: bool = False) -> None:
+    def __init__(
+        self, model: Any, *, positions: int, eight: bool = False, int8: Quantised | None = None
+    ) -> None:
         """`positions` bounds the sequences; their angles are kept in a table. `eight`: weights in
-        eight bits, see `engine.cpu.weights`."""
+        eight bits, see `engine.cpu.weights`; `int8`: these."""
         body, config = model.base_model, model.config
         head = model.get_output_embeddings().weight
         rounded = head.dtype == torch.bfloat16
         self.takes_all_rows = rounded and takes_all_rows(_size(config))
-        self.bits, self._weights = packed_weights(model, eight=eight)
+        self.bits, self._weights = (8, int8) if int8 else packed_weights(model, eight=eight)
         self._vocab = int(head.shape[0])
         self._words = words_of(self._vocab)
         self._angles = angle_table(body.rotary_emb, positions)
@@ -212,16 +217,18 @@ class CompiledDecoder:
 
 
 def compiled_decoder(
-    model: Any, *, positions: int, every_row: bool = False, eight: bool = False
-) -> CompiledDecoder | None:
+    model: Any, *, positions: int, every_row: bool = False, eight: bool = False,
+    int8: Quantised | None = None,
+) -> CompiledDecoder | None:  # fmt: skip
     """None for what is not plain, not of even widths, not exact in bfloat16, too large for what it
     gains, or, in bfloat16, on a processor without AVX512_BF16. With `every_row`, also where some
-    rows would go another way. With `eight`, also where weights cannot be kept in eight bits."""
+    rows would go another way. With `eight`, also where weights cannot be kept in eight bits.
+    `int8`, weights of `quantised`, are for any processor."""
     config, dtype = model.config, model.get_output_embeddings().weight.dtype
     if positions > LONGEST or not is_plain(model, dtype):
         return None
     if dtype == torch.bfloat16:
-        if obstacle_to_bfloat16(config, every_row=every_row) is not None:
+        if obstacle_to_bfloat16(config, every_row=every_row, int8=int8 is not None) is not None:
             return None
     else:
         large = sum(p.numel() for p in model.parameters()) > LARGEST
@@ -230,13 +237,13 @@ def compiled_decoder(
             return None
     if eight and not (dtype == torch.bfloat16 and has_whole_tiles(config)):
         return None
-    return CompiledDecoder(model, positions=positions, eight=eight)
+    return CompiledDecoder(model, positions=positions, eight=eight, int8=int8)
 
 
-def obstacle_to_bfloat16(config: Any, *, every_row: bool) -> str | None:
-    """Why compiled code does not run a model of this configuration in bfloat16 on this CPU; with
-    `every_row`, why not all of its rows."""
-    if not MULTIPLIES_PAIRS:
+def obstacle_to_bfloat16(config: Any, *, every_row: bool, int8: bool = False) -> str | None:
+    """Why compiled code does not run a model of this configuration in bfloat16, or with weights in
+    int8, on this CPU; with `every_row`, why not all of its rows."""
+    if not (MULTIPLIES_PAIRS or int8):
         return "the processor has no AVX512_BF16"
     if config.model_type not in FAMILIES or not _has_known_shape(config, torch.bfloat16):
         return "compiled code runs Llamas only, with heads of a multiple of 32"

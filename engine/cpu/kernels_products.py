@@ -7,7 +7,8 @@ Nondeterminism in LLM Inference", 2025.) The inner loop is written as LLVM vecto
 over an array keeps its sums in registers. Weights are asked for ahead of their use: processors
 foresee no page but the present one.
 
-In bfloat16 rows are rounded first. AMX multiplies tiles of both (`engine.cpu.kernels_tiles`). Else
+Weights in int8 are half the bytes. They are widened, which is exact, and an output's scale joins
+its sum. In bfloat16 rows are rounded first. AMX multiplies tiles (`engine.cpu.kernels_tiles`). Else
 one instruction takes pairs of inputs (AVX512_BF16): on AMD's processors it makes twice as many
 products a second as float32 arithmetic, on Intel's half as many, so there rows and weights are
 multiplied as float32, which is exact.
@@ -23,7 +24,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
 from engine.cpu.jit import HAS_TILES, fast
-from engine.cpu.kernels_tiles import SIDE, product_of_codes, product_of_tiles
+from engine.cpu.kernels_tiles import SIDE, TAIL, product_of_codes, product_of_tiles
 from engine.cpu.vectors import (
     FLOATS,
     HAS_AVX512,
@@ -58,13 +59,14 @@ def _panels(count: int, most: int) -> Any:
         two bfloat16, multiplied as pairs. (Slices as arguments would be counted.)"""
         whole = types.int64
         signature = types.void(whole, x, whole, words, whole, y, sizes)
-        as_pairs = x.dtype != types.float32
+        as_pairs, kind = x.dtype != types.float32, words
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             rows, x, row, words, panel, y, sizes = pointers(context, builder, signature, args)
             apart, pairs, stride = cgutils.unpack_tuple(builder, sizes)
             x = builder.gep(x, [builder.mul(row, apart)])
-            size = builder.mul(pairs, ir.Constant(WIDE, PANEL))
+            emit, coded = Emit(builder, pairs=as_pairs), kind.dtype == types.int8
+            size = emit.at(pairs, 0, 2 * PANEL, TAIL) if coded else emit.at(pairs, 0, PANEL)
             words = builder.gep(words, [builder.mul(panel, size)])
             streams = [
                 builder.gep(words, [builder.mul(size, ir.Constant(WIDE, i))]) for i in range(count)
@@ -72,8 +74,7 @@ def _panels(count: int, most: int) -> Any:
             first = builder.mul(panel, ir.Constant(WIDE, PANEL))
             y = builder.gep(y, [builder.add(builder.mul(row, stride), first)])
             arrays, sizes = (x, streams, y), (apart, pairs, stride)
-            emit = Emit(builder, pairs=as_pairs)
-            each_count(builder, rows, most, lambda n: _emit(emit, n, arrays, sizes))
+            each_count(builder, rows, most, lambda n: _emit(emit, n, arrays, sizes, coded))
             return context.get_dummy_value()
 
         return signature, generate
@@ -81,9 +82,9 @@ def _panels(count: int, most: int) -> Any:
     return panels
 
 
-def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
+def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any, coded: bool) -> None:
     (x, streams, y), (apart, pairs, stride), builder = arrays, sizes, emit.builder
-    zero = ir.Constant(FLOATS, None)
+    zero, size = ir.Constant(FLOATS, None), 2 * PANEL if coded else PANEL
     vectors = [(s, v * LANES) for s in streams for v in range(VECTORS)]
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in vectors] for _ in range(rows)]
     one, two, long = (ir.Constant(WIDE, far) for far in _FAR)
@@ -94,12 +95,18 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any) -> None:
         gap = builder.mul(pairs, ir.Constant(WIDE, len(streams) - 1))
         inside = builder.icmp_signed("<", far, pairs)
         far = builder.select(inside, far, builder.add(far, gap))
-        for words, vector in vectors:
-            emit.fetch(words, emit.at(far, 0, PANEL, vector), near=False)
-            emit.fetch(words, emit.at(loop.index, _NEAR, PANEL, vector), near=True)
-        read = [emit.load(w, emit.at(loop.index, 0, PANEL, v), INTS) for w, v in vectors]
-        halves = zip(*map(emit.halves, read), strict=True)
-        parts = [read] if emit.pairs else [list(half) for half in halves]
+        for words, vector in vectors if not coded else vectors[::VECTORS]:  # a line each
+            emit.fetch(words, emit.at(far, 0, size, vector), near=False)
+            emit.fetch(words, emit.at(loop.index, _NEAR, size, vector), near=True)
+        places = [(w, emit.at(loop.index, 0, size, v)) for w, v in vectors]
+        if coded and emit.pairs:
+            read = [words for place in places[::VECTORS] for words in emit.looked_up(*place)]
+        elif coded:
+            halves = [emit.widened(*place) for place in places]
+        else:
+            read = [emit.load(*place, INTS) for place in places]
+            halves = [emit.halves(words) for words in read]
+        parts = [read] if emit.pairs else [list(half) for half in zip(*halves, strict=True)]
         for part, weights in enumerate(parts):
             column = emit.at(loop.index, 0, len(parts), part)
             for row, totals in enumerate(sums):
@@ -119,7 +126,8 @@ _two_panels, _panel = _panels(2, FEW), _panels(1, ROWS_AT_ONCE)
 @fast
 def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     """`x` rows of so many pairs of float32 or words of two bfloat16; `y` float32
-    `[rows, panels * PANEL]`. Few rows with one panel would wait for sums, or for memory."""
+    `[rows, panels * PANEL]`; `words` or int8, without their scales. Few rows with one panel would
+    wait for sums, or for memory."""
     rows, panels, sizes = x.shape[0], words.shape[0], (x.shape[1], pairs, y.shape[1])
     parts, done = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0
     if 0 < rows <= FEW:
@@ -152,20 +160,38 @@ def _product_of_codes(x: Any, codes: Any, rounded: Any, y: Any) -> None:
     product_of_codes(as_words(x), codes, y)
 
 
+@fast
+def _product_of_int8(x: Any, codes: Any, rounded: Any, y: Any) -> None:
+    pairs = x.shape[1] // 2
+    if HAS_TILES and pairs % SIDE == 0:
+        product_of_codes(as_words(x), codes, y)
+    elif BY_PAIRS:
+        by_vectors(as_words(x), pairs, codes, y)
+    else:
+        by_vectors(rounded_rows(x), pairs, codes, y)
+    scales, first = codes.view(np.float32), pairs * PANEL // 2
+    for row in range(len(x)):
+        for panel in range(len(codes)):
+            mine, scale = y[row, panel * PANEL :], scales[panel, first:]
+            for i in range(PANEL):
+                mine[i] *= scale[i]
+
+
 def product(x: Any, weights: Any, rounded: Any, y: Any) -> None:
     """y = x W'. `x` float32 `[rows, in]`; `weights` of any of `engine.cpu.weights`' forms; `y`
-    float32 `[rows, padded(out)]`. `rounded`: in bfloat16. Compiled code knows the form by the
-    size of a number."""
-    _of(weights.dtype.itemsize)(x, weights, rounded, y)
+    float32 `[rows, padded(out)]`. `rounded`: in bfloat16, as codes always are. Compiled code knows
+    the form by the type of a number."""
+    _of(weights.dtype)(x, weights, rounded, y)
 
 
-def _of(size: int) -> Any:
-    return _product_of_words if size == 4 else _product_of_codes
+def _of(kind: Any) -> Any:
+    of_codes = _product_of_int8 if str(kind) == "int8" else _product_of_codes
+    return _product_of_words if str(kind) == "uint32" else of_codes
 
 
 @overload(product)  # type: ignore[misc]
 def _product(x: Any, weights: Any, rounded: Any, y: Any) -> Any:
-    chosen = _of(weights.dtype.bitwidth // 8)
+    chosen = _of(weights.dtype)
 
     def call(x: Any, weights: Any, rounded: Any, y: Any) -> None:
         chosen(x, weights, rounded, y)

@@ -33,6 +33,7 @@ _FEW = 8
 _CODES_AHEAD = 2048  # bytes
 _STREAMS = 12  # places from which the next panel of twelve bits is asked for
 _LINE = 64  # bytes
+TAIL = 3 * _LINE  # behind the eight bits of a panel: a number of each output, and NONE
 _BYTE, _SHORT, _INT = (ir.IntType(bits) for bits in (8, 16, 32))
 _BYTES, _ALL = (ir.VectorType(_BYTE, lanes) for lanes in (2 * LANES, 4 * LANES))
 _SHORTS = ir.VectorType(_SHORT, 2 * LANES)
@@ -217,7 +218,7 @@ def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any)
 
 @fast
 def product_of_codes(x: Any, codes: Any, y: Any) -> None:
-    """The same with codes: uint16 are of eight bits, uint8 of twelve."""
+    """The same with codes: uint16 and int8 are of eight bits, uint8 of twelve."""
     rows, pairs = x.shape
     if rows == 0:
         return
@@ -264,7 +265,7 @@ def _first_rows(x: Any, second: Any, codes: Any, words: Any, width: Any, space: 
 @intrinsic  # type: ignore[misc]
 def exceptions_at(typing: Any, codes: Any, steps: Any) -> Any:
     """The word of a panel at which its exceptions begin."""
-    step, more = (STEP, 2 * _LINE) if codes.dtype == types.uint16 else (STEP * 3 // 2, _LINE)
+    step, more = (STEP * 3 // 2, _LINE) if codes.dtype == types.uint8 else (STEP, 2 * _LINE)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return Emit(builder).at(args[1], 0, step // 4, more // 4)
@@ -278,7 +279,8 @@ def unpack(typing: Any, codes: Any, step: Any, steps: Any, width: Any, space: An
     numbers apart; what comes next is asked for."""
     whole = types.int64
     signature = types.void(codes, whole, whole, whole, space)
-    of_a_step = _unpack_eight if codes.dtype == types.uint16 else _unpack_twelve
+    ways = {"int8": _unpack_int8, "uint16": _unpack_eight, "uint8": _unpack_twelve}
+    of_a_step = ways[str(codes.dtype)]
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         codes, step, steps, width, space = pointers(context, builder, signature, args)
@@ -287,6 +289,17 @@ def unpack(typing: Any, codes: Any, step: Any, steps: Any, width: Any, space: An
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def _unpack_int8(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
+    """Without their scales, which belong to sums."""
+    for line in range(2 * SIDE):
+        pair, side = divmod(line, 2)
+        at = emit.at(sizes[0], 0, STEP, pair * 2 * PANEL + side * LANES)
+        if side == 0:
+            emit.fetch(codes, emit.at(at, _CODES_AHEAD), near=True)
+        word = emit.joined(emit.widened(codes, at))
+        emit.store(word, space, emit.at(sizes[0], 0, STEP // 2, line * LANES))
 
 
 def _unpack_eight(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:

@@ -4,7 +4,7 @@ no loop over an array keeps its sums in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -17,6 +17,7 @@ PANEL = 2 * LANES  # outputs whose packed weights stand together
 
 FLOAT, INT, WIDE = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+BYTES, LINE = (ir.VectorType(ir.IntType(8), lanes) for lanes in (LANES, 4 * LANES))
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
@@ -33,6 +34,10 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 
 PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+# Lower and upper bytes of what bfloat16 has for 0 to 127.
+_SIZES = (
+    (np.arange(128, dtype=np.float32).view(np.uint32) >> 16).astype("<u2")[:, None].view("u1").T
+)
 
 
 def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
@@ -118,6 +123,31 @@ class Emit:
         """Of pairs of bfloat16 the first and the second numbers as float32, in integer vectors."""
         low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF0000))
         return [self.builder.shl(words, low), self.builder.and_(words, high)]
+
+    def widened(self, pointer: Any, at: Any) -> Any:
+        """int8 of sixteen outputs and two inputs, a PANEL apart, as `halves` gives words."""
+        numbers = (
+            self.load(pointer, self.builder.add(at, ir.Constant(WIDE, i)), BYTES)
+            for i in (0, PANEL)
+        )
+        return [self.builder.bitcast(self.builder.sitofp(n, FLOATS), INTS) for n in numbers]
+
+    def looked_up(self, pointer: Any, at: Any) -> list[Any]:
+        """A panel's two vectors of words, from 64 signs and sizes of int8: by AVX512_VBMI, which
+        AMD's processors with instructions for pairs have."""
+        b, codes = self.builder, self.load(pointer, at, LINE)
+        select = self.function("llvm.x86.avx512.vpermi2var.qi.512", LINE, [LINE] * 3)
+        tables = [[ir.Constant(LINE, list(half)) for half in np.split(t, 2)] for t in _SIZES]
+        low, high = (b.call(select, [one, codes, two]) for one, two in tables)
+        high = b.or_(high, b.and_(codes, ir.Constant(LINE, [0x80] * LINE.count)))
+        order = np.arange(2 * LINE.count).reshape(2, 4, 2, 8).transpose(2, 1, 3, 0).reshape(2, -1)
+        masks = [ir.Constant(ir.VectorType(INT, LINE.count), half) for half in order.tolist()]
+        return [b.bitcast(b.shuffle_vector(low, high, mask), INTS) for mask in masks]
+
+    def joined(self, halves: Sequence[Any]) -> Any:
+        """The words again, of numbers that bfloat16 holds."""
+        low, high = halves
+        return self.builder.or_(self.builder.lshr(low, ir.Constant(INTS, [16] * LANES)), high)
 
     def rounded(self, low: Any, high: Any) -> Any:
         """32 float32 in order as sixteen words of two bfloat16, to nearest, ties to even. A NaN

@@ -3,8 +3,8 @@
 `pack` keeps sixteen bits. `pack_twelve` keeps the same numbers in twelve: the eight bits of
 exponent hardly differ among weights that were trained, and sixteen of them serve nearly all of a
 panel. `pack_eight` is not exact: a sign, three bits of exponent, counted from the least that an
-output needs, and four of mantissa. The last two are for processors that multiply tiles
-(`engine.cpu.kernels_tiles`).
+output needs, and four of mantissa. These two are for processors that multiply tiles
+(`engine.cpu.kernels_tiles`). `pack_int8`, for who asks for it, has one scale for an output.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.cpu.jit import HAS_TILES
-from engine.cpu.kernels_tiles import NONE, SIDE, STEP
+from engine.cpu.kernels_products import BY_PAIRS
+from engine.cpu.kernels_tiles import NONE, SIDE, STEP, TAIL
 from engine.cpu.vectors import LANES, PANEL
 
 SMALL = 1 << 24  # parameters; a smaller model is read from the caches, where twelve bits are slower
@@ -29,6 +30,7 @@ Packed = npt.NDArray[Any]
 _LINE = 64  # bytes: of a cache, and of a panel's sixteen exponents, four times over
 _BIAS, _LEAST = 127, -119  # of bfloat16; the exponent of the smallest largest weight
 _EXPONENTS, _MANTISSAS = 8, 16  # of eight bits
+_SMALLEST = 2.0**-100  # scale of int8, of an output that is zero
 
 
 class DoesNotFit(Exception):
@@ -103,7 +105,7 @@ def pack_eight(weight: Tensor) -> npt.NDArray[np.uint16]:
     every = np.zeros(padded(outputs), dtype=np.uint32)
     every[:outputs] = bases * 0x10001
     panels, size = len(full) // PANEL, inputs // 2 * PANEL
-    found = np.zeros((panels, size + 3 * _LINE // 2), dtype=np.uint16)
+    found = np.zeros((panels, size + TAIL // 2), dtype=np.uint16)
     pairs = full.view(np.uint16).reshape(panels, PANEL, inputs // 2)
     found[:, :size] = pairs.transpose(0, 2, 1).reshape(panels, size)
     found[:, size : size + _LINE] = every.view(np.uint16).reshape(panels, _LINE)
@@ -125,6 +127,46 @@ def _eight_bits(weight: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.u
     codes = (code + 128 * negative).to(torch.uint8).numpy()
     bases = ((lowest[:, 0] + _BIAS).to(torch.int64) << 7).numpy().astype(np.uint32)
     return codes, bases
+
+
+def pack_int8(weight: Tensor, *, pairs: bool = BY_PAIRS) -> npt.NDArray[np.int8]:
+    """`[out, in]` -> `[panels, bytes]`: of each input a panel's numbers, then their scales as
+    float32, then NONE (no exceptions). `pairs`, for `Emit.looked_up`: of each pair of inputs four
+    outputs of the panel's first half, four of its second and so on, as a sign and a size."""
+    outputs, inputs = weight.shape
+    full = torch.zeros(padded(outputs), inputs, dtype=torch.int8)
+    every = torch.ones(len(full))
+    full[:outputs], every[:outputs] = int8_of(weight)
+    found = np.zeros((len(full) // PANEL, inputs * PANEL + TAIL), dtype=np.int8)
+    turned = full.view(len(found), PANEL, inputs).transpose(1, 2)
+    if pairs:
+        full = torch.where(full < 0, -128 - full, full)
+        turned = full.view(-1, 2, 4, 4, inputs // 2, 2).permute(0, 4, 2, 1, 3, 5)
+    found[:, : inputs * PANEL] = turned.reshape(len(found), -1).numpy()
+    tail = found.view(np.uint32)[:, inputs * PANEL // 4 :]
+    tail[:, :PANEL] = every.numpy().view(np.uint32).reshape(-1, PANEL)
+    tail[:, PANEL] = NONE
+    return found
+
+
+def int8_of(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 `[out, in]` and float32 scales `[out]`, whose products are the weights to half a scale;
+    the largest of an output is 127. NaN is in a scale, so that it is not lost."""
+    weight = weight.detach().float()
+    scales = weight.abs().amax(1) / 127
+    scales[scales < _SMALLEST] = _SMALLEST
+    return (weight / scales[:, None]).round().nan_to_num().to(torch.int8), scales
+
+
+def quantised(model: Any) -> tuple[Packed, ...]:
+    """`packed_weights` in int8. The model's own become what those stand for, as near as they can,
+    for rows that are not compiled code's."""
+    weights = _weights(model, pack_int8)
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            numbers, scales = int8_of(part.weight)
+            part.weight.data.copy_(numbers * scales[:, None])
+    return weights
 
 
 def packed_weights(model: Any, *, eight: bool) -> tuple[int, tuple[Packed, ...]]:

@@ -136,14 +136,18 @@ def draws(vocab: int) -> Iterator[Pair]:
 
 
 def products() -> Iterator[Pair]:
-    """Those in bfloat16 that only some processors have, of one matrix."""
+    """Those in bfloat16 that only some processors have, and those by int8, of one matrix."""
     weight = (torch.randn(WIDTH, WIDTH) * 0.02).bfloat16()
-    words = weights.pack(weight)
+    words, int8 = weights.pack(weight), weights.pack_int8(weight)
     for rows in ROWS:
         x, y = np.random.rand(rows, WIDTH).astype(np.float32), np.empty((rows, WIDTH), np.float32)
         pairs, cell = kernels_products.as_words(x), f"{WIDTH} by {WIDTH}, {rows} rows"
         by_vectors, half = kernels_products.by_vectors, WIDTH // 2
         in_float32 = partial(by_vectors, x, half, words, y)
+        chosen = kernels_products.product
+        yield Pair(
+            "int8", cell, partial(chosen, x, int8, True, y), partial(chosen, x, words, True, y)
+        )
         by_tiles = partial(kernels_tiles.product_of_tiles, pairs, words, y)
         if MULTIPLIES_PAIRS:
             yield Pair("by pairs", cell, partial(by_vectors, pairs, half, words, y), in_float32)

@@ -22,6 +22,7 @@ FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
 TRITON_HEAD = 256  # dimensions, at most
 FLEX_BLOCKS = (16, 32, 64, 128, 256)  # tokens of a block that its kernels can read
 FLEX_HEAD = 16  # dimensions that they need on a GPU
+FLOAT8_CAPABILITY = (8, 9)  # of a CUDA device, from which on it knows 8-bit floats
 
 
 def choose_backend(
@@ -31,17 +32,19 @@ def choose_backend(
     dtype: torch.dtype,
     layers: Sequence[LayerShape],
     block_size: int,
+    in_fp8: bool = False,
     steady: bool = False,
 ) -> AttentionBackend:
-    """`steady`: no row's bits may depend on others. Raises ConfigError when what was asked for
-    cannot serve this model here."""
+    """`in_fp8`: keys and values are kept so; `steady`: no row's bits may depend on others. Raises
+    ConfigError when what was asked for cannot serve this model here."""
     if steady:
         return _steady(wanted, device, layers)
-    name = chosen(wanted, device, dtype=dtype, layers=layers, block_size=block_size)
+    name = chosen(wanted, device, dtype=dtype, layers=layers, block_size=block_size, in_fp8=in_fp8)
     if name == "triton":
         from engine.attention.triton import TritonBackend
 
-        prompts = _without_packages(device, dtype, layers, block_size)
+        without = _without_packages(device, dtype, layers, block_size)
+        prompts: AttentionName = "sdpa" if in_fp8 else without
         return TritonBackend(device, _made(prompts, device, block_size))
     return _made(name, device, block_size)
 
@@ -53,12 +56,17 @@ def chosen(
     dtype: torch.dtype,
     layers: Sequence[LayerShape],
     block_size: int,
+    in_fp8: bool = False,
 ) -> AttentionName:
     """The name of the one that `choose_backend` makes. Raises ConfigError as it does."""
     if wanted != "auto":
-        if reason := _obstacle(wanted, device, dtype, layers):
+        reason = without_fp8(wanted, device) if in_fp8 else None
+        if reason := reason or _obstacle(wanted, device, dtype, layers):
             raise ConfigError(f"attention is {wanted!r}, but {reason}; use 'auto'")
         return wanted
+    if in_fp8:
+        obstacle = without_fp8("triton", device) or without_triton(device, layers)
+        return "sdpa" if obstacle else "triton"
     if device.type != "cuda":
         return "compiled" if suits(device, dtype, layers) else "sdpa"
     if not _obstacle("flashinfer", device, dtype, layers):
@@ -151,6 +159,16 @@ def without_flashinfer(
             return (
                 f"its kernels are for heads of 64, 128 or 256, and the model's are {layer.key_dim}"
             )
+    return None
+
+
+def without_fp8(name: AttentionName, device: torch.device) -> str | None:
+    """Why this backend cannot read a cache in FP8, or None."""
+    if name not in ("sdpa", "triton"):
+        return "cache.dtype is 'fp8', which only 'triton' and 'sdpa' read"
+    on_cuda = name == "triton" and device.type == "cuda"
+    if on_cuda and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+        return "its kernel reads cache.dtype 'fp8' on devices of capability 8.9 and later"
     return None
 
 

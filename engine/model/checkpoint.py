@@ -41,6 +41,12 @@ def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedCon
     return config
 
 
+def stored_in(config: PretrainedConfig) -> str | None:
+    """How a checkpoint is quantised (`gptq`, `awq`, `fp8`, ...), if it is."""
+    said = getattr(config, "quantization_config", None)
+    return str(said.get("quant_method", "parts")) if isinstance(said, Mapping) else None
+
+
 def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: bool) -> None:
     """Refuse what the configuration alone shows to be out of reach. Raises ModelError."""
     architecture = (getattr(config, "architectures", None) or [config.model_type])[0]

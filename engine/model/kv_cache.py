@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.interface import LayerShape
+from engine.attention.interface import LayerShape, movable
 from engine.errors import MemoryPlanError
 from engine.scheduling.memory import gib
 
@@ -82,8 +82,9 @@ def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 class KVCache:
     """`num_blocks` blocks of `block_size` tokens; planes are added at start, before any forward.
-    With `scrap`, planes have one block more, of that number, which no sequence ever holds. `own`:
-    the blocks that whoever has this cache may write; all, but for a `part`."""
+    `dtype`: of all planes, instead of each model's own. With `scrap`, planes have one block more,
+    of that number, which no sequence ever holds. `own`: the blocks that whoever has this cache may
+    write; all, but for a `part`."""
 
     def __init__(
         self,
@@ -92,11 +93,13 @@ class KVCache:
         device: torch.device | str,
         *,
         scrap: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = torch.device(device)
         self.scrap = num_blocks if scrap else None
+        self.dtype = dtype
         self.planes: dict[str, Plane] = {}
         self.own: Sequence[int] = range(num_blocks)
 
@@ -119,7 +122,7 @@ class KVCache:
             layers,
             self.num_blocks + (self.scrap is not None),
             block_size=self.block_size,
-            dtype=dtype,
+            dtype=self.dtype or dtype,
             device=self.device,
         )
         self.planes[name] = plane
@@ -150,7 +153,7 @@ class KVCache:
         write = torch.tensor(list(destination), device=self.device)
         for plane in self.planes.values():
             for pair in plane.stacks:
-                for tensor in pair:
+                for tensor in map(movable, pair):
                     tensor.index_copy_(2, write, tensor.index_select(2, read))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.attention.interface import register
 from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Role, folder_of
-from engine.cpu.decoder import compiled_decoder
+from engine.cpu.decoder import Quantised, compiled_decoder, obstacle_to_bfloat16, quantised
 from engine.cpu.fused import fused_decoder, packed_decoder
 from engine.errors import ModelError
 from engine.model.checkpoint import (
@@ -29,6 +29,7 @@ from engine.model.checkpoint import (
     read_config,
     read_weights,
     refuse_unservable,
+    stored_in,
 )
 from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, front_door
@@ -37,6 +38,10 @@ from engine.model.proof import forward_of, is_proven, one_line, probe_layers, pr
 from engine.sampling.triton_draws import available
 
 logger = logging.getLogger(__name__)
+
+
+class _NotCompiled(Exception):
+    """Why compiled code does not run a model in int8."""
 
 
 def load_model(
@@ -56,8 +61,12 @@ def load_model(
     CUDA, so that a row's bits depend on the row alone. Raises ModelError."""
     kind: QuantizationName = "none" if quantization == "auto" else quantization
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
-    where = pick_device(device)
-    source = _Source(path, role, kind, where, max_model_len, hub, batch_invariant)
+    source = _Source(path, role, kind, pick_device(device), max_model_len, hub, batch_invariant)
+    if kind == "int8" and source.device.type == "cpu" and dtype in ("auto", "bfloat16"):
+        try:
+            return replace(source, own_int8=True).load("bfloat16", eight=False)
+        except _NotCompiled as error:
+            logger.info("%s is quantised by torchao, slow on a CPU: %s", source.name, error)
     loaded = source.load(dtype, eight=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
@@ -77,37 +86,51 @@ class _Source:
     max_model_len: int | None
     hub: dict[str, Any]
     batch_invariant: bool
+    own_int8: bool = False
 
     @property
     def name(self) -> str:
         return f"the {self.role} model {self.path!r}"
 
     def load(self, dtype: DTypeName, *, eight: bool) -> LoadedModel:
-        """`eight`: compiled code may keep weights in eight bits. Raises ModelError."""
+        """`eight`: compiled code may keep weights in eight bits. With `own_int8` it keeps those
+        that are to be int8, or this raises _NotCompiled. Raises ModelError."""
         name, where, hub = self.name, self.device, self.hub
         folder = folder_of(self.path, self.role)
-        plain = where.type == "cpu" and self.quantization == "none"
+        plain = where.type == "cpu" and (self.quantization == "none" or self.own_int8)
         llama = read_llama(folder) if folder is not None and plain else None
         if llama is not None:
             make = self._facts(llama.config, dtype, folder)
             llama = llama.to(make.keywords["dtype"]).eval().requires_grad_(False)
-            return _proven(make, llama, reference(llama, name), name, eight=eight)
+            int8 = self._quantised(llama)
+            return _proven(make, llama, reference(llama, name), name, eight=eight, int8=int8)
         register()
         with quietly():
             config = read_config(str(folder or self.path), name, hub)
             refuse_unservable(config, name, has_remote_code=hub["trust_remote_code"])
             make = self._facts(config, dtype, folder)
             how = {"config": config, "dtype": make.keywords["dtype"], **hub}
-            how |= quantization_arguments(self.quantization, where, name)
-            model = read_weights(str(folder or self.path), name, how)
-            model = model.to(where).eval().requires_grad_(False)
+            stored = stored_in(config)
+            if stored or not self.own_int8:
+                how |= quantization_arguments(self.quantization, where, how["dtype"], name, stored)
+            whole = f"{name} (stored in {stored})" if stored else name
+            model = read_weights(str(folder or self.path), whole, how)
+            model = model if is_quantized(model) else model.to(where)
+            model = model.eval().requires_grad_(False)
+            int8 = self._quantised(model)
             expected = reference(model, name)
         steady = self.batch_invariant and where.type == "cuda"
-        return _proven(make, model, expected, name, eight=eight, steady=steady)
+        return _proven(make, model, expected, name, eight=eight, int8=int8, steady=steady)
+
+    def _quantised(self, model: Any) -> Quantised | None:
+        return quantised(model) if self.own_int8 else None
 
     def _facts(self, config: Any, dtype: DTypeName, folder: Path | None) -> partial[LoadedModel]:
         """All that is known of the model before it is looked at. Raises ModelError."""
         role, where = self.role, self.device
+        every_row, own = role == "target", self.own_int8
+        if own and (reason := obstacle_to_bfloat16(config, every_row=every_row, int8=True)):
+            raise _NotCompiled(reason)
         limit = length_limit(config, self.max_model_len, self.name)
         kind = named_dtype(dtype, where)
         if self.quantization == "none":
@@ -125,6 +148,7 @@ def _proven(
     name: str,
     *,
     eight: bool,
+    int8: Quantised | None,
     steady: bool = False,
 ) -> LoadedModel:
     """Called in the quickest way there is, or by what is `steady`. Raises ModelError."""
@@ -138,10 +162,12 @@ def _proven(
     prove(loaded, expected, name)
     if steady:
         return _steady(loaded, expected, name)
-    return loaded if is_quantized(model) else _quickened(loaded, expected, eight=eight)
+    return loaded if is_quantized(model) else _quickened(loaded, expected, eight=eight, int8=int8)
 
 
-def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedModel:
+def _quickened(
+    loaded: LoadedModel, expected: Tensor, *, eight: bool, int8: Quantised | None
+) -> LoadedModel:
     """With code of ours, where there is some and the same proof holds for it."""
     model = loaded.model
     if available(loaded.device):
@@ -150,10 +176,12 @@ def _quickened(loaded: LoadedModel, expected: Tensor, *, eight: bool) -> LoadedM
     every_row = loaded.role == "target"  # whose texts must not depend on the batch
     for bits in (True, False) if eight else (False,):
         compiled = compiled_decoder(
-            model, positions=loaded.max_model_len, every_row=every_row, eight=bits
+            model, positions=loaded.max_model_len, every_row=every_row, eight=bits, int8=int8
         )
         if compiled is not None and is_proven(compiled, loaded.layers, expected, model):
             return replace(loaded, compiled=compiled)
+    if int8 is not None:
+        raise _NotCompiled("compiled code does not know what this model has")
     return _called(loaded, packed_decoder(model), expected)
 
 

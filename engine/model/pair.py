@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from llguidance import LLTokenizer
 
+from engine.attention.interface import FP8
 from engine.config import (
     AttentionName,
     DraftModelConfig,
@@ -23,7 +24,7 @@ from engine.config import (
     Role,
     model_folder,
 )
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.attention_choice import chosen
 from engine.model.graphs import CudaRecorder
@@ -37,9 +38,9 @@ from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
-    parameters_in,
     plan_memory,
     refuse_heavy_weights,
+    weight_bytes_in,
 )
 
 logger = logging.getLogger(__name__)
@@ -159,9 +160,21 @@ def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
 
 
 def _empty_cache(num_blocks: int, config: EngineConfig, pair: Pair) -> KVCache:
-    device = pair.target.device
+    device, dtype = pair.target.device, _kept_in(config, pair)
     scrap = device.type == "cuda"  # where graphs write what fills them up
-    return KVCache(num_blocks, config.cache.block_size, device, scrap=scrap)
+    return KVCache(num_blocks, config.cache.block_size, device, scrap=scrap, dtype=dtype)
+
+
+def _kept_in(config: EngineConfig, pair: Pair) -> torch.dtype | None:
+    """The precision of keys and values, if it is not the models' own. Raises ConfigError."""
+    if config.cache.dtype == "auto":
+        return None
+    if pair.target.compiled is not None:
+        raise ConfigError(
+            "cache.dtype is 'fp8', but compiled code runs the target, and does not read it: set"
+            " target.dtype to 'float32' or cache.dtype to 'auto'"
+        )
+    return FP8
 
 
 def runner_of(
@@ -209,7 +222,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         for model, name in zip(models, attention, strict=True)
     ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
-    asked = schedule.max_sequences * (k_max + 1)
+    asked, kept = schedule.max_sequences * (k_max + 1), _kept_in(config, pair)
     return plan_memory(
         config.cache,
         schedule,
@@ -218,7 +231,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         reserved=reserve_of(
             models, attention, rows=rows, logit_rows=min(rows, asked), graphs=graphs
         ),
-        token_bytes={m.role: bytes_per_token(m.layers, m.dtype) for m in models},
+        token_bytes={m.role: bytes_per_token(m.layers, kept or m.dtype) for m in models},
         table_bytes=sum(tables) if graphs else 0,
         max_model_len=pair.target.max_model_len,
         limit=device_limit(config.cache, str(device))[0] + loaded,
@@ -229,9 +242,13 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
 def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
     if model.batch_invariant:
         return "triton"
-    size = config.cache.block_size
     return chosen(
-        config.attention, model.device, dtype=model.dtype, layers=model.layers, block_size=size
+        config.attention,
+        model.device,
+        dtype=model.dtype,
+        layers=model.layers,
+        block_size=config.cache.block_size,
+        in_fp8=config.cache.dtype == "fp8",
     )
 
 
@@ -242,9 +259,10 @@ def _refuse_heavy_weights(config: EngineConfig) -> None:
         said["draft"] = config.speculation.proposer
     sizes: dict[str, int] = {}
     for role, model in said.items():
-        numbers = parameters_in(Path(model_folder(model.path, role)))
-        if numbers is not None and model.quantization in ("none", "auto"):
-            sizes[role] = numbers * named_dtype(model.dtype, pick_device(config.device)).itemsize
+        item = named_dtype(model.dtype, pick_device(config.device)).itemsize
+        size = weight_bytes_in(Path(model_folder(model.path, role)), item)
+        if size is not None and model.quantization in ("none", "auto"):
+            sizes[role] = size
     refuse_heavy_weights(sizes, *device_limit(config.cache, config.device))
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.interface import AttentionBackend, StagingBackend
+from engine.attention.interface import FP8, AttentionBackend, StagingBackend
 from engine.attention.packed_copy import sent_alone
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, Memory
@@ -178,12 +178,13 @@ class ModelRunner:
             dtype=model.dtype,
             layers=model.layers,
             block_size=cache.block_size,
+            in_fp8=cache.dtype == FP8,
             steady=model.batch_invariant,
         )
         on_cuda = model.device.type == "cuda"
         self._timer: DeviceTimer | HostTimer = DeviceTimer() if on_cuda else HostTimer(clock)
         self._plane = cache.planes.get(plane) or cache.add_plane(plane, model.layers, model.dtype)
-        self._compiled = model.compiled
+        self._compiled = model.compiled if cache.dtype is None else None
         if self._compiled is not None:
             self._memory = Memory.of(self._plane)
             self._compiled.warm(self._memory, chains=model.role == "draft")

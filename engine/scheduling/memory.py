@@ -172,9 +172,11 @@ def refuse_heavy_weights(sizes: dict[str, int], limit: int, device: str) -> None
         )
 
 
-def parameters_in(folder: Path) -> int | None:
-    """Numbers in a folder's safetensors by their headers; None if there are none to be read."""
-    return sum(count for count, _ in _tensors_in(folder)) or None
+def weight_bytes_in(folder: Path, item: int) -> int | None:
+    """What a folder's safetensors are in memory, by their headers: numbers of `item` bytes, but
+    what is quantised as it is stored. None if there are none to be read."""
+    size = {**dict.fromkeys(("F64", "F32", "F16", "BF16"), item), "I64": 8, "I32": 4, "I16": 2}
+    return sum(count * size.get(dtype, 1) for count, dtype in _tensors_in(folder)) or None
 
 
 def dtypes_in(folder: Path) -> frozenset[str]:

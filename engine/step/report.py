@@ -36,7 +36,7 @@ def introduction(
         memory=memory.sizes(),
         block_size=config.cache.block_size,
         dtype=target.dtype_name,
-        exact=target.exact,
+        exact=target.exact and config.cache.dtype == "auto",  # a last bit may become a rounding
         device=target.device_name,
         attention=attention,
         proposer=main,

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.interface import LayerShape, Span, Variation, scrap_span
+from engine.attention.interface import FP8, LayerShape, Span, Variation, scrap_span
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
@@ -54,11 +54,12 @@ class Setting(NamedTuple):
     heads: tuple[int, int] = (2, 1)
     dims: tuple[int, int] = (16, 16)
     splitting: Splitting = Splitting(4, 32)
+    kept: torch.dtype = torch.float32
 
 
 def plane(setting: Setting) -> Plane:
     shape = LayerShape(0, setting.heads[1], *setting.dims)
-    made = Plane([shape], BLOCKS, block_size=setting.page, dtype=torch.float32, device=CPU)
+    made = Plane([shape], BLOCKS, block_size=setting.page, dtype=setting.kept, device=CPU)
     generator = torch.Generator().manual_seed(0)
     for tensor in made.stacks[0]:
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -91,7 +92,7 @@ def compare(setting: Setting, spans: list[Span], how: Variation) -> None:
     expected = attend(SdpaBackend(CPU).prepare(theirs, spans), setting, spans, how)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for one, other in zip(ours.stacks[0], theirs.stacks[0], strict=True):
-        assert torch.equal(one, other)
+        assert torch.equal(one.float(), other.float())
 
 
 Run = Callable[..., Any]
@@ -133,6 +134,7 @@ SETTINGS = {
     "a head each": Setting(heads=(2, 2)),
     "five heads on one, two at a time": Setting(heads=(5, 1)),
     "dims that are no powers of two": Setting(dims=(40, 24)),
+    "kept in eight bits": Setting(kept=FP8),
 }
 
 
@@ -314,11 +316,18 @@ def test_the_choice_says_why_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "dim", "group"),
-    [("bf16", 64, 4), ("bf16", 128, 8), ("fp16", 256, 4), ("fp32", 64, 2)],
+    ("dtype", "kept", "dim", "group"),
+    [
+        ("bf16", "bf16", 64, 4),
+        ("bf16", "bf16", 128, 8),
+        ("fp16", "fp16", 256, 4),
+        ("fp32", "fp32", 64, 2),
+        ("bf16", "fp8e4nv", 128, 8),
+        ("fp16", "fp8e4nv", 256, 4),
+    ],
 )
 def test_compiles_for_an_h100(
-    dtype: str, dim: int, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, kept: str, dim: int, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: the kernels compile without a device, and nothing spills from registers to memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
@@ -326,7 +335,7 @@ def test_compiles_for_an_h100(
     size = 4 if dtype == "fp32" else 2
     fixed = kernels.constants(dim, dim, group, size, how)
     fixed |= {"PAGE": 16, "CHUNK": 128, "SPLITS": 8}
-    names = dict.fromkeys(("query", "keys", "values"), f"*{dtype}")
+    names = {"query": f"*{dtype}", "keys": f"*{kept}", "values": f"*{kept}"}
     built = compiled(kernels.attend_splits, fixed, names, num_stages=kernels.STAGES)
     (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])
     program = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"

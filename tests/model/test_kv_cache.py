@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention.interface import LayerShape
+from engine.attention.interface import FP8, LayerShape
 from engine.errors import MemoryPlanError
 from engine.model.kv_cache import KVCache, bytes_per_token
 
@@ -24,31 +24,35 @@ def test_memory_that_is_refused_is_said_in_a_sentence() -> None:
         KVCache(1 << 52, 4, "cpu").add_plane("target", LAYERS, torch.float32)
 
 
-def filled() -> KVCache:
+def filled(dtype: torch.dtype | None = None) -> KVCache:
     """Two planes whose slot s holds the value s, plus 100 in the second."""
-    cache = KVCache(3, 4, "cpu")
+    cache = KVCache(3, 4, "cpu", dtype=dtype)
     for offset, name in ((0, "target"), (100, "draft")):
         for pair in cache.add_plane(name, LAYERS, torch.float32).stacks:
             for tensor in pair:
-                tensor += (offset + torch.arange(12.0))[None, None, :, None]
+                tensor.copy_((offset + torch.arange(12.0))[None, None, :, None])
     return cache
 
 
+@pytest.mark.parametrize("dtype", [None, FP8])
 @pytest.mark.parametrize(
     ("source", "destination"),
     [([5, 6, 7], [4, 5, 6]), ([1, 0], [0, 1]), ([], []), ([3], [3])],
     ids=["overlapping", "swap", "nothing", "in place"],
 )
-def test_move_reads_all_before_it_writes(source: list[int], destination: list[int]) -> None:
+def test_move_reads_all_before_it_writes(
+    source: list[int], destination: list[int], dtype: torch.dtype | None
+) -> None:
     """Law: every plane, layer, key and value moves, as if through a copy."""
-    cache = filled()
+    cache = filled(dtype)
     cache.move(source, destination)
     expected = torch.arange(12.0)
     expected[destination] = torch.tensor([float(s) for s in source])
     for offset, name in ((0, "target"), (100, "draft")):
         for pair in cache.planes[name].stacks:
             for tensor in pair:
-                assert (tensor == (expected + offset)[None, None, :, None]).all()
+                meant = (expected + offset).to(tensor.dtype).float()
+                assert (tensor.float() == meant[None, None, :, None]).all()
 
 
 def test_what_is_kept_of_a_tree_stands_as_a_chain() -> None:

@@ -1,5 +1,6 @@
 """Speculation never changes the output in bfloat16 either, where compiled code runs all of a model:
-the built-in pair as it is served, against itself without guesses, one request at a time."""
+the built-in pair as it is served, and its target in int8, against itself without guesses, one
+request at a time."""
 
 from __future__ import annotations
 
@@ -33,6 +34,11 @@ def config(drafter: str, k: int | str, variant: dict[str, dict[str, object]]) ->
     return config_for("demo", "demo", drafter, k, variant)
 
 
+def in_int8(config: EngineConfig) -> EngineConfig:
+    target = config.target.model_copy(update={"quantization": "int8"})
+    return config.model_copy(update={"target": target})
+
+
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     pair = load_pair(config("draft_model", 3, {}))
@@ -43,6 +49,10 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def alone(pair: Pair) -> Replies:
+    return each_alone(pair)
+
+
+def each_alone(pair: Pair) -> Replies:
     """Each request by itself, K = 0, nothing cached."""
     engine = Engine(config("none", 0, VARIANTS["no prefix cache"]), pair=pair)
 
@@ -63,7 +73,10 @@ def test_same_bits_in_any_company(
 ) -> None:
     """Law: tokens, ends and log-probabilities are the same to the bit, whatever drafts, batches,
     chunks, caches or preempts."""
-    engine = Engine(config(drafter, k, LIFE[variant]), pair=pair)
+    compare(Engine(config(drafter, k, LIFE[variant]), pair=pair), alone)
+
+
+def compare(engine: Engine, alone: Replies) -> None:
     for name, (prompt, params) in REQUESTS.items():
         engine.add(Submit(name, prompt, params, 0.0))
     replies = Replies(run(engine))
@@ -71,3 +84,24 @@ def test_same_bits_in_any_company(
         assert replies.tokens[name] == alone.tokens[name], name
         assert replies.last[name].finish == alone.last[name].finish, name
     assert replies.logprobs == alone.logprobs
+
+
+@pytest.fixture(scope="module")
+def small(alone: Replies) -> tuple[Pair, Replies]:
+    """With the target in int8, whose texts are its own."""
+    pair = load_pair(in_int8(config("draft_model", 3, {})))
+    assert (pair.target.exact, pair.target.quantization) == (True, "int8")
+    replies = each_alone(pair)
+    assert replies.logprobs != alone.logprobs
+    return pair, replies
+
+
+@pytest.mark.parametrize("variant", ["chunks of 4", "small blocks, preemption"])
+@pytest.mark.parametrize(
+    ("drafter", "k"), [("draft_model", 3), ("draft_model", "adaptive"), ("ngram", 4)]
+)
+def test_same_bits_in_int8(
+    drafter: str, k: int | str, variant: str, small: tuple[Pair, Replies]
+) -> None:
+    """Law: the same of a quantised target."""
+    compare(Engine(in_int8(config(drafter, k, LIFE[variant])), pair=small[0]), small[1])

@@ -1,7 +1,10 @@
-"""Weights in 8 bits on a CPU: the same law, and less memory. What needs a GPU is refused here."""
+"""Weights in fewer bits by torchao: the same law, and less memory. What needs a GPU is refused
+here, and is held to what torchao's classes take."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -20,10 +23,12 @@ from engine.messages import SamplingParams, Submit
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.pair import load_pair
-from engine.model.precision import is_quantized, unsupported
+from engine.model.precision import is_quantized, quantization_arguments, unsupported
 from tests.support import tiny
 
 pytest.importorskip("torchao")
+
+from torchao.quantization import Float8Tensor, PerRow
 
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42]
 
@@ -93,7 +98,80 @@ def test_what_needs_a_gpu_is_refused(kind: Any, tiny_target: str) -> None:
 
 def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.model.precision.find_spec", lambda name: None)
-    assert "torchao is not installed" in str(unsupported("int8", torch.device("cpu")))
+    reason = unsupported("int8", torch.device("cpu"), torch.float32)
+    assert "torchao is not installed" in str(reason)
+
+
+def on_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> torch.device:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("engine.model.precision.find_spec", lambda name: object())
+    return torch.device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("int8", {"granularity": PerRow()}),
+        ("int4", {"group_size": 128, "int4_packing_format": "tile_packed_to_4d"}),
+        ("fp8", {"granularity": [PerRow(), PerRow()], "weight_dtype": torch.float8_e4m3fn}),
+    ],
+)
+def test_what_torchao_is_asked_for(
+    kind: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: transformers takes it, weights are packed where they will lie, and the compiler of
+    FlexAttention is left as it is. Bug: torchao set it to tune every kernel on the device."""
+    device = on_cuda(monkeypatch, (9, 0))
+    found = quantization_arguments(kind, device, torch.bfloat16, "a model", None)
+    assert found["device_map"] == {"": "cuda:1"}
+    asked = found["quantization_config"].quant_type
+    assert not asked.set_inductor_config
+    assert {name: getattr(asked, name) for name in fields} == fields
+    assert found["quantization_config"].to_dict()["quant_method"] == "torchao"
+
+
+def test_devices_and_precisions_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: half a sentence that says what is allowed instead."""
+
+    def reason(kind: Any, capability: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> Any:
+        return unsupported(kind, on_cuda(monkeypatch, capability), dtype)
+
+    assert reason("fp8", (8, 9)) is reason("int4", (8, 0)) is reason("int8", (7, 0)) is None
+    assert reason("int8", (9, 0), torch.float16) is None
+    assert reason("fp8", (8, 6)) == "the device has no products of 8-bit floats; use int8 or int4"
+    assert str(reason("int4", (7, 5))).endswith("compute capability 8.0 and later; use int8")
+    for kind in ("fp8", "int4"):
+        assert "the model is to run in torch.float16; use int8" in reason(kind, (9, 0), torch.half)
+
+
+def test_rows_of_eight_bit_floats_are_near_the_weights() -> None:
+    """Law: what fp8 means on a GPU, by torchao's own format: each row has a scale, and a weight is
+    kept to one part in sixteen, or to a part in 512 of what is the row's largest by so far."""
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight *= 10.0 ** torch.linspace(-4, 2, 64)[:, None]
+    kept = Float8Tensor.from_hp(weight, torch.float8_e4m3fn, PerRow())
+    wrong = (kept.dequantize().float() - weight.float()).abs()
+    least = weight.float().abs().amax(1, keepdim=True) / 2**15
+    assert bool((wrong <= weight.float().abs() / 15 + least).all())
+
+
+def stored(folder: Path, target: str, method: str) -> str:
+    """The folder of a target that says it were quantised so."""
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 128}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_what_is_stored_quantised_is_named(tiny_target: str, tmp_path: Path) -> None:
+    """Law: it is not quantised once more, and what transformers cannot load here is refused with
+    how it is stored, and with what transformers says."""
+    path = stored(tmp_path / "gptq", tiny_target, "gptq")
+    for kind in ("int8", "none"):
+        with pytest.raises(ModelError, match="stored in gptq") as e:
+            load_model(path, role="target", device="cpu", quantization=kind)
+        assert ("already: its quantization is to be 'none'" in str(e.value)) == (kind == "int8")
 
 
 def test_a_quantized_folder_is_left_alone(tiny_target: str) -> None:

@@ -20,10 +20,10 @@ from engine.scheduling.memory import (
     available_bytes,
     buckets,
     dtypes_in,
-    parameters_in,
     plan_blocks,
     plan_memory,
     refuse_heavy_weights,
+    weight_bytes_in,
 )
 
 SCHEDULE = ScheduleConfig(max_sequences=3)
@@ -157,18 +157,22 @@ def test_graphs_come_in_few_sizes() -> None:
 
 
 def test_weights_are_counted_before_they_are_read(tmp_path: Path) -> None:
-    """Law: by the headers of all files; a damaged one is the loader's to name."""
+    """Law: by the headers of all files; a damaged one is the loader's to name. Bug: a checkpoint in
+    eight bits counted twice."""
     for name, shape in (("a", [3, 4]), ("b", [5])):
         save_file({"w": np.zeros(shape, np.float32)}, tmp_path / f"{name}.safetensors")
-    assert parameters_in(tmp_path) == 17
+    assert weight_bytes_in(tmp_path, 2) == 34
     assert dtypes_in(tmp_path) == {"F32"}
+    for name, kind in (("q", np.uint8), ("s", np.int32)):
+        save_file({"w": np.zeros(6, kind)}, tmp_path / f"{name}.safetensors")
+    assert weight_bytes_in(tmp_path, 2) == 34 + 6 + 24
     refuse_heavy_weights({"target": 10}, 10, "cpu")
     with pytest.raises(MemoryPlanError, match=r"take 3\.00 GiB \(the target 2\.00 GiB and the dr"):
         refuse_heavy_weights({"target": 2 * GIB, "draft": GIB}, GIB, "cpu")
     (tmp_path / "c.safetensors").write_bytes(b"no")
-    assert parameters_in(tmp_path) is None
+    assert weight_bytes_in(tmp_path, 2) is None
     assert dtypes_in(tmp_path) == frozenset()
-    assert parameters_in(tmp_path / "nowhere") is None
+    assert weight_bytes_in(tmp_path / "nowhere", 2) is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The compiled decoder in bfloat16: what transformers computes, to the bit in any company,
-and chosen only where that holds for every row."""
+"""The compiled decoder in bfloat16, and with weights in int8: what transformers computes, to the
+bit in any company, and chosen only where that holds for every row."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.sdpa import SdpaBackend
+from engine.config import QuantizationName
 from engine.cpu import decoder as compiled
 from engine.cpu import fused
 from engine.cpu.decoder import CompiledDecoder
@@ -43,11 +44,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def load(
-    folder: Path, *, role: Literal["target", "draft"] = "target", dtype: Any = "auto", **shape: Any
+    folder: Path,
+    *,
+    role: Literal["target", "draft"] = "target",
+    dtype: Any = "auto",
+    kind: QuantizationName = "none",
+    **shape: Any,
 ) -> LoadedModel:
     """A random Llama, saved in bfloat16 as published ones are."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
-    return load_model(tiny.save(model.bfloat16(), folder), role=role, device="cpu", dtype=dtype)
+    path = tiny.save(model.bfloat16(), folder)
+    return load_model(path, role=role, device="cpu", dtype=dtype, quantization=kind)
 
 
 def decoder_of(loaded: LoadedModel) -> CompiledDecoder:
@@ -87,12 +94,18 @@ def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
     assert error > 0  # it is bfloat16
 
 
+KINDS: tuple[QuantizationName, ...] = ("none", "int8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_row_is_the_same_to_the_bit_in_any_company(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_a_row_is_the_same_to_the_bit_in_any_company(
+    shape: dict[str, Any], kind: QuantizationName, tmp_path: Path
+) -> None:
     """Law: a position's logits, keys and values are the same whether its sequence was run at once
     (more rows than attend together), in chunks of any size, one by one, or among others over
     scattered blocks."""
-    loaded = load(tmp_path, **shape)
+    loaded = load(tmp_path, kind=kind, **shape)
     decoder = decoder_of(loaded)
     cache = KVCache(350, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("target", loaded.layers, loaded.dtype)

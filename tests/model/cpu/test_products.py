@@ -13,7 +13,7 @@ import torch
 
 from engine.cpu.kernels_products import ROWS_AT_ONCE, as_words, by_vectors, product, rounded_rows
 from engine.cpu.vectors import HAS_AVX512, MULTIPLIES_PAIRS, PANEL
-from engine.cpu.weights import pack, padded
+from engine.cpu.weights import int8_of, pack, pack_int8, padded
 
 WAYS: list[Any] = [
     lambda x: x,
@@ -88,6 +88,61 @@ def test_rows_of_bfloat16_are_rounded_as_torch_does(inputs: int) -> None:
     )
 
 
+def codes_of(weight: torch.Tensor, rows: torch.Tensor, way: Any = None) -> torch.Tensor:
+    """The product as it is chosen here, or by vectors in this way, without scales."""
+    if way is not None:
+        return by(way, rows, pack_int8(weight, pairs=way is as_words))
+    codes = pack_int8(weight)
+    found = np.full((len(rows), padded(len(weight))), np.nan, dtype=np.float32)
+    product(rows.float().numpy(), codes, True, found)
+    return torch.from_numpy(found)
+
+
+@pytest.mark.parametrize("way", WAYS[1:], ids=IDS[1:])
+@pytest.mark.parametrize("inputs", [2, 34, 192])
+@pytest.mark.parametrize("outputs", [1, 32, 70, 7 * PANEL])
+def test_of_int8_it_is_the_product_of_the_numbers(way: Any, outputs: int, inputs: int) -> None:
+    """Law: widened exactly; sums of few numbers have no error at all, and in any company the same
+    bits."""
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1))
+    numbers, _ = int8_of(weight)
+    assert int(numbers.abs().amax(1).min()) == 127
+    rows = rows_of(3 * ROWS_AT_ONCE + 1, inputs)
+    together = codes_of(weight, rows, way)
+    expected = rows.double() @ numbers.double().T
+    torch.testing.assert_close(together[:, :outputs].double(), expected, rtol=1e-5, atol=1e-2)
+    assert not together[:, outputs:].any()
+    for count in range(1, ROWS_AT_ONCE + 3):
+        for first in (0, len(rows) - count):
+            found = codes_of(weight, rows[first : first + count], way)
+            assert torch.equal(found, together[first : first + count]), (count, first)
+
+
+@pytest.mark.parametrize("inputs", [52, 96])  # without whole tiles, and with
+def test_scales_of_int8_join_the_sums(inputs: int) -> None:
+    """Law: each output has its own, whatever its weights' size; one of zeros is 0, one that has a
+    NaN is NaN; a row's bits are its own."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (
+        torch.randn(70, inputs, generator=generator) * 10.0 ** torch.linspace(-9, 9, 70)[:, None]
+    )
+    weight[5], weight[7, 3] = 0.0, float("nan")
+    rows = torch.randn(35, inputs, generator=generator).bfloat16()
+    together = codes_of(weight, rows)
+    numbers, scales = int8_of(weight)
+    meant = numbers.double() * scales[:, None].double()
+    assert float(((meant - weight).abs() / scales[:, None]).nan_to_num().max()) <= 0.5 + 1e-6
+    expected = rows.double() @ meant.T
+    wrong = (together[:, :70] - expected).abs() / (scales * 127)
+    assert float(wrong.nan_to_num().max()) < 1e-4
+    assert together[:, 7].isnan().all()
+    assert not together[:, 5].any()
+    assert not together[:, 70:].any()
+    for count in (1, 2, 11, 16, 17):
+        found = codes_of(weight, rows[7 : 7 + count])
+        assert found.numpy().tobytes() == together[7 : 7 + count].numpy().tobytes()
+
+
 def test_float32_products_of_bfloat16_are_exact() -> None:
     """Law: products of numbers whose sums are exact are exact, smallest and largest ones too."""
     numbers = [3.3895e38, -3.3895e38, 1.1755e-38, -0.0, 1.0, 1.0078125, float("inf"), -3.5]
@@ -99,14 +154,15 @@ def test_float32_products_of_bfloat16_are_exact() -> None:
         assert by(rounded_rows, rows, pack(weight))[0, 5] == rows[0, 3 + i].float()
 
 
-def test_sums_stay_in_registers() -> None:
+@pytest.mark.parametrize("form", [pack, pack_int8])
+def test_sums_stay_in_registers(form: Any) -> None:
     """Law: within the loops over inputs nothing is stored. Where more rows go at once than the
     registers hold sums of, a product takes twice as long."""
     compiled = numba.njit(error_model="numpy")(by_vectors.py_func)
     compiled(
         np.zeros((ROWS_AT_ONCE, 64), np.float32),
         32,
-        pack(rows_of(64, 64)),
+        form(rows_of(64, 64)),
         np.zeros((ROWS_AT_ONCE, 64), np.float32),
     )
     (code,) = compiled.inspect_asm().values()

@@ -4,6 +4,7 @@ them by an emulation."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from torch import Tensor
 from engine.cpu import kernels_tiles
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.vectors import PANEL
-from engine.cpu.weights import DoesNotFit, pack, pack_eight, pack_twelve
+from engine.cpu.weights import DoesNotFit, int8_of, pack, pack_eight, pack_int8, pack_twelve
 from tests.support.emulated_tiles import emulate
 
+INT8 = partial(pack_int8, pairs=False)
 ROWS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 70)
 
 
@@ -69,7 +71,7 @@ def with_exceptions(weight: Tensor, count: int) -> Tensor:
     return weight
 
 
-@pytest.mark.parametrize("form", [pack, pack_twelve, pack_eight])
+@pytest.mark.parametrize("form", [pack, pack_twelve, pack_eight, INT8])
 @pytest.mark.parametrize("inputs", [32, 96, 256])  # one step of a tile, and several
 def test_a_product_is_right_and_a_row_the_same_to_the_bit_in_any_company(
     form: Any, inputs: int
@@ -79,9 +81,11 @@ def test_a_product_is_right_and_a_row_the_same_to_the_bit_in_any_company(
     weight, rows = random(70, inputs).bfloat16(), random(max(ROWS), inputs).bfloat16()
     weights = form(weight)
     meant = decoded(weights, 70, inputs) if form is pack_eight else weight.double()
+    if form is INT8:  # scales come later
+        meant = int8_of(weight)[0].double()
     alone = np.concatenate([sums(rows[i : i + 1], weights) for i in range(len(rows))])
     exact = (rows.double() @ meant.T).numpy()
-    np.testing.assert_allclose(alone[:, :70], exact, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(alone[:, :70], exact, rtol=1e-4, atol=1e-6 * abs(exact).max() + 1e-4)
     assert not alone[:, 70:].any()
     for count in ROWS[1:]:
         for first in (0, len(rows) - count):

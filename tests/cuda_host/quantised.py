@@ -1,0 +1,88 @@
+"""`python -m tests.cuda_host.quantised`, over the stand-in: a tiny Llama with weights, or keys and
+values, in fewer bits, as one line of JSON: by what is asked for, what was said against it, how
+weights and keys are kept, whether forwards are graphs, and the kernels of the last one."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torchao.quantization import quantize_
+
+from engine.config import EngineConfig
+from engine.model import loader, precision
+from engine.model.loader import load_model
+from engine.model.pair import Pair, runner_of, shared_cache
+from tests.cuda_host.counts import StandIn
+from tests.cuda_host.families import SIZES
+from tests.cuda_host.valueless import without_values
+
+ASKED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "int8": {"target": {"quantization": "int8"}},
+    "int4": {"target": {"quantization": "int4"}},
+    "fp8": {"target": {"quantization": "fp8"}},
+    "keys in fp8": {"cache": {"dtype": "fp8"}},
+    "both in fp8": {"target": {"quantization": "fp8"}, "cache": {"dtype": "fp8"}},
+}
+
+
+def with_torchao() -> None:
+    """transformers, which `without_values` does without, quantises all but the head."""
+    patched: Any = loader
+    read = patched.read_weights
+
+    def read_weights(source: str, name: str, arguments: dict[str, Any]) -> Any:
+        model = read(source, name, arguments)
+        if "quantization_config" in arguments:
+            quantize_(model.base_model, arguments["quantization_config"].quant_type)
+        return model
+
+    mock.patch.object(loader, "read_weights", read_weights).start()
+    mock.patch.object(precision, "find_spec", return_value=object()).start()
+
+
+def found(folder: Path, asked: dict[str, Any], standin: StandIn) -> dict[str, Any]:
+    config = EngineConfig.model_validate({
+        "device": "cuda", "attention": "triton", "schedule": {"max_step_tokens": 200},
+        "target": {"path": str(folder), **asked.get("target", {})},
+        "cache": {"num_blocks": 64, **asked.get("cache", {})},
+    })  # fmt: skip
+    kind = config.target.quantization
+    model = load_model(
+        str(folder), role="target", dtype="bfloat16", device="cuda", quantization=kind
+    )
+    runner = runner_of(config, model, shared_cache(config, Pair(model)))
+    return {
+        "weights": type(model.model.model.layers[0].mlp.up_proj.weight).__name__,
+        "keys": str(runner._plane.stacks[0][0].dtype),
+        "graphs": bool(runner.padded),
+        "kernels": sum(standin.captured.values()),
+    }
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    without_values()
+    with_torchao()
+    standin, said = StandIn(), dict[str, dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as name:
+        sizes = SIZES | {"model_type": "llama"}
+        Path(name, "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+        for what, asked in ASKED.items():
+            before = len(standin.violations)
+            said[what] = found(Path(name), asked, standin)
+            standin.lap()
+            said[what]["said"] = standin.violations[before:]
+    sys.stdout.write(json.dumps(said) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A target in int8 is compiled code's: half the bytes, nearly the same logits, on any processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from engine.cpu import decoder, fused
+from engine.lab.bench.costs import weight_bytes
+from engine.model import loader
+from engine.model.kv_cache import KVCache
+from engine.model.loaded import LoadedModel
+from engine.model.memory import weights_of
+from engine.model.runner import ModelRunner
+from engine.scheduling.segment import Segment
+from tests.model.cpu.test_decoder_bfloat16 import SHAPES, WIDE, load
+
+TOKENS = list(range(3, 20))
+
+
+def logits_of(model: LoadedModel) -> Tensor:
+    runner = ModelRunner(model, KVCache(8, 4, "cpu"), "any")
+    return runner.forward([Segment(TOKENS, 0, list(range(8)), len(TOKENS))]).logits
+
+
+@pytest.mark.parametrize("has_pairs", [True, False])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_it_is_near_to_exact_and_half_as_large(
+    shape: dict[str, Any], has_pairs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: with and without instructions for bfloat16. What is planned and what a benchmark takes
+    for read are the bytes that are."""
+    for module in (decoder, fused):
+        monkeypatch.setattr(module, "MULTIPLIES_PAIRS", has_pairs)
+    small = load(tmp_path, kind="int8", **shape)
+    assert small.compiled is not None
+    assert (small.dtype, small.exact, small.compiled.bits) == (torch.bfloat16, True, 8)
+    exact = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    expected = exact(torch.tensor([TOKENS])).logits[0].float().detach()
+    found = logits_of(small)
+    error = float((found - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt())
+    assert 0 < error < 0.03
+    monkeypatch.setattr(decoder, "MULTIPLIES_PAIRS", True)
+    whole = load(tmp_path, dtype="bfloat16", **shape)
+    assert whole.compiled is not None
+    assert small.compiled.packed_bytes < 0.6 * whole.compiled.packed_bytes
+    assert weight_bytes(small) == small.compiled.packed_bytes
+    assert "linear layers int8 and a packed copy in eight bits" in weights_of(small).note
+    draft = load(tmp_path, role="draft", kind="int8", **shape)
+    assert draft.compiled is not None
+    assert torch.equal(logits_of(draft), found)
+
+
+def test_what_compiled_code_does_not_run_is_torchao_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: other shapes, biases, another precision, too many threads, and what fails the proof are
+    quantised as before, in the precision of before, and the log says that this is slow, and why."""
+    pytest.importorskip("torchao")
+    caplog.set_level("INFO")
+
+    def reason(**more: Any) -> str:
+        caplog.clear()
+        loaded = load(tmp_path, kind="int8", **{**WIDE, **more})
+        assert loaded.compiled is None
+        assert loaded.quantization == "int8"
+        assert loaded.dtype == torch.float32
+        return caplog.text
+
+    assert "slow on a CPU: compiled code runs Llamas only" in reason(head_dim=16)
+    assert "slow on a CPU: compiled code does not know" in reason(attention_bias=True)
+    assert reason(dtype="float32") == ""
+    monkeypatch.setattr(decoder, "SMALL", 1000)
+    monkeypatch.setattr(decoder, "MOST_THREADS", 0)
+    assert "threads not all of its rows" in reason()
+    monkeypatch.undo()
+    monkeypatch.setattr(loader, "is_proven", lambda *given: False)
+    assert "slow on a CPU: compiled code does not know" in reason()
