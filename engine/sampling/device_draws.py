@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import TokenLogprobs
+from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampling import logprobs
 from engine.sampling.device_texts import DeviceTexts, Held, adjusted
 from engine.sampling.filters import MOST, Bounds, survivors
@@ -76,6 +76,13 @@ class DeviceDraws:
         self._device = device
         self._words = token_words_of(vocab_size, device)
         self._texts = DeviceTexts(vocab_size, processor.eos_ids, device)
+
+    def warm(self) -> None:
+        """Compile, or read the kept code, before anybody waits."""
+        asks = SamplingParams(seed=0, max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=1)
+        rows = Rows(Sequence("", asks, [0], 1), 0, 1, 1)
+        self.draw(torch.zeros(1, self._vocab, device=self._device), [rows])
+        self._processor.forget(rows.seq)
 
     def takes(self, seq: Sequence) -> bool:
         """Whether its tokens can be drawn without asking the host in between."""

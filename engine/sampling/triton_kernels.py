@@ -24,7 +24,7 @@ _UNIT, _HALF_UNIT = tl.constexpr(2.0**-31), tl.constexpr(2.0**-32)
 _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # their float32 bits
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
-_NO_ID = tl.constexpr(2**31 - 1)
+_NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # that it is in the text
 _MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
@@ -136,7 +136,9 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
     tl.store(drawn + rows + row, lead.to(tl.float64))
 
 
-@triton.jit(do_not_specialize_on_alignment=("wishes", "ids"))
+@triton.jit(
+    do_not_specialize=("of_row", "of_column"), do_not_specialize_on_alignment=("wishes", "ids")
+)
 def adjust_blocks(
     out, logits, seen, biases, wishes, ids, of_row, of_column, WIDTH: tl.constexpr
 ):  # fmt: skip
@@ -162,3 +164,42 @@ def adjust_blocks(
     presence = tl.load(own + 6 * of_column).to(tl.float32)
     scores -= counts * frequency + tl.where(counts > 0, presence, 0.0)
     tl.store(out + row * WIDTH + lanes, scores, mask=there)
+
+
+@triton.jit
+def _keys_of(values, lanes, WIDTH: tl.constexpr):
+    """`filters.ranked`'s: they order like the values, of equals the lower id first."""
+    bits = (tl.load(values + lanes, mask=lanes < WIDTH, other=0.0) + 0.0).to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    keys = (ordered << 32) | (WIDTH - 1 - lanes).to(tl.int64)
+    return tl.where(lanes < WIDTH, keys, _LEAST_KEY)
+
+
+@triton.jit
+def _merged(top, keys):
+    """The largest of both, as many as there are in one, falling; `top` falls, `keys` rise."""
+    return tl.sort(tl.maximum(top, keys), descending=True)
+
+
+@triton.jit
+def top_of_parts(
+    tops, values, WIDTH: tl.constexpr, COUNT: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """Of each `(row, part)` of `[rows, WIDTH]` values the COUNT largest keys, falling. A part has
+    STEPS times COUNT values."""
+    row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, COUNT)
+    top = tl.full((COUNT,), _LEAST_KEY, tl.int64)
+    for step in range(STEPS):
+        own = (part * STEPS + step) * COUNT + lanes
+        top = _merged(top, tl.sort(_keys_of(values + row * WIDTH, own, WIDTH)))
+    tl.store(tops + (row * tl.num_programs(1) + part) * COUNT + lanes, top)
+
+
+@triton.jit
+def top_of_rows(ids, tops, WIDTH: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr):
+    """What `top_of_parts` left, to int64 `[rows, COUNT]` ids."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
+    top = tl.load(tops + row * PARTS * COUNT + lanes)
+    for part in range(1, PARTS):
+        top = _merged(top, tl.load(tops + (row * PARTS + part + 1) * COUNT - 1 - lanes))
+    tl.store(ids + row * COUNT + lanes, WIDTH - 1 - (top & 0xFFFFFFFF))

@@ -13,6 +13,7 @@ import torch
 
 from engine.sampling.device_draws import best_and_lead
 from engine.sampling.device_texts import adjusted as by_torch
+from engine.sampling.filters import ranked as by_topk
 from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.plain import NOT_FINITE
 from engine.sampling.triton_draws import available
@@ -23,6 +24,7 @@ from tests.support.interpreted_draws import (
     drawn,
     guessed,
     noise,
+    ranked,
     words,
 )
 
@@ -173,6 +175,16 @@ def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
     assert np.array_equal(found[0], logits[0])
 
 
+@pytest.mark.parametrize("width", [900, 3500])
+def test_the_likeliest_are_the_same(interpreted: Interpreted, width: int) -> None:
+    """Law: in order, ties to the lower id, in one piece and in parts of several."""
+    values = np.random.default_rng(6).standard_normal((2, width)).astype(np.float32)
+    values[1] = np.round(values[1])
+    values[1, ::2], values[1, ::3] = -np.inf, -0.0
+    expected = by_topk(torch.from_numpy(values), min(width, 1024)).numpy()
+    assert np.array_equal(interpreted(ranked, values), expected)
+
+
 def test_the_law_of_draws(interpreted: Interpreted) -> None:
     """Chi-square of 100 draws at 3 degrees of freedom: 22 is exceeded once in 15 000. They are
     few, since the interpreter takes long."""
@@ -217,6 +229,9 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pointers |= {"wishes": kind, "of_row": "i32", "of_column": "i32"}
         text = compiled(kernels.adjust_blocks, pointers, {"WIDTH": 128_256})
         assert "ld.global.v4.b32" in text
+    sizes = {"WIDTH": 128_256, "COUNT": 1024}
+    compiled(kernels.top_of_parts, {"tops": "*i64", "values": "*fp32"}, {**sizes, "STEPS": 8})
+    compiled(kernels.top_of_rows, {"ids": "*i64", "tops": "*i64"}, {**sizes, "PARTS": 16})
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
     compiled(kernels.best_of_rows, pointers, {"BLOCKS": 126, "LANES": 128})
 

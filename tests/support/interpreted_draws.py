@@ -54,6 +54,12 @@ def adjusted(*arrays: Array) -> Array:
     return triton_draws.adjust(*(torch.from_numpy(array) for array in arrays)).numpy()
 
 
+def ranked(values: Array) -> Array:
+    """Of `rank`, as many as it finds, in two parts."""
+    with patch.object(triton_draws, "PARTS", 2):
+        return triton_draws.rank(torch.from_numpy(values), min(values.shape[1], 1024)).numpy()
+
+
 def words(ids: Array, low: Array, high: Array) -> Array:
     """Of each key the int32 words of all ids."""
     from tests.support.triton_parts import hashed_words
