@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampling import logprobs
 from engine.sampling.device_texts import DeviceTexts, Held, adjusted
-from engine.sampling.filters import MOST, Bounds, survivors
+from engine.sampling.filters import MOST, Bounds, ranked, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Rows
@@ -32,7 +32,7 @@ from engine.sampling.row_facts import (
     plan_of,
     sent,
 )
-from engine.sampling.triton_draws import available, draw
+from engine.sampling.triton_draws import available, draw, draw_likeliest
 from engine.scheduling.sequence import Sequence
 
 
@@ -60,7 +60,7 @@ class Enqueued(NamedTuple):
             drawn, asks, said = whole(tokens[at : at + count]), rows.seq.params.logprobs, None
             at += rows.size
             if asks is not None:
-                own = scores[scored : scored + count].tolist()
+                own = scores[scored : scored + count]
                 said = logprobs.told(own, drawn, [asks] * count)
                 scored += rows.size
             found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
@@ -198,6 +198,9 @@ def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Te
     """`draw_rows` under filters, among the `look` likeliest ids of each row: UNSURE where these may
     not be all that survive."""
     scaled = logits * facts.scales.float()
+    if look <= MOST and available(scaled.device):  # as many always: sums then round alike
+        likeliest = ranked(scaled, min(MOST, scaled.shape[1]))
+        return draw_likeliest(scaled, likeliest, *facts[2:7])
     bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
     left = survivors(scaled, bounds, look)
     keys = facts.low.int(), facts.high.int()

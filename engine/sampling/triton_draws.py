@@ -79,3 +79,21 @@ def rank(values: Tensor, count: int) -> Tensor:
         kernels.top_of_parts[rows, parts](tops, values, STEPS=steps, **given)
         kernels.top_of_rows[rows,](ids, tops, PARTS=parts, **given)
     return ids[:, :count]
+
+
+def draw_likeliest(scaled: Tensor, ids: Tensor, *columns: Tensor) -> Tensor:
+    """`device_draws.draw_survivors` of `[rows, vocab]` logits after temperature, by the likeliest
+    `ids` of each row. `columns`: halves of keys, sizes, shares and floors, as in `draw`. One launch
+    behind the sum of each row."""
+    from engine.sampling import triton_kernels as kernels
+
+    (rows, vocab), look = scaled.shape, ids.shape[1]
+    drawn = torch.empty(2, rows, dtype=torch.float64, device=scaled.device)
+    totals = scaled.logsumexp(dim=1)
+    apart = [part.stride(0) for part in (ids, *columns)]
+    with torch.cuda.device_of(scaled):  # type: ignore[no-untyped-call]
+        kernels.best_of_likeliest[rows,](
+            drawn, scaled, ids, totals, *columns, *apart,
+            WIDTH=vocab, LOOK=look, LANES=1 << (look - 1).bit_length(), **kernels.OPTIONS,
+        )  # fmt: skip
+    return drawn
