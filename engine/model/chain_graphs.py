@@ -25,7 +25,7 @@ from engine.sampling.device_draws import draw_guesses, draw_rows
 from engine.sampling.device_texts import Held, Texts, adjusted
 from engine.sampling.noise import token_words_of
 from engine.sampling.plain import GENERATED
-from engine.sampling.row_facts import COLUMNS, Facts, Numbers, Wishes
+from engine.sampling.row_facts import COLUMNS, UNWISHED, Facts, Numbers, Wishes
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
@@ -35,7 +35,7 @@ PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what dep
 KINDS = 3
 _FILTERED = Facts._fields.index("filtered")
 _KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
-_SLOT, _OWN = len(Facts._fields), len(Facts._fields) + Wishes._fields.index("early")
+_SLOT, _OWN = UNWISHED, UNWISHED + Wishes._fields.index("early")
 
 Found = tuple[list[list[int]], list[list[float]]]
 
@@ -68,13 +68,14 @@ class _Chain:
         self._kind, self._texts = kind, texts
         self.logits, self.attentions = logits, attentions
         self._sent = sent = PackedCopy(words.device)
-        self._table = sent.part(steps, COLUMNS, rows, 1, dtype=torch.float32)
+        self._table = sent.part(COLUMNS, rows, 1, dtype=torch.float32)
+        self._early = sent.part(steps, rows, 1, dtype=torch.float32)
         self._keys, self._positions = sent.part(steps, 2, rows, 1), sent.part(1, rows)
         sent.build()
         self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # what is read must be a number of ids
-        self._table.host[:, _SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
-        self._table.host[:, _SLOT + 1 : _OWN] = 0
+        self._table.host[_SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
+        self._table.host[_SLOT + 1 : _OWN] = 0
         sent.send()
 
     def fill(
@@ -86,8 +87,8 @@ class _Chain:
         self.logits[:used].copy_(logits)
         given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
         for own in (slice(0, _SLOT), slice(_OWN, COLUMNS)):
-            self._table.host[:, own, :used], self._table.host[:, own, used:] = given[:, own], 1
-        self._keys.host[:, :, :used] = given[:, _KEYS]
+            self._table.host[own, :used], self._table.host[own, used:] = given[0, own], 1
+        self._early.host[:, :used], self._keys.host[:, :, :used] = given[:, _OWN], given[:, _KEYS]
         self._positions.host[0, :used] = [start.position for start in starts]
         self._positions.host[0, used:] = 0
         self._sent.send()
@@ -103,12 +104,14 @@ class _Chain:
         logits, found = self.logits, []
         draw = draw_guesses if self._kind.asks else draw_rows
         texts = (self._texts[0].clone(), self._texts[1]) if self._texts else None
+        table = self._table.there
         for step in range(self._kind.steps):
-            table = self._table.there[step]
             facts = [*table[:_SLOT]]
             facts[_KEYS] = self._keys.there[step]
             if texts is not None:
-                logits = adjusted(logits, texts, table[_SLOT:, :, 0].T, self._none, 0)
+                early = self._early.there[step : step + 1]
+                wishes = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
+                logits = adjusted(logits, texts, wishes, self._none, 0)
             found.append(draw(logits, self._words, Facts(*facts)))
             ids = found[step][:1].clamp(min=0).long()
             if texts is not None:

@@ -25,6 +25,9 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Rows
 from engine.sampling.row_facts import (
+    COLUMNS,
+    UNFILTERED,
+    UNWISHED,
     Facts,
     Numbers,
     Plan,
@@ -128,16 +131,19 @@ class DeviceDraws:
         slots, news = self._texts.news(wanting)
         plan = self._plan(asked, slots, 0 if unseen is None else len(unseen))
         known = np.array([token for rows in asked for token in rows.guesses], np.int64)
-        parts = [plan.table, plan.rows, plan.filtered, plan.scored, known, *news]
+        every = np.array_equal(plan.rows, np.arange(len(logits)))
+        width = COLUMNS if wanting else UNWISHED if len(plan.filtered) else UNFILTERED
+        parts = [plan.table[:, :width], plan.rows[:0] if every else plan.rows]
+        parts += [plan.filtered, plan.scored, known if wanting else known[:0], *news]
         table, rows, filtered, scored, ids, *written = sent(self._device, parts)
-        if not np.array_equal(plan.rows, np.arange(len(logits))):
+        if not every:
             logits = logits.index_select(0, rows)
         out = logits
         if wanting:
             self._texts.write(*written)
             if unseen is not None:
                 ids = torch.cat([unseen, ids]) if len(known) else unseen
-            wishes = table[:, len(Facts._fields) :]
+            wishes = table[:, UNWISHED:]
             out = adjusted(logits, self._texts.texts, wishes, ids, plan.most)
         found = [self._drawn(out, table, filtered, plan.look)]
         if len(scored):
@@ -182,7 +188,7 @@ class DeviceDraws:
 
 def facts_in(table: Tensor) -> Facts:
     """Of Plan.table, on the device."""
-    return Facts(*torch.split(table[:, : len(Facts._fields)], 1, dim=1))
+    return Facts(*torch.split(table[:, :UNWISHED], 1, dim=1))
 
 
 def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -192,7 +193,7 @@ def test_the_likeliest_are_the_same(interpreted: Interpreted, width: int) -> Non
 def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     """Law: tokens, leads, and where more may survive than are looked at, under each filter alone
     and all together; where logits tie, are few, or are no numbers."""
-    filters = [
+    filters: list[dict[str, Any]] = [
         {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 60, "top_p": 0.9, "min_p": 0.01},
         {"top_p": 0.9999, "temperature": 9.0}, {"min_p": 0.05, "temperature": 0.3}, {"top_p": 0.02},
         {"top_k": 1},
