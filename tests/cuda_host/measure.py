@@ -3,7 +3,8 @@ device, as one line of JSON, which `limits` makes a table of.
 
 The target has the shape of Llama 3.1 8B, the draft that of Llama 3.2 1B, both in bfloat16;
 attention is our kernel (`triton`), K is 4, each sequence begins with 1000 tokens. What comes from
-the device is zeros, so every guess is right, and a step adds five tokens to each sequence.
+the device is zeros, so every guess is right, and a step adds five tokens to each sequence. Then
+the same with sequences that all ask for what `limits.FIELDS` says.
 """
 
 from __future__ import annotations
