@@ -113,12 +113,13 @@ class _Chain:
                 wishes = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
                 logits = adjusted(logits, texts, wishes, self._none, 0)
             found.append(draw(logits, self._words, Facts(*facts)))
+            if step == self._kind.steps - 1:
+                break
             ids = found[step][:1].clamp(min=0).long()
             if texts is not None:
                 texts[0].scatter_add_(1, ids.T, texts[0].new_full(ids.T.shape, GENERATED))
-            if step < self._kind.steps - 1:
-                positions = self._positions.there.long() + step
-                logits = self._call(ids, positions, self._kind.rows, self.attentions[step])
+            positions = self._positions.there.long() + step
+            logits = self._call(ids, positions, self._kind.rows, self.attentions[step])
         return torch.stack(found, dim=1)
 
 
