@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.sampling.plain import Plain
+from engine.sampling.plain import BELOW_ZERO, Plain
 from engine.sampling.triton_draws import MOST_RANKED, available, rank
 
 MOST = MOST_RANKED  # ids of a row that are looked at, if that is enough
-BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
 
 
 class Bounds(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.sampling import filters, plain
+from engine.sampling import plain
 
 BLOCK = tl.constexpr(1024)  # ids of a program: a row of 128 k is 126 programs
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -28,7 +28,7 @@ _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # that it is in the text
 _MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
-_UNSURE, _BELOW_ZERO = tl.constexpr(plain.UNSURE), tl.constexpr(filters.BELOW_ZERO)
+_UNSURE, _BELOW_ZERO = tl.constexpr(plain.UNSURE), tl.constexpr(plain.BELOW_ZERO)
 
 
 @triton.jit
