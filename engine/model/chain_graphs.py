@@ -25,7 +25,7 @@ from engine.sampling.device_draws import draw_guesses, draw_rows
 from engine.sampling.device_texts import Held, Texts, adjusted
 from engine.sampling.noise import token_words_of
 from engine.sampling.plain import GENERATED
-from engine.sampling.row_facts import COLUMNS, Facts, Numbers, Wishes
+from engine.sampling.row_facts import COLUMNS, UNWISHED, Facts, Numbers, Wishes
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
@@ -35,7 +35,7 @@ PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what dep
 KINDS = 3
 _FILTERED = Facts._fields.index("filtered")
 _KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
-_SLOT, _OWN = len(Facts._fields), len(Facts._fields) + Wishes._fields.index("early")
+_SLOT, _OWN = UNWISHED, UNWISHED + Wishes._fields.index("early")
 
 Found = tuple[list[list[int]], list[list[float]]]
 
@@ -65,15 +65,16 @@ class _Chain:
         self._call, self._site, self._words = call, site, words
         self._kind, self._logits, self._texts = kind, logits, texts
         self._sent = sent = PackedCopy(words.device)
-        self._table = sent.part(steps, COLUMNS, rows, 1, dtype=torch.float32)
+        self._table = sent.part(COLUMNS, rows, 1, dtype=torch.float32)
+        self._early = sent.part(steps, rows, 1, dtype=torch.float32)
         self._keys = sent.part(steps, 2, rows, 1)
         self._first, self._positions = (sent.part(rows, dtype=torch.int64) for _ in range(2))
         self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
         self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # what is read must be a number of ids
-        self._table.host[:, _SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
-        self._table.host[:, _SLOT + 1 : _OWN] = 0
+        self._table.host[_SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
+        self._table.host[_SLOT + 1 : _OWN] = 0
 
     def fill(
         self,
@@ -87,8 +88,8 @@ class _Chain:
         used = len(starts)
         given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
         for own in (slice(0, _SLOT), slice(_OWN, COLUMNS)):
-            self._table.host[:, own, :used], self._table.host[:, own, used:] = given[:, own], 1
-        self._keys.host[:, :, :used] = given[:, _KEYS]
+            self._table.host[own, :used], self._table.host[own, used:] = given[0, own], 1
+        self._early.host[:, :used], self._keys.host[:, :, :used] = given[:, _OWN], given[:, _KEYS]
         self._first.host[:used] = first
         self._positions.host[:used] = [start.position for start in starts]
         self._positions.host[used:] = 0
@@ -116,12 +117,14 @@ class _Chain:
         logits, found = self._logits.index_select(0, self._first.there), []
         draw = draw_guesses if self._kind.asks else draw_rows
         texts = (self._texts[0].clone(), self._texts[1]) if self._texts else None
+        table = self._table.there
         for step in range(self._kind.steps):
-            table = self._table.there[step]
             facts = [*table[:_SLOT]]
             facts[_KEYS] = self._keys.there[step]
             if texts is not None:
-                logits = adjusted(logits, texts, table[_SLOT:, :, 0].T, self._none, 0)
+                early = self._early.there[step : step + 1]
+                wishes = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
+                logits = adjusted(logits, texts, wishes, self._none, 0)
             found.append(draw(logits, self._words, Facts(*facts)))
             if step < self._kind.steps - 1:
                 assert self._attention is not None

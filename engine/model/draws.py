@@ -15,7 +15,10 @@ Draws = QuickDraws | DeviceDraws
 def build_draws(processor: LogitsProcessor, vocab_size: int, device: torch.device) -> Draws:
     """For this device and so many ids, ready to be used."""
     if device.type != "cpu":
-        return DeviceDraws(processor, vocab_size, device)
+        there = DeviceDraws(processor, vocab_size, device)
+        if device.type == "cuda":
+            there.warm()
+        return there
     draws = QuickDraws(processor, vocab_size)
     draws.warm()
     return draws

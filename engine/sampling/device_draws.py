@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 
 from engine.attention.packed_copy import sent_alone
-from engine.messages import TokenLogprobs
+from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampling import logprobs
 from engine.sampling.device_texts import DeviceTexts, Held, adjusted
-from engine.sampling.filters import MOST, Bounds, survivors
+from engine.sampling.filters import MOST, Bounds, ranked, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Rows
 from engine.sampling.row_facts import (
+    COLUMNS,
+    UNFILTERED,
+    UNWISHED,
     Facts,
     Numbers,
     Plan,
@@ -36,7 +39,7 @@ from engine.sampling.row_facts import (
     plan_of,
     sent,
 )
-from engine.sampling.triton_draws import available, draw
+from engine.sampling.triton_draws import available, draw, draw_likeliest
 from engine.scheduling.sequence import Sequence
 
 
@@ -64,7 +67,7 @@ class Enqueued(NamedTuple):
             drawn, asks, said = whole(tokens[at : at + count]), rows.seq.params.logprobs, None
             at += rows.size
             if asks is not None:
-                own = scores[scored : scored + count].tolist()
+                own = scores[scored : scored + count]
                 said = logprobs.told(own, drawn, [asks] * count)
                 scored += rows.size
             found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
@@ -72,11 +75,12 @@ class Enqueued(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Rows that are to be drawn from, their plan, whether any of them wants for more than filters,
-    and what the device must know for it."""
+    """Rows that are to be drawn from, their plan, the guesses that are known, whether any row asks
+    for more than filters, and what the device must know of all this."""
 
     asked: Seq[Rows]
     plan: Plan
+    known: Numbers
     wanting: bool
     parts: list[Numbers]
 
@@ -94,6 +98,13 @@ class DeviceDraws:
         self._device = device
         self._words = token_words_of(vocab_size, device)
         self._texts = DeviceTexts(vocab_size, processor.eos_ids, device)
+
+    def warm(self) -> None:
+        """Compile, or read the kept code, before anybody waits."""
+        asks = SamplingParams(seed=0, max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=1)
+        rows = Rows(Sequence("", asks, [0], 1), 0, 1, 1)
+        self.draw(torch.zeros(1, self._vocab, device=self._device), [rows])
+        self._processor.forget(rows.seq)
 
     def takes(self, seq: Sequence) -> bool:
         """Whether its tokens can be drawn without asking the host in between."""
@@ -138,8 +149,11 @@ class DeviceDraws:
         slots, news = self._texts.news(wanting)
         plan = self._plan(asked, slots, unseen)
         known = np.array([token for rows in asked for token in rows.guesses], np.int64)
-        parts = [plan.table, plan.rows, plan.filtered, plan.scored, known, *news]
-        return Question(asked, plan, bool(wanting), parts)
+        first = np.array_equal(plan.rows, np.arange(len(plan.rows)))
+        width = COLUMNS if wanting else UNWISHED if len(plan.filtered) else UNFILTERED
+        parts = [plan.table[:, :width], plan.rows[:0] if first else plan.rows]
+        parts += [plan.filtered, plan.scored, known if wanting else known[:0], *news]
+        return Question(asked, plan, known, bool(wanting), parts)
 
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
@@ -151,17 +165,18 @@ class DeviceDraws:
         self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor
     ) -> Enqueued:
         """`enqueue`, with the question's numbers `there` on the device already."""
-        asked, plan, wanting, parts = question
-        known = parts[4]
+        asked, plan, known, wanting, parts = question
         table, rows, filtered, scored, ids, *written = apart(there, parts)
-        if not np.array_equal(plan.rows, np.arange(len(logits))):
+        if len(rows):
             logits = logits.index_select(0, rows)
+        elif len(plan.rows) < len(logits):
+            logits = logits[: len(plan.rows)]
         out = logits
         if wanting:
             self._texts.write(*written)
             if unseen is not None:
                 ids = torch.cat([unseen, ids]) if len(known) else unseen
-            wishes = table[:, len(Facts._fields) :]
+            wishes = table[:, UNWISHED:]
             out = adjusted(logits, self._texts.texts, wishes, ids, plan.most)
         found = [self._drawn(out, table, filtered, plan.look)]
         if len(scored):
@@ -206,7 +221,7 @@ class DeviceDraws:
 
 def facts_in(table: Tensor) -> Facts:
     """Of Plan.table, on the device."""
-    return Facts(*torch.split(table[:, : len(Facts._fields)], 1, dim=1))
+    return Facts(*torch.split(table[:, :UNWISHED], 1, dim=1))
 
 
 def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
@@ -222,6 +237,9 @@ def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Te
     """`draw_rows` under filters, among the `look` likeliest ids of each row: UNSURE where these may
     not be all that survive."""
     scaled = logits * facts.scales.float()
+    if look <= MOST and available(scaled.device):  # as many always: sums then round alike
+        likeliest = ranked(scaled, min(MOST, scaled.shape[1]))
+        return draw_likeliest(scaled, likeliest, *facts[2:7])
     bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
     left = survivors(scaled, bounds, look)
     keys = facts.low.int(), facts.high.int()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,7 +27,8 @@ def token_logprobs(
     if not rows:
         return []
     there = torch.tensor([list(rows), list(tokens)]).to(logits.device, non_blocking=True)
-    return told(scores(logits, there[0], there[1], max(counts)).tolist(), tokens, counts)
+    numbers = scores(logits, there[0], there[1], max(counts)).tolist()
+    return told(np.array(numbers), tokens, counts)
 
 
 def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
@@ -54,13 +57,17 @@ def _scored(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
     return torch.cat([own.double(), ranks.double(), ids.double(), tops.double()], dim=1)
 
 
-def told(numbers: Seq[Seq[float]], tokens: Seq[int], counts: Seq[int]) -> list[TokenLogprobs]:
+def told(
+    numbers: npt.NDArray[np.float64], tokens: Seq[int], counts: Seq[int]
+) -> list[TokenLogprobs]:
     """What `scores` answered, and the tokens it was asked about, each with so many most likely
     ids."""
-    found = []
-    for row, token, count in zip(numbers, tokens, counts, strict=True):
-        middle = (len(row) + 2) // 2
-        ids = [int(number) for number in row[2 : 2 + min(count, middle - 2)]]
-        top = list(zip(ids, row[middle : middle + count], strict=True))
-        found.append(TokenLogprobs(token, row[0], top, int(row[1])))
-    return found
+    middle = 1 + numbers.shape[1] // 2
+    ranks, ids = (numbers[:, part].astype(np.int64).tolist() for part in (1, slice(2, middle)))
+    own, tops = numbers[:, 0].tolist(), numbers[:, middle:].tolist()
+    return [
+        TokenLogprobs(token, value, list(zip(row_ids[:count], row_tops[:count], strict=True)), rank)
+        for token, count, value, rank, row_ids, row_tops in zip(
+            tokens, counts, own, ranks, ids, tops, strict=True
+        )
+    ]

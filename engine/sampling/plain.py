@@ -13,6 +13,8 @@ from engine.scheduling.sequence import Sequence
 NOT_FINITE, UNSURE = -1, -2  # in place of a drawn token
 MOST_SURE = 99.0  # the largest lead of a token over the next that is reported
 
+BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
+
 # Of an id, in a sum: that the prompt holds it, that it ends a text, each time it was generated.
 PROMPT, ENDS, GENERATED = 1, 2, 4
 

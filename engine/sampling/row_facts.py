@@ -24,19 +24,22 @@ from engine.scheduling.sequence import Sequence
 Numbers = npt.NDArray[Any]
 
 
+_NOT_SENT = torch.empty(0)
+
+
 class Facts(NamedTuple):
     """Of rows, what each is drawn with, `[rows, 1]` each: what the logits are multiplied with,
-    whether there is noise, the halves of its key, sizes, shares and floors of filters.Bounds, and
-    whether these can remove anything."""
+    whether there is noise, the halves of its key; and where anybody filters, sizes, shares and
+    floors of filters.Bounds, and whether these can remove anything."""
 
     scales: Tensor
     loud: Tensor
     low: Tensor
     high: Tensor
-    sizes: Tensor
-    shares: Tensor
-    floors: Tensor
-    filtered: Tensor
+    sizes: Tensor = _NOT_SENT
+    shares: Tensor = _NOT_SENT
+    floors: Tensor = _NOT_SENT
+    filtered: Tensor = _NOT_SENT
 
 
 class Wishes(NamedTuple):
@@ -59,10 +62,14 @@ _KEPT = [i for i, n in enumerate(Facts._fields + Wishes._fields) if n not in _CO
 _LOW, _DEPTHS = Facts._fields.index("low"), len(Facts._fields) + Wishes._fields.index("depths")
 
 
+UNFILTERED, UNWISHED = Facts._fields.index("sizes"), len(Facts._fields)  # columns before these
+
+
 class Plan(NamedTuple):
-    """How rows are drawn. `table` float64 `[rows, COLUMNS]`; `rows` of the logits; and by their
-    numbers among these, which are `filtered` and which `scored`, with so many `alternatives` at
-    most. `look` as in filters.survivors; no row is behind more than `most` guesses."""
+    """How rows are drawn. `table` float64 `[rows, COLUMNS]`, of which the first ones are sent as
+    far as somebody asks for them; `rows` of the logits; and by their numbers among these, which are
+    `filtered` and which `scored`, with so many `alternatives` at most. `look` as in
+    filters.survivors; no row is behind more than `most` guesses."""
 
     table: Numbers
     rows: Numbers
@@ -148,7 +155,7 @@ def sent(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:
 
 def flat(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:
     """As one array, to be sent."""
-    return np.concatenate([part.reshape(-1).view(np.int64) for part in parts])
+    return np.concatenate([part.ravel().view(np.int64) for part in parts])
 
 
 def apart(there: Tensor, parts: Seq[Numbers]) -> list[Tensor]:

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
+MOST_RANKED = 1024  # ids of a row that `rank` finds, at once
+PARTS = 16  # of a row that are ranked side by side
 _LEAST_CAPABILITY = (8, 0)  # of a device that Triton compiles for
 
 
@@ -57,3 +60,40 @@ def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Te
             WIDTH=vocab, **kernels.OPTIONS,
         )  # fmt: skip
     return out
+
+
+def rank(values: Tensor, count: int) -> Tensor:
+    """`filters.ranked` of `[rows, any]` float32 values, for counts up to `MOST_RANKED`: sorted in
+    pieces, which are merged. Two launches."""
+    from engine.sampling import triton_kernels as kernels
+
+    (rows, width), values = values.shape, values.contiguous()
+    most = MOST_RANKED
+    pieces = -(-width // most)
+    steps = -(-pieces // PARTS)
+    parts = -(-pieces // steps)
+    tops = torch.empty(rows, parts, most, dtype=torch.int64, device=values.device)
+    ids = torch.empty(rows, most, dtype=torch.int64, device=values.device)
+    given: dict[str, Any] = {"WIDTH": width, "COUNT": most, **kernels.OPTIONS}
+    with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
+        kernels.top_of_parts[rows, parts](tops, values, STEPS=steps, **given)
+        kernels.top_of_rows[rows,](ids, tops, PARTS=parts, **given)
+    return ids[:, :count]
+
+
+def draw_likeliest(scaled: Tensor, ids: Tensor, *columns: Tensor) -> Tensor:
+    """`device_draws.draw_survivors` of `[rows, vocab]` logits after temperature, by the likeliest
+    `ids` of each row. `columns`: halves of keys, sizes, shares and floors, as in `draw`. One launch
+    behind the sum of each row."""
+    from engine.sampling import triton_kernels as kernels
+
+    (rows, vocab), look = scaled.shape, ids.shape[1]
+    drawn = torch.empty(2, rows, dtype=torch.float64, device=scaled.device)
+    totals = scaled.logsumexp(dim=1)
+    apart = [part.stride(0) for part in (ids, *columns)]
+    with torch.cuda.device_of(scaled):  # type: ignore[no-untyped-call]
+        kernels.best_of_likeliest[rows,](
+            drawn, scaled, ids, totals, *columns, *apart,
+            WIDTH=vocab, LOOK=look, LANES=1 << (look - 1).bit_length(), **kernels.OPTIONS,
+        )  # fmt: skip
+    return drawn

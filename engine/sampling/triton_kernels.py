@@ -24,10 +24,11 @@ _UNIT, _HALF_UNIT = tl.constexpr(2.0**-31), tl.constexpr(2.0**-32)
 _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # their float32 bits
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
-_NO_ID = tl.constexpr(2**31 - 1)
+_NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # that it is in the text
 _MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
+_UNSURE, _BELOW_ZERO = tl.constexpr(plain.UNSURE), tl.constexpr(plain.BELOW_ZERO)
 
 
 @triton.jit
@@ -93,6 +94,12 @@ def _top(best, ids, second):
     return most, first, tl.max(rest, axis=0)
 
 
+@triton.jit
+def _lead(best, second):
+    lead = best - second
+    return tl.where(lead == lead, tl.minimum(tl.maximum(lead, 0.0), _MOST_SURE), 0.0)
+
+
 @triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "loud"))
 def best_of_blocks(
     tops, ids, logits, scales, low, high, loud,
@@ -129,14 +136,14 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
     best = tl.load(tops + at, mask=there, other=-_INF)
     second = tl.load(tops + rows * BLOCKS + at, mask=there, other=-_INF)
     most, token, next_most = _top(best, tl.load(ids + at, mask=there, other=_NO_ID), second)
-    lead = most - next_most
-    lead = tl.where(lead == lead, tl.minimum(tl.maximum(lead, 0.0), _MOST_SURE), 0.0)
     token = tl.where(tl.abs(most) < _INF, token, _NOT_FINITE)
     tl.store(drawn + row, token.to(tl.float64))
-    tl.store(drawn + rows + row, lead.to(tl.float64))
+    tl.store(drawn + rows + row, _lead(most, next_most).to(tl.float64))
 
 
-@triton.jit(do_not_specialize_on_alignment=("wishes", "ids"))
+@triton.jit(
+    do_not_specialize=("of_row", "of_column"), do_not_specialize_on_alignment=("wishes", "ids")
+)
 def adjust_blocks(
     out, logits, seen, biases, wishes, ids, of_row, of_column, WIDTH: tl.constexpr
 ):  # fmt: skip
@@ -162,3 +169,81 @@ def adjust_blocks(
     presence = tl.load(own + 6 * of_column).to(tl.float32)
     scores -= counts * frequency + tl.where(counts > 0, presence, 0.0)
     tl.store(out + row * WIDTH + lanes, scores, mask=there)
+
+
+@triton.jit
+def _keys_of(values, lanes, WIDTH: tl.constexpr):
+    """`filters.ranked`'s: they order like the values, of equals the lower id first."""
+    bits = (tl.load(values + lanes, mask=lanes < WIDTH, other=0.0) + 0.0).to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    keys = (ordered << 32) | (WIDTH - 1 - lanes).to(tl.int64)
+    return tl.where(lanes < WIDTH, keys, _LEAST_KEY)
+
+
+@triton.jit
+def _merged(top, keys):
+    """The largest of both, as many as there are in one, falling; `top` falls, `keys` rise."""
+    return tl.sort(tl.maximum(top, keys), descending=True)
+
+
+@triton.jit
+def top_of_parts(
+    tops, values, WIDTH: tl.constexpr, COUNT: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """Of each `(row, part)` of `[rows, WIDTH]` values the COUNT largest keys, falling. A part has
+    STEPS times COUNT values."""
+    row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, COUNT)
+    top = tl.full((COUNT,), _LEAST_KEY, tl.int64)
+    for step in range(STEPS):
+        own = (part * STEPS + step) * COUNT + lanes
+        top = _merged(top, tl.sort(_keys_of(values + row * WIDTH, own, WIDTH)))
+    tl.store(tops + (row * tl.num_programs(1) + part) * COUNT + lanes, top)
+
+
+@triton.jit
+def top_of_rows(ids, tops, WIDTH: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr):
+    """What `top_of_parts` left, to int64 `[rows, COUNT]` ids."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
+    top = tl.load(tops + row * PARTS * COUNT + lanes)
+    for part in range(1, PARTS):
+        top = _merged(top, tl.load(tops + (row * PARTS + part + 1) * COUNT - 1 - lanes))
+    tl.store(ids + row * COUNT + lanes, WIDTH - 1 - (top & 0xFFFFFFFF))
+
+
+@triton.jit(do_not_specialize_on_alignment=("low", "high", "sizes", "shares", "floors"))
+def best_of_likeliest(
+    drawn, scaled, ids, totals, low, high, sizes, shares, floors,
+    of_ids, of_low, of_high, of_sizes, of_shares, of_floors,
+    WIDTH: tl.constexpr, LOOK: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """`device_draws.draw_survivors` of one row of `[rows, WIDTH]` logits after temperature, whose
+    logsumexp is in `totals`, by its LOOK likeliest `ids`: as in `filters.survivors`."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    there = lanes < LOOK
+    own = tl.load(ids + row * of_ids + lanes, mask=there, other=0)
+    top = tl.load(scaled + row * WIDTH + own, mask=there, other=-_INF)
+    most, total = tl.max(top, axis=0).to(tl.float64), tl.load(totals + row).to(tl.float64)
+    size = tl.load(sizes + row * of_sizes).to(tl.int32)
+    share = tl.load(shares + row * of_shares).to(tl.float64)
+    sums = tl.cumsum(tl.where(there, tl.exp(top.to(tl.float64) - most), 0.0), axis=0)
+    among = tl.max(tl.where(lanes < size, sums, 0.0), axis=0)
+    whole = tl.where(size < WIDTH, among, tl.exp(total - most))
+    before = tl.sum(tl.where(there & (sums < share * whole), 1, 0), axis=0)
+    needed = tl.where(share < 1, tl.minimum(before + 1, size), size)
+    possible = tl.maximum(tl.sum(tl.where(top > -_INF, 1, 0), axis=0), 1)
+    count = tl.minimum(needed, possible)
+    least = tl.max(tl.where(lanes == count - 1, top, -_INF), axis=0)
+    least = tl.where(size < WIDTH, least, tl.where(share < 1, least, -_INF))
+    floor = (most + tl.load(floors + row * of_floors).to(tl.float64)).to(tl.float32)
+    last = tl.min(tl.where(there, top, _INF), axis=0)
+    above = top - tl.maximum(floor, least)
+    first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
+    second = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
+    scores = tl.where(above < _INF, above, top) + gumbel_of(hashed(words_of(own), first, second))
+    scores = tl.where(there & (lanes < count) & (above > _BELOW_ZERO), scores, -_INF)
+    best, token, next_best = _top(scores, own.to(tl.int32), -_INF)
+    sure = tl.where(needed <= LOOK, 1, tl.where(possible < LOOK, 1, tl.where(floor > last, 1, 0)))
+    token = tl.where(sure > 0, token, _UNSURE) if LOOK < WIDTH else token
+    token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
+    tl.store(drawn + row, token.to(tl.float64))
+    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, _lead(best, next_best).to(tl.float64))

@@ -195,7 +195,7 @@ class Rehearsal:
                 runner.chain(output, range(sequences), starts, steps=steps, asked=asked)
             else:  # one graph
                 rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
-                plan = plan_of(rows, LogitsProcessor(()), runner.vocab_size)
+                plan = plan_of(rows, LogitsProcessor(()), runner.vocab_size, [0] * sequences, 0)
                 runner.unseen_chain(output, starts, steps=count, table=plan.table)
             return _read(runner)
 

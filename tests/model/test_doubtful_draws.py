@@ -52,6 +52,9 @@ class Exact(DeviceDraws):
         super().__init__(processor, VOCAB, torch.device("cpu"))
         self.rows: dict[str, int] = {}
 
+    def takes(self, seq: Sequence) -> bool:
+        return False
+
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         assert len(logits) == len(contexts)
         for context in contexts:

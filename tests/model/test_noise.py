@@ -19,6 +19,7 @@ from engine.sampling.noise import (
     gumbel_of,
     hashed,
     key_columns,
+    key_halves,
     row_key,
     token_words_of,
     words_of,
@@ -108,6 +109,15 @@ def test_equals_its_definition_in_plain_integers() -> None:
     for row, (seed, position) in zip(noise, keys, strict=True):
         expected = torch.from_numpy(reference_noise.gumbel(seed, position, 300))
         torch.testing.assert_close(row.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_of_many_rows_are_those_of_each() -> None:
+    """Law: at both ends of seeds and positions; what wraps around is no error."""
+    seeds, positions = [0, 1, 2**63, 2**64 - 1, 12345678901234567890], [0, 1, 2**20, 7, 4095]
+    low, high = key_halves(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+    columns = key_columns(list(zip(seeds, positions, strict=True)))
+    for half, column in zip((low, high), columns, strict=True):
+        assert half.view(np.uint32).tolist() == column[:, 0].tolist()
 
 
 def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact() -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from engine.sampling.device_draws import best_and_lead
+from engine.messages import SamplingParams
+from engine.sampling.device_draws import DeviceDraws, best_and_lead, draw_survivors, facts_in
 from engine.sampling.device_texts import adjusted as by_torch
+from engine.sampling.filters import ranked as by_topk
+from engine.sampling.logits import LogitsProcessor
 from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.plain import NOT_FINITE
+from engine.sampling.plain import NOT_FINITE, UNSURE, Rows
 from engine.sampling.triton_draws import available
+from engine.scheduling.sequence import Sequence
 from tests.support.interpreted_draws import (
     Array,
     Interpreted,
@@ -23,6 +28,8 @@ from tests.support.interpreted_draws import (
     drawn,
     guessed,
     noise,
+    ranked,
+    survivors,
     words,
 )
 
@@ -173,6 +180,44 @@ def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
     assert np.array_equal(found[0], logits[0])
 
 
+@pytest.mark.parametrize("width", [900, 3500])
+def test_the_likeliest_are_the_same(interpreted: Interpreted, width: int) -> None:
+    """Law: in order, ties to the lower id, in one piece and in parts of several."""
+    values = np.random.default_rng(6).standard_normal((2, width)).astype(np.float32)
+    values[1] = np.round(values[1])
+    values[1, ::2], values[1, ::3] = -np.inf, -0.0
+    expected = by_topk(torch.from_numpy(values), min(width, 1024)).numpy()
+    assert np.array_equal(interpreted(ranked, values), expected)
+
+
+def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
+    """Law: tokens, leads, and where more may survive than are looked at, under each filter alone
+    and all together; where logits tie, are few, or are no numbers."""
+    filters: list[dict[str, Any]] = [
+        {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 60, "top_p": 0.9, "min_p": 0.01},
+        {"top_p": 0.9999, "temperature": 9.0}, {"min_p": 0.05, "temperature": 0.3}, {"top_p": 0.02},
+        {"top_k": 1},
+    ]  # fmt: skip
+    params = [SamplingParams(seed=i, max_tokens=9, **each) for i, each in enumerate(filters * 3)]
+    seqs = [Sequence(str(i), each, [1], 1) for i, each in enumerate(params)]
+    asked = [Rows(seq, i, 1, 1) for i, seq in enumerate(seqs)]
+    draws = DeviceDraws(LogitsProcessor([0]), 1500, torch.device("cpu"))
+    logits = (np.random.default_rng(9).standard_normal((24, 1500)) * 3).astype(np.float32)
+    logits[8:16] = np.round(logits[8:16])
+    logits[16:, 4:] = -np.inf
+    logits[16, 1], logits[17, 2], logits[18, 0], logits[19] = np.nan, -np.nan, np.inf, -np.inf
+    table = draws.table(asked)
+    for width in (1500, 900):
+        logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
+        facts, look = facts_in(torch.from_numpy(table)), min(width, 1024)
+        tokens, leads = draw_survivors(torch.from_numpy(logits), words, facts, look).numpy()
+        found = interpreted(survivors, logits, table)
+        assert found[0].tolist() == tokens.tolist()
+        assert (UNSURE in tokens) == (width > look)
+        sure = tokens >= 0
+        assert np.abs(found[1] - leads)[sure].max() < 1e-5
+
+
 def test_the_law_of_draws(interpreted: Interpreted) -> None:
     """Chi-square of 100 draws at 3 degrees of freedom: 22 is exceeded once in 15 000. They are
     few, since the interpreter takes long."""
@@ -198,7 +243,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def compiled(kernel: object, pointers: dict[str, str], constants: dict[str, int]) -> str:
         types = pointers | dict.fromkeys(constants, "constexpr")
         apart = {f"of_{name}": "i32" for name in columns if name in pointers}
-        aligned = {(2,): [["tt.divisibility", 16]]}
+        aligned = {(2,): [["tt.divisibility", 16]]} if "logits" in pointers else {}
         source = triton.compiler.ASTSource(kernel, types | apart, constants, aligned)
         made = triton.compile(source, GPUTarget("cuda", 90, 32), kernels.OPTIONS)
         assert made.asm["cubin"]
@@ -217,6 +262,14 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pointers |= {"wishes": kind, "of_row": "i32", "of_column": "i32"}
         text = compiled(kernels.adjust_blocks, pointers, {"WIDTH": 128_256})
         assert "ld.global.v4.b32" in text
+    sizes = {"WIDTH": 128_256, "COUNT": 1024}
+    compiled(kernels.top_of_parts, {"tops": "*i64", "values": "*fp32"}, {**sizes, "STEPS": 8})
+    given = {"drawn": "*fp64", "scaled": "*fp32", "ids": "*i64", "totals": "*fp32"}
+    given |= dict.fromkeys(("low", "high", "sizes", "shares", "floors"), "*fp64")
+    given |= {f"of_{name}": "i32" for name in ("ids", *list(given)[4:])}
+    sizes_of_look = {"WIDTH": 128_256, "LOOK": 1000, "LANES": 1024}
+    compiled(kernels.best_of_likeliest, given, sizes_of_look)
+    compiled(kernels.top_of_rows, {"ids": "*i64", "tops": "*i64"}, {**sizes, "PARTS": 16})
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
     compiled(kernels.best_of_rows, pointers, {"BLOCKS": 126, "LANES": 128})
 

@@ -18,6 +18,7 @@ from engine.messages import SamplingParams
 from engine.sampling import device_draws, triton_draws
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor
+from engine.sampling.noise import token_words_of
 from engine.sampling.plain import Rows
 from engine.scheduling.sequence import Sequence
 
@@ -52,6 +53,21 @@ def drawn(logits: Array, *columns: Array) -> Array:
 def adjusted(*arrays: Array) -> Array:
     """Of `adjust`."""
     return triton_draws.adjust(*(torch.from_numpy(array) for array in arrays)).numpy()
+
+
+def ranked(values: Array) -> Array:
+    """Of `rank`, as many as it finds, in two parts."""
+    with patch.object(triton_draws, "PARTS", 2):
+        return triton_draws.rank(torch.from_numpy(values), min(values.shape[1], 1024)).numpy()
+
+
+def survivors(logits: Array, table: Array) -> Array:
+    """Of `draw_survivors`, by the kernels."""
+    facts = device_draws.facts_in(torch.from_numpy(table))
+    words = token_words_of(logits.shape[1])
+    with patch.object(device_draws, "available", lambda device: True):  # but ids ranked by torch
+        found = device_draws.draw_survivors(torch.from_numpy(logits), words, facts, 1)
+    return found.numpy()
 
 
 def words(ids: Array, low: Array, high: Array) -> Array:
