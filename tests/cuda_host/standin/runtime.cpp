@@ -181,7 +181,6 @@ API E cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxGridDimY: *value = 65535; break;
     case cudaDevAttrMaxGridDimZ: *value = 65535; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
-    case cudaDevAttrMaxGridDimX: *value = 2147483647; break;  // a scan takes so many tiles at a time
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
     default: *value = 0;
   }
