@@ -94,6 +94,7 @@ def rows(found: dict[str, Any]) -> list[Row]:
         for kind, milliseconds in there["milliseconds"].items():
             name = f"{number}: host ms, {kind}"
             table.append((name, milliseconds, None, WANTED_MILLISECONDS[column]))
+        table.append((f"{number}: of these, the device without work", there["pause"], None, None))
         for asked in FIELDS:
             table += field_rows(found["fields"][asked][str(number)], asked, column)
     for part, seconds in found["start"].items():

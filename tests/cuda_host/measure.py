@@ -16,7 +16,8 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,10 +29,11 @@ from transformers import LlamaConfig
 from engine.config import EngineConfig, Role
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
-from engine.model.graphs import CudaRecorder, Recorded
+from engine.model.graphs import CudaRecorder, GraphPool, Recorded
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.pair import load_pair, runner_of
+from engine.step import rounds
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.limits import FIELDS, SEQUENCES, STEPS
 from tests.cuda_host.valueless import without_values
@@ -154,6 +156,29 @@ def serve(engine: Engine, number: int, fields: dict[str, Any]) -> None:
         warm += len(items) == number and all(len(item.tokens) == K + 1 for item in items)
 
 
+@contextmanager
+def pausing(found: list[float]) -> Iterator[None]:
+    """Milliseconds of the host's thread from where a step has its tokens to the next graph: while
+    the device has nothing to do."""
+    read, replay, last = rounds.read_together, GraphPool.replay, list[float]()
+
+    def reading(*given: Any) -> Any:
+        numbers = read(*given)
+        last.append(time.thread_time())
+        return numbers
+
+    def replaying(*given: Any) -> Any:
+        found.extend((time.thread_time() - began) * 1e3 for began in last)
+        last.clear()
+        return replay(*given)
+
+    with (
+        mock.patch.object(rounds, "read_together", reading),
+        mock.patch.object(GraphPool, "replay", replaying),
+    ):
+        yield
+
+
 def measured(
     engine: Engine, standin: StandIn, number: int, fields: dict[str, Any]
 ) -> dict[str, Any]:
@@ -172,17 +197,19 @@ def measured(
         for _ in range(CYCLE):
             engine.step()
     places = [(*key, n / CYCLE, size / CYCLE) for key, (n, size) in found.items()]
-    times = []
-    for _ in range(TIMED):
-        began = time.thread_time()
-        engine.step()
-        times.append((time.thread_time() - began) * 1e3)
+    times, pauses = list[float](), list[float]()
+    with pausing(pauses):
+        for _ in range(TIMED):
+            began = time.thread_time()
+            engine.step()
+            times.append((time.thread_time() - began) * 1e3)
     engine.abort([f"{number}-{i}" for i in range(number)])
     engine.step()
     times.sort()
     return {
         "most": most,
         "milliseconds": {"least": times[0], "median": times[TIMED // 2]},
+        "pause": min(pauses),
         "places": sorted(places, key=lambda each: (each[0], -each[3], -each[2])),
     }
 
