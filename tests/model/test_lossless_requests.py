@@ -89,7 +89,7 @@ def test_mixed_wishes_change_no_text(
         (Speculation(max_draft=-1), "speculation.max_draft is -1"),
         (
             Speculation(proposers=("oracle",)),
-            "'oracle'; this engine has: grammar, prediction, ngram, draft_model",
+            "'oracle'; this engine has: grammar, prediction, suffix, ngram, draft_model",
         ),
         (Speculation(proposers=()), "at least one proposer"),
         (Speculation(proposers=("ngram", "ngram")), "each once"),
