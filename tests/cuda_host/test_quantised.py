@@ -45,6 +45,6 @@ def test_it_is_kept_as_it_was_asked_for_and_captured(
 
 
 def test_a_cache_in_eight_bits_costs_few_kernels(found: dict[str, dict[str, Any]]) -> None:
-    """Law: keys and values are bounded and rounded as they are written, and the kernel of attention
-    widens them."""
-    assert found["keys in fp8"]["kernels"] - found["nothing"]["kernels"] <= 4 * 2  # of two layers
+    """Law: keys and values are bounded, rounded and written by operations of torch, six in a layer,
+    where the layer's own kernel writes what needs no rounding; attention's widens them."""
+    assert found["keys in fp8"]["kernels"] - found["nothing"]["kernels"] <= 6 * 2  # of two layers
