@@ -80,7 +80,8 @@ class CacheConfig(Part):
     dtype: CacheDTypeName = Field(
         "auto",
         description="of keys and values; `auto`: the model's; `fp8` (float8_e4m3fn): one byte each,"
-        " texts differ a little; by `attention` `triton` or `sdpa`, not by compiled code",
+        " and a seed's text may depend on speculation and on company; by `attention` `triton` or"
+        " `sdpa`, not by compiled code",
     )
     prefix_caching: bool = Field(True, description="share the KV of equal prompt prefixes")
 
@@ -191,13 +192,16 @@ class SpeculationConfig(Part):
         ("grammar", "prediction", "ngram"),
         strict=False,
         description="free proposers, asked in this order before `proposer` where they promise more"
-        " than it; `prediction` is asked for requests that bring one; a request may name others",
+        " than it; `prediction` is asked for requests that bring one; a request may name others;"
+        " nobody guesses with the proposer `none`: without a draft take `ngram`",
     )
     remembered_tokens: int = Field(
-        262_144,
+        0,
         ge=0,
-        description="tokens of earlier replies in which `suffix` looks, about 200 bytes each; only"
-        " those with the request's `cache_salt`; 0: in the request's own text alone",
+        le=1 << 24,
+        description="tokens of earlier replies in which `suffix` looks, about 200 bytes each; 0: in"
+        " the request's own text alone. What a client is told of guesses then says whether others"
+        " had such a reply, unless they have another `cache_salt`",
     )
     controller: ControllerConfig = AdaptiveConfig()
     trace: str | None = Field(

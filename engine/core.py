@@ -124,7 +124,7 @@ class Engine:
             target,
             memory,
             max_len=self._scheduler.max_len,
-            attention=self._runner.backend.name,
+            attention=self._runner.attention,
             k_max=self._controller.k_max,
             proposers=self._proposer.names,
         )

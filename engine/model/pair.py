@@ -189,6 +189,9 @@ def runner_of(
     runner = ModelRunner(
         model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
     )
+    if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
+        what = "attention is %r, but compiled code runs the %s model, with attention of its own"
+        logger.warning(what, config.attention, model.role)
     runner.capture()
     if model.device.type == "cuda":
         runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)

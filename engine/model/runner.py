@@ -203,6 +203,12 @@ class ModelRunner:
                 self._chains = ChainGraphs(*given)
 
     @property
+    def attention(self) -> str:
+        """By what every row attends, unless it is a prompt's."""
+        by_compiled = self._compiled is not None and self._compiled.takes_all_rows
+        return "compiled" if by_compiled else self.backend.name
+
+    @property
     def chains(self) -> bool:
         """Whether a whole proposal can be done in one call."""
         return self._compiled is not None or self._chains is not None

@@ -108,7 +108,7 @@ class DeviceDraws:
 
     def takes(self, seq: Sequence) -> bool:
         """Whether its tokens can be drawn without asking the host in between."""
-        return seq.constraint is None
+        return self._processor.on_device(seq)
 
     def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[Drawn]:
         """Of each one's rows of `[any, vocab]`. One copy from the device."""

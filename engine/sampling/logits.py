@@ -92,6 +92,11 @@ class LogitsProcessor:
             self._plain[seq] = None if adjusted else plain_of(seq.params)
         return self._plain[seq]
 
+    def on_device(self, seq: Sequence) -> bool:
+        """Whether `device_draws` knows all that its fields ask for, so that nobody asks the host in
+        between."""
+        return seq.constraint is None
+
     def fields(self, seq: Sequence) -> Plain:
         """Temperature and filters of `seq`, whatever else it asks for."""
         if seq not in self._fields:

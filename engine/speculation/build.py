@@ -21,7 +21,8 @@ _LONGEST = 16  # tokens of a match that `suffix` tells apart
 
 
 def build_free(config: SpeculationConfig) -> list[FreeProposer]:
-    """The proposers that need no model: they cost nothing until a request has them asked."""
+    """The proposers that need no model: without replies to remember they cost nothing until a
+    request has them asked."""
     own, remembered = NgramConfig(), config.remembered_tokens
     return [
         GrammarProposer(),

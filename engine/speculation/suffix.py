@@ -41,9 +41,9 @@ class Replies:
         self._size = 0  # tokens of the newer half
 
     def add(self, seq: Sequence) -> None:
-        text = [*seq.tokens[max(seq.num_prompt - _CONTEXT, 0) :], _END]
-        if not seq.num_output or 2 * len(text) > self._most:
+        if not seq.num_output or 2 * (_CONTEXT + seq.num_output + 1) > self._most:
             return
+        text = [*seq.tokens[max(seq.num_prompt - _CONTEXT, 0) :], _END]
         if 2 * (self._size + len(text)) > self._most:
             self._newer, self._older, self._size = {}, self._newer, 0
         self._size += len(text)
@@ -92,7 +92,9 @@ class _Follower(Follower):
         if first >= last:
             return
         self._seen, self._plan = last, None
-        for token in islice(tokens, first, last) if self._places else ():
+        for token in islice(tokens, first, last):
+            if not self._places:
+                break
             self._go_on(token)
         if not self._places:
             self._own.note(last)

@@ -193,7 +193,8 @@ class Generating(RequestBody):
     skip_special_tokens: bool = described(True,
         "Extension. Default true: special tokens leave no text.")
     cache_salt: Label = described("",
-        "Extension. Only requests of the same salt share cached prompt prefixes.")
+        "Extension. Only requests of the same salt share cached prompt prefixes, and replies that"
+        " `suffix` remembers.")
     priority: int = described(0,
         "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
         " full.", ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)

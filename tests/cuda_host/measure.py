@@ -33,6 +33,7 @@ from engine.model.graphs import CudaRecorder, GraphPool, Recorded
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.pair import load_pair, runner_of
+from engine.sampling.device_draws import read_together
 from engine.step import rounds
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.limits import FIELDS, SEQUENCES, STEPS
@@ -160,7 +161,7 @@ def serve(engine: Engine, number: int, fields: dict[str, Any]) -> None:
 def pausing(found: list[float]) -> Iterator[None]:
     """Milliseconds of the host's thread from where a step has its tokens to the next graph: while
     the device has nothing to do."""
-    read, replay, last = rounds.read_together, GraphPool.replay, list[float]()
+    read, replay, last = read_together, GraphPool.replay, list[float]()
 
     def reading(*given: Any) -> Any:
         numbers = read(*given)

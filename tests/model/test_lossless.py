@@ -180,7 +180,9 @@ def test_earlier_replies_change_no_text(
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
     """Law: the second time, when `suffix` knows every reply, all is as the first time."""
-    who: dict[str, dict[str, object]] = {"who": {"companions": ["suffix"]}}
+    who: dict[str, dict[str, object]] = {
+        "who": {"companions": ["suffix"], "remembered_tokens": 10_000}
+    }
     engine = Engine(config_for(tiny_target, tiny_draft, drafter, k, who), pair=pair)
     kept = []
     for _ in range(2):

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention.sdpa import SdpaBackend
-from engine.config import QuantizationName
+from engine.config import EngineConfig, QuantizationName
 from engine.cpu import decoder as compiled
 from engine.cpu import fused
 from engine.cpu.decoder import CompiledDecoder
@@ -22,6 +22,7 @@ from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
 from engine.model.loader import load_model
+from engine.model.pair import runner_of
 from engine.scheduling.segment import Segment
 from tests.support import tiny
 
@@ -217,3 +218,14 @@ def test_what_fails_the_proof_is_float32(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(loader, "is_proven", lambda *given: False)
     loaded = load(tmp_path, **WIDE)
     assert (loaded.dtype, loaded.compiled, loaded.exact) == (torch.float32, None, True)
+
+
+def test_attention_that_compiled_code_replaces_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: another attention was accepted, reported and not used."""
+    loaded = load(tmp_path, **WIDE)
+    config = EngineConfig.model_validate({"attention": "sdpa"})
+    runner = runner_of(config, loaded, KVCache(16, BLOCK_SIZE, "cpu"))
+    assert runner.attention == "compiled"
+    assert "attention is 'sdpa', but compiled code runs the target model" in caplog.text
