@@ -199,9 +199,9 @@ class SpeculationConfig(Part):
         0,
         ge=0,
         le=1 << 24,
-        description="tokens of earlier replies in which `suffix` looks, about 200 bytes each; 0: in"
-        " the request's own text alone. What a client is told of guesses then says whether others"
-        " had such a reply, unless they have another `cache_salt`",
+        description="tokens of earlier replies that `suffix` may guess from; 0: it guesses from the"
+        " request's own text alone. Above 0, acceptance counts tell a client whether another client"
+        " with the same `cache_salt` received a similar reply",
     )
     controller: ControllerConfig = AdaptiveConfig()
     trace: str | None = Field(

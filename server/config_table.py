@@ -55,7 +55,7 @@ def _allowed(field: FieldInfo) -> str:
     if choices:
         return "a list of " * many + ", ".join(f"`{choice}`" for choice in choices)
     bounds = [
-        f"{sign} {getattr(limit, name):g}"
+        f"{sign} {getattr(limit, name):.12g}"
         for limit in field.metadata
         for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
         if getattr(limit, name, None) is not None

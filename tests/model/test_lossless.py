@@ -138,6 +138,14 @@ class Replies:
                 self.last[output.id] = output
 
 
+def hold(replies: Replies, expected: dict[str, tuple[list[int], list[float]]]) -> None:
+    """Tokens are equal, log-probabilities to 1e-4."""
+    for name, (tokens, logprobs) in expected.items():
+        assert replies.tokens[name] == tokens, name
+        if name in replies.logprobs:
+            assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -156,10 +164,7 @@ def test_lossless(
     engine = Engine(config, pair=pair)
     submit_all(engine, PROMPT, FIELDS)
     replies = Replies(run(engine))
-    for name, (tokens, logprobs) in expected.items():
-        assert replies.tokens[name] == tokens, name
-        if name in replies.logprobs:
-            assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
+    hold(replies, expected)
     gauges = engine.gauges()
     assert (gauges.num_running, gauges.num_waiting, gauges.blocks_used) == (0, 0, 0)
     proposed = sum(output.proposed for output in replies.last.values())
@@ -188,10 +193,7 @@ def test_earlier_replies_change_no_text(
     for _ in range(2):
         submit_all(engine, PROMPT, FIELDS)
         replies = Replies(run(engine))
-        for name, (tokens, logprobs) in expected.items():
-            assert replies.tokens[name] == tokens, name
-            if name in replies.logprobs:
-                assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
+        hold(replies, expected)
         kept.append(sum(output.accepted for output in replies.last.values()))
     assert kept[1] > kept[0]
 
